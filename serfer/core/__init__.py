@@ -1,0 +1,1 @@
+"""The pure core: no clock, no environment, no network, no torch."""

@@ -1,0 +1,29 @@
+"""Run a command that the kernel kills when its parent dies: `python -I -S die_with_parent.py PARENT_PID COMMAND...`.
+
+Linux ties this to the thread that started the command: start it from one that lives for as long as the command should.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def dying_with_me(*command: str) -> list[str]:
+    """Return the command line that runs `command`, an absolute path and its arguments, for as long as we live."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def main(parent: str, *command: str) -> None:
+    """Ask to be killed with the parent, check that it was not too late, and become `command`."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != int(parent):
+        sys.exit(f"parent {parent} is gone")
+    os.execv(command[0], command)  # noqa: S606  no shell is wanted
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

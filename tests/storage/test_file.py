@@ -1,0 +1,100 @@
+import subprocess
+import sys
+import time
+
+import pytest
+
+from serfer.core.errors import StoreUnavailableError
+from storage import open_store
+from storage.file import FileStore
+from tests.storage.contract import StoreContract
+
+OTHER_PROCESS = """
+import sys
+from storage import open_store
+store = open_store(sys.argv[1])
+values = [bytes([i]) * 100_000 for i in range(4)]
+print("ready", flush=True)
+for line in sys.stdin:
+    if line == "write\\n":
+        for _ in range(30):
+            for value in values:
+                store.put("shared", value, 60)
+        print("written", flush=True)
+"""
+
+
+class Clock:
+    ahead = 0.0
+
+    def __call__(self):
+        return time.time() + self.ahead
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestFile(StoreContract):
+    @pytest.fixture
+    def clock(self):
+        return Clock()
+
+    @pytest.fixture
+    def store(self, tmp_path, clock):
+        with FileStore(tmp_path / "store", clock) as store:
+            yield store
+
+    @pytest.fixture
+    def expire(self, clock):
+        def wait(_key):
+            clock.ahead += 0.05
+
+        return wait
+
+    def test_sweep_removes_the_expired_and_keeps_the_rest(self, store, clock, tmp_path):
+        store.put("old/" + "x" * 300, b"x", 1)
+        store.put("old", b"x", 1)
+        store.put("kept", b"x", 1000)
+        clock.ahead += 40
+        store.put("new", b"x", 60)
+        assert names(tmp_path / "store") == ["#lock", "kept=", "new="]
+
+    def test_sweep_removes_what_a_killed_writer_left(self, clock, tmp_path):
+        (tmp_path / "#0123").write_bytes(b"half a val")
+        FileStore(tmp_path, clock)
+        assert (tmp_path / "#0123").exists()
+        clock.ahead += 3601
+        FileStore(tmp_path, clock)
+        assert not (tmp_path / "#0123").exists()
+
+    def test_two_processes_share_it(self, tmp_path):
+        url = f"file://{tmp_path}/a%20b"
+        values = {bytes([i]) * 100_000 for i in range(4)}
+        command = [sys.executable, "-c", OTHER_PROCESS, url]
+        with (
+            open_store(url) as store,
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,  # noqa: S603
+        ):
+            assert other.stdout.readline() == b"ready\n"
+            store.put("shared", min(values), 60)
+            other.stdin.write(b"write\n")
+            other.stdin.flush()
+            for _ in range(200):
+                assert store.get("shared") in values
+                store.put("shared", min(values), 60)
+            assert other.stdout.readline() == b"written\n"
+            other.stdin.close()
+            assert other.wait() == 0
+            assert names(tmp_path / "a b") == ["#lock", "shared="]
+
+    def test_directory_that_cannot_be_made(self, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(StoreUnavailableError, match=r"file/store"):
+            FileStore(tmp_path / "file" / "store")
+
+    def test_directory_gone(self, store, tmp_path):
+        (tmp_path / "store" / "#lock").unlink()
+        (tmp_path / "store").rmdir()
+        with pytest.raises(StoreUnavailableError, match="No such file"):
+            store.put("k", b"x", 1)

@@ -1,0 +1,82 @@
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+import storage
+from serfer.core.errors import UsageError
+from storage import open_store, redact
+from storage.file import FileStore
+from storage.memory import MemoryStore
+
+
+def test_memory_is_private_unless_named():
+    with open_store("memory://") as one, open_store("memory://") as two:
+        one.put("k", b"x", 60)
+        assert two.exists(["k"]) == [False]
+    with open_store("memory://shared") as one:
+        one.put("k", b"x", 60)
+    with open_store("memory://shared") as two, open_store("memory://other") as three:
+        assert two.get("k") == b"x"
+        assert three.exists(["k"]) == [False]
+
+
+def test_file(tmp_path):
+    with open_store(f"file://{tmp_path}/deep/er") as store:
+        assert isinstance(store, FileStore)
+        store.put("k", b"x", 60)
+    assert (tmp_path / "deep" / "er" / "k=").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("url", ["file://relative/path", "file://", "file:/x"])
+def test_file_urls_must_be_absolute(url):
+    with pytest.raises(UsageError):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "redis+cluster://:hush@host", "memory", "", "bogus://:hush@h"])
+def test_unknown_scheme_lists_the_known(url):
+    with pytest.raises(UsageError, match="file://, memory://, redis://, rediss://") as caught:
+        open_store(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_store_of_the_users_own(monkeypatch):
+    plugged_in = EntryPoints([EntryPoint("mine", "tests.storage.test_open_store:open_mine", "serfer.stores")])
+    monkeypatch.setattr(storage, "entry_points", lambda group: plugged_in.select(group=group))
+    assert open_store("mine://somewhere").url == "mine://somewhere"
+    with pytest.raises(UsageError, match="mine://"):
+        open_store("yours://")
+
+
+class Mine(MemoryStore):
+    pass
+
+
+def open_mine(url):
+    store = Mine()
+    store.url = url
+    return store
+
+
+def test_only_the_backend_in_use_is_imported():
+    code = "import sys, storage; storage.open_store('memory://'); print('redis' in sys.modules, 'fcntl' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert run.stdout == "False False\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:hush@host:1/0", "redis://:***@host:1/0"),
+        ("rediss://me:hush@host", "rediss://me:***@host"),
+        ("redis://:hu@sh/h:ush@host:1/0", "redis://:***@host:1/0"),
+        ("redis://host/0?password=hush&db=1", "redis://host/0?password=***&db=1"),
+        ("redis://host:1/0", "redis://host:1/0"),
+        ("file:///a/b@c", "file:///a/b@c"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_redact(url, shown):
+    assert redact(url) == shown

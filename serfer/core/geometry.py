@@ -1,0 +1,97 @@
+"""Spans and rectangles on an activation map; every interval is half open, [start, stop)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Span:
+    """The rows (or columns) start, start + 1, ..., stop - 1; start may be negative before clipping."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+    def clip(self, size: int) -> Span:
+        """Return the part inside a map of `size` rows."""
+        return Span(max(self.start, 0), min(self.stop, size))
+
+    def within(self, other: Span) -> Span:
+        """Return this span in the coordinates of `other`, whose first row becomes 0."""
+        return Span(self.start - other.start, self.stop - other.start)
+
+    def contains(self, other: Span) -> bool:
+        """Say whether every row of `other` lies in this span."""
+        return self.start <= other.start and other.stop <= self.stop
+
+
+def hull(spans: Iterable[Span]) -> Span:
+    """Return the smallest span that contains all of `spans`."""
+    items = list(spans)
+    return Span(min(span.start for span in items), max(span.stop for span in items))
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Rect:
+    """A rectangle of an activation map."""
+
+    rows: Span
+    cols: Span
+
+    @classmethod
+    def whole(cls, height: int, width: int) -> Rect:
+        """Return the rectangle that covers a map of height x width."""
+        return cls(Span(0, height), Span(0, width))
+
+    @property
+    def area(self) -> int:
+        """Number of positions."""
+        return self.rows.size * self.cols.size
+
+    def within(self, other: Rect) -> Rect:
+        """Return this rectangle in the coordinates of `other`, whose corner becomes (0, 0)."""
+        return Rect(self.rows.within(other.rows), self.cols.within(other.cols))
+
+    def contains(self, other: Rect) -> bool:
+        """Say whether `other` lies wholly in this rectangle."""
+        return self.rows.contains(other.rows) and self.cols.contains(other.cols)
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """The rectangle as numpy indices of the last two axes."""
+        return slice(self.rows.start, self.rows.stop), slice(self.cols.start, self.cols.stop)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Grid:
+    """How a stage's output is cut: rows x cols tiles, numbered row by row."""
+
+    rows: int
+    cols: int
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return self.rows * self.cols
+
+    def __str__(self) -> str:
+        """Write the grid as the command line takes it: `2x2`, or `1` for a single tile."""
+        return f"{self.rows}x{self.cols}" if self.tiles > 1 else "1"
+
+
+def even_parts(size: int, count: int) -> list[Span]:
+    """Cut `size` rows into `count` spans whose sizes differ by one row at most, the larger ones first."""
+    base, extra = divmod(size, count)
+    starts = [index * base + min(index, extra) for index in range(count + 1)]
+    return [Span(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+
+
+def grid_rects(height: int, width: int, grid: Grid) -> list[Rect]:
+    """Cut a map of height x width into the grid's rectangles, row by row."""
+    return [Rect(rows, cols) for rows in even_parts(height, grid.rows) for cols in even_parts(width, grid.cols)]

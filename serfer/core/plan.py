@@ -1,0 +1,265 @@
+"""A plan: the chain of stages that a network becomes, with every offset that a task will ever need.
+
+    stage 0 (2x2)           stage 1 (2x2)          stage 2 (1)
+    ┌────┬────┐  pieces     ┌────┬────┐  pieces    ┌─────────┐
+    │tile│tile│ ──────────▶ │tile│tile│ ─────────▶ │  tile   │ ──▶ logits
+    ├────┼────┤             ├────┼────┤            └─────────┘
+    │tile│tile│             │tile│tile│
+    └────┴────┘             └────┴────┘
+
+A tile writes its output once, as cells in a fixed order. A piece says which cells a tile reads from one tile before
+it, as ranges. Offsets are counted in elements of one image; a batch of N images multiplies them by N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from serfer.core.errors import PlanError
+from serfer.core.geometry import Grid, Rect
+from serfer.core.structure import structure, unstructure
+
+FORMAT = 1
+PLAN_FILE = "plan.json"
+_MAX_PLAN_BYTES = 64 * 1024 * 1024
+_HASH_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A file of the plan directory; `path` is relative to it."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One image's share of a tensor: (channels, height, width), or (channels,) where `flat`."""
+
+    channels: int
+    height: int
+    width: int
+    flat: bool
+
+    @property
+    def elements(self) -> int:
+        """Number of values for one image."""
+        return self.channels * self.height * self.width
+
+    @property
+    def whole(self) -> Rect:
+        """The rectangle of the whole map."""
+        return Rect.whole(self.height, self.width)
+
+    def of(self, rect: Rect, batch: int) -> tuple[int, ...]:
+        """Return the array shape of `rect` for `batch` images."""
+        if self.flat:
+            return (batch, self.channels)
+        return (batch, self.channels, rect.rows.size, rect.cols.size)
+
+    def __str__(self) -> str:
+        """Write the shape as people do: 64x55x55, or 4096."""
+        return str(self.channels) if self.flat else f"{self.channels}x{self.height}x{self.width}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of the network; `macs` are multiply-accumulates of one image, unsplit."""
+
+    name: str
+    kind: str
+    macs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A run of whole cells in another tile's output, starting at element `offset` of one image's share."""
+
+    offset: int
+    cells: tuple[Rect, ...]
+
+    @property
+    def area(self) -> int:
+        """Positions in the run; times the channels gives elements."""
+        return sum(cell.area for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a tile reads from tile `source` of the stage before."""
+
+    source: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Rows and columns by which a tile's receptive field leaves the map; only there is anything padded."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One task's share of a stage.
+
+    `input` is a rectangle of the stage's input, `output` of its output; `cells` cut `output` in the order in which they
+    are written (empty for the last stage, whose output goes back with the answer); `macs` counts the halo's work too.
+    """
+
+    graph: str
+    input: Rect
+    output: Rect
+    padding: Padding
+    cells: tuple[Rect, ...]
+    pieces: tuple[Piece, ...]
+    macs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A contiguous part of the network: one function."""
+
+    operators: tuple[Operator, ...]
+    grid: Grid
+    memory_mb: int
+    input: Shape
+    output: Shape
+    tiles: tuple[Tile, ...]
+    weights: Artefact
+    graphs: tuple[Artefact, ...]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image, unsplit."""
+        return sum(operator.macs for operator in self.operators)
+
+    @property
+    def inflation(self) -> float:
+        """Work over all tiles relative to the unsplit stage: what the halos cost."""
+        return sum(tile.macs for tile in self.tiles) / self.macs if self.macs else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocess:
+    """How an image becomes the input: resize its shorter side, crop the centre, then (x * scale - mean) / std.
+
+    `mean` and `std` are per channel, in the order of `channels` ("RGB" or "BGR"), after scaling. `resize` is in pixels;
+    None stretches the whole image to the input's size instead.
+    """
+
+    resize: int | None
+    interpolation: str
+    channels: str
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A network as a chain of stages; see the module's text.
+
+    `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
+    "sigmoid" or "none".
+    """
+
+    format: int
+    model: str
+    weights: str
+    input: Shape
+    output: Shape
+    activation: str
+    preprocess: Preprocess | None
+    labels: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    unsplit: Artefact
+    digest: str
+
+    @property
+    def artefacts(self) -> list[Artefact]:
+        """Every file that belongs to the plan, plan.json apart."""
+        return [self.unsplit, *(file for stage in self.stages for file in (stage.weights, *stage.graphs))]
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of one query."""
+        return sum(stage.grid.tiles for stage in self.stages)
+
+    def function(self, stage: int) -> str:
+        """Return the name of a stage's function; it carries the plan's digest so that plans never mix."""
+        slug = "".join(char if char.isalnum() else "-" for char in self.model)[:24]
+        return f"serfer-{slug}-{self.digest[:12]}-{stage}"
+
+
+def _digest(plan: Plan) -> str:
+    canonical = unstructure(replace(plan, digest=""))
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(plan: Plan) -> Plan:
+    """Return the plan with its digest: SHA-256 of its canonical JSON, artefact digests included."""
+    return replace(plan, digest=_digest(plan))
+
+
+def dump_plan(plan: Plan) -> str:
+    """Write a plan as the text of plan.json."""
+    return json.dumps(unstructure(plan), indent=1, ensure_ascii=False) + "\n"
+
+
+def parse_plan(text: str) -> Plan:
+    """Read the text of plan.json; raises PlanError where it is not a plan, or not the plan that was written."""
+    try:
+        value: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"plan.json is not JSON ({error}); split the model again") from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise PlanError(f"plan.json has format {found!r}, this version reads {FORMAT}; split the model again")
+    plan = structure(Plan, value, "plan.json")
+    if _digest(plan) != plan.digest:
+        raise PlanError("plan.json was edited: its digest does not match; split the model again")
+    return plan
+
+
+def load_plan(directory: Path) -> Plan:
+    """Read plan.json of a plan directory, without looking at its artefacts."""
+    path = directory / PLAN_FILE
+    try:
+        if path.stat().st_size > _MAX_PLAN_BYTES:
+            raise PlanError(f"{path} is larger than {_MAX_PLAN_BYTES} bytes: not a plan")
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise PlanError(f"{directory} is no plan directory: it has no {PLAN_FILE}; make one with serfer split") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path} cannot be read: {error}") from error
+    return parse_plan(text)
+
+
+def check_artefacts(plan: Plan, directory: Path) -> None:
+    """Hash every artefact of a plan directory; raises PlanError that names the first wrong file."""
+    for artefact in plan.artefacts:
+        parts = PurePosixPath(artefact.path)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise PlanError(f"plan.json names {artefact.path!r}, which lies outside the plan directory")
+        path = directory / artefact.path
+        if not path.is_file():
+            raise PlanError(f"{path} is missing; split the model again")
+        if path.stat().st_size != artefact.bytes or file_sha256(path) != artefact.sha256:
+            raise PlanError(f"{path} was altered: its digest does not match plan.json; split the model again")
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, reading it block by block."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256", _bufsize=_HASH_BLOCK).hexdigest()

@@ -1,0 +1,53 @@
+"""Grids as users write them: "auto", one for all stages, or one for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serfer.core.errors import UsageError
+from serfer.core.geometry import Grid
+
+ONE = Grid(1, 1)
+AUTO = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4))
+_PATTERN = re.compile(r"([1-9]\d?)x([1-9]\d?)")
+
+GridLike = str | tuple[int, int] | Grid
+
+
+@dataclass(frozen=True)
+class GridChoice:
+    """Which grids the planner may give a stage.
+
+    With `per_stage`, stage k has exactly the k-th; otherwise every stage has one of `options` where its operators can
+    be tiled, and a single tile where they cannot.
+    """
+
+    options: tuple[Grid, ...] = AUTO
+    per_stage: tuple[Grid, ...] = ()
+
+
+def parse_grid(grid: GridLike) -> Grid:
+    """Read a grid: (rows, cols), "RxC", or "1"; raises UsageError for anything else."""
+    if isinstance(grid, Grid):
+        return grid
+    if isinstance(grid, tuple) and len(grid) == 2 and all(isinstance(n, int) and 0 < n < 100 for n in grid):  # noqa: PLR2004
+        return Grid(*grid)
+    if grid == "1":
+        return ONE
+    match = _PATTERN.fullmatch(grid) if isinstance(grid, str) else None
+    if match is None:
+        raise UsageError(f"{grid!r} is no grid: write ROWSxCOLS such as 2x2, or 1 for a single tile")
+    return Grid(int(match[1]), int(match[2]))
+
+
+def parse_grids(grids: GridLike | Sequence[GridLike]) -> GridChoice:
+    """Read the `grids` argument: "auto", one grid, a list, or a list as text with commas."""
+    if grids == "auto":
+        return GridChoice()
+    if isinstance(grids, str) and "," in grids:
+        grids = [part.strip() for part in grids.split(",")]
+    if isinstance(grids, list):
+        return GridChoice(per_stage=tuple(parse_grid(grid) for grid in grids))
+    return GridChoice(options=(parse_grid(grids),))  # type: ignore[arg-type]  # a list was handled above

@@ -1,0 +1,219 @@
+"""What users call a model (a zoo name, an ONNX file, `module.py:factory`, an nn.Module) to one kind of source."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from serfer.core.errors import ModelError
+from serfer.core.plan import Preprocess
+from splitter import zoo
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.float32]
+MIN_OPSET, OPSET = 18, 20
+_MAX_ONNX_BYTES = 2 * 1024**3 - 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it came: its ONNX form at one input size, and `run`, the unsplit model itself.
+
+    `run` takes (N, C, H, W) float32 and returns (N, K) float32.
+    """
+
+    name: str
+    weights: str
+    onnx: onnx.ModelProto
+    run: Callable[[Array], Array]
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] = ()
+    activation: str = "none"
+
+
+def load(model: Any, example: Array | None) -> tuple[Source, Array]:  # noqa: ANN401 - a module, a path or a name
+    """Return the source of a model and an example of its input.
+
+    `example` is (N, C, H, W) float32; a zoo model brings its own. Raises ModelError for what is no model.
+    """
+    if isinstance(model, Path | str):
+        return _load_named(str(model), example)
+    return _from_module(model, _given(example), type(model).__name__.lower(), "given by the caller")
+
+
+def _load_named(text: str, example: Array | None) -> tuple[Source, Array]:
+    if text in zoo.ZOO:
+        return _from_zoo(zoo.ZOO[text], example)
+    if text.endswith(".onnx"):
+        return _from_file(Path(text), example)
+    path, separator, factory = text.rpartition(":")
+    if separator and path.endswith(".py"):
+        module = _call_factory(Path(path), factory)
+        return _from_module(module, _given(example), factory, f"from {Path(path).name}")
+    raise ModelError(
+        f"unknown model {text!r}: give a name ({', '.join(sorted(zoo.ZOO))}), an .onnx file, or module.py:factory"
+    )
+
+
+def _given(example: Array | None) -> Array:
+    if example is None:
+        raise ModelError("this model needs an example of its input, (N, C, H, W) float32: give its size")
+    if example.ndim != 4 or example.dtype != np.float32:  # noqa: PLR2004 - (N, C, H, W)
+        raise ModelError(f"the example is {example.dtype} with shape {example.shape}; (N, C, H, W) float32 is needed")
+    return example
+
+
+def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array]:
+    if example is None:
+        example = np.random.default_rng(0).standard_normal((1, 3, entry.size, entry.size), dtype=np.float32)
+    source, example = _from_module(entry.build(), _given(example), entry.name, entry.weights)
+    shipped = Source(
+        source.name, source.weights, source.onnx, source.run, entry.preprocess, zoo.imagenet_labels(), entry.activation
+    )
+    return shipped, example
+
+
+def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path} is no Python file")
+    code = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(code)
+        return getattr(code, factory)()
+    except Exception as error:  # the user's own code may raise anything
+        raise ModelError(f"{path}:{factory} failed: {type(error).__name__}: {error}") from error
+
+
+def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[Source, Array]:  # noqa: ANN401
+    import torch  # noqa: PLC0415 - slow to import, and ONNX files need none of it
+
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"{name} is {type(module).__name__}, no torch.nn.Module")
+    module = module.eval()
+
+    def run(batch: Array) -> Array:
+        with torch.inference_mode():
+            result: Array = module(torch.from_numpy(np.ascontiguousarray(batch))).numpy()
+        return result
+
+    return Source(name, weights, _export(module, torch.from_numpy(example[:1])), run), example
+
+
+def _export(module: torch.nn.Module, example: torch.Tensor) -> onnx.ModelProto:
+    """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    table = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside torch's exporter are not the user's
+            program = torch.onnx.export(
+                module, (example,), dynamo=True, verbose=False, opset_version=OPSET, custom_translation_table=table
+            )
+    except Exception as error:  # the exporter raises many kinds; all mean that the network cannot be traced
+        raise ModelError(f"the network cannot be exported: {_innermost(error)}") from error
+    finally:
+        logger.setLevel(level)
+    if program is None:
+        raise ModelError("the network cannot be exported")
+    return program.model_proto
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
+    """Write adaptive average pooling as rows @ x @ columns, whose constants say which positions each mean covers."""
+    import onnxscript  # noqa: PLC0415 - only exporting needs it
+    from onnxscript import opset20  # noqa: PLC0415 - same
+
+    height, width = int(x.shape[2]), int(x.shape[3])
+    rows = onnxscript.ir.tensor(mean_matrix(height, int(output_size[0])))
+    cols = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(width, int(output_size[1])).T))
+    return opset20.MatMul(opset20.Constant(value=rows), opset20.MatMul(x, opset20.Constant(value=cols)))
+
+
+def mean_matrix(size: int, outputs: int) -> Array:
+    """Return the (outputs, size) matrix of adaptive average pooling along one axis.
+
+    Output i is the mean of [floor(i * size / outputs), ceil((i + 1) * size / outputs)).
+    """
+    matrix = np.zeros((outputs, size), dtype=np.float32)
+    for index in range(outputs):
+        start, stop = index * size // outputs, -(-(index + 1) * size // outputs)
+        matrix[index, start:stop] = 1 / (stop - start)
+    return matrix
+
+
+def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
+    try:
+        if path.stat().st_size > _MAX_ONNX_BYTES:
+            raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
+        model = onnx.load(path)
+        onnx.checker.check_model(model)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{path} is no ONNX model: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # protobuf's DecodeError derives from Exception alone
+        if type(error).__name__ != "DecodeError":
+            raise
+        raise ModelError(f"{path} is no ONNX model: {error}") from error
+    opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    if opset < MIN_OPSET:
+        model = _upgraded(path, model, opset)
+    if example is None:
+        example = _example_of(path, model)
+    return Source(path.stem, f"from {path.name}", model, _runner(path)), _given(example)
+
+
+def _upgraded(path: Path, model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    try:
+        return onnx.version_converter.convert_version(model, OPSET)
+    except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
+        raise ModelError(
+            f"{path} has opset {opset} and cannot be converted to {OPSET}: {str(error).splitlines()[0]}; export it again"
+        ) from error
+
+
+def _example_of(path: Path, model: onnx.ModelProto) -> Array:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    images = [value for value in model.graph.input if value.name not in constants]
+    dims = [dim.dim_value for dim in images[0].type.tensor_type.shape.dim] if images else []
+    if len(dims) != 4 or not all(dims[1:]):  # noqa: PLR2004 - (N, C, H, W)
+        raise ModelError(f"{path} does not fix its input's size: give an example, or --size HEIGHTxWIDTH")
+    return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
+
+
+def _runner(path: Path) -> Callable[[Array], Array]:
+    """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
+    session: ort.InferenceSession | None = None
+
+    def run(batch: Array) -> Array:
+        nonlocal session
+        session = session or ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        return np.concatenate([session.run(None, {name: image[None]})[0] for image in batch])
+
+    return run
+
+

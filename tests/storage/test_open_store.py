@@ -4,7 +4,6 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-import storage
 from serfer.core.errors import UsageError
 from storage import open_store, redact
 from storage.file import FileStore
@@ -44,7 +43,7 @@ def test_unknown_scheme_lists_the_known(url):
 
 def test_a_store_of_the_users_own(monkeypatch):
     plugged_in = EntryPoints([EntryPoint("mine", "tests.storage.test_open_store:open_mine", "serfer.stores")])
-    monkeypatch.setattr(storage, "entry_points", lambda group: plugged_in.select(group=group))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: plugged_in.select(group=group))
     assert open_store("mine://somewhere").url == "mine://somewhere"
     with pytest.raises(UsageError, match="mine://"):
         open_store("yours://")

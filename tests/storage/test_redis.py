@@ -92,7 +92,16 @@ class TestRedis(StoreContract):
                 os.kill(server.pid, signal.SIGCONT)
             assert store.exists(["k"]) == [False]
 
-    @pytest.mark.parametrize("url", ["redis://:hush/hush@host/0", "redis://:hush@host?colour=red", "redis://:hush@h:x"])
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis://:hush/hush@host/0",
+            "redis://:hush@host?colour=red",
+            "redis://:hush@host?protocol=9",
+            "redis://:hush@host:x",
+            "rediss://:hush@host?ssl_cert_reqs=hush",
+        ],
+    )
     def test_malformed_url_is_refused_without_its_password(self, url):
         with pytest.raises(UsageError) as caught:
             open_store(url)

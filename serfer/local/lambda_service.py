@@ -1,0 +1,248 @@
+"""AWS Lambda on one machine: its Invoke API, for unmodified boto3 clients and the AWS SDKs of others.
+
+    boto3 ── POST /2015-03-31/functions/NAME/invocations ──> LambdaService ──> EnvironmentPool ──> Environment
+                                                                  │ Event           ^                   │ Runtime API
+                                                                  └──> EventQueue ──┘               awslambdaric
+
+It lives on the running event loop and starts its workers from that loop's thread; they die with that thread
+(`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, every
+qualifier means $LATEST, /tmp is the machine's own, and whether a synchronous payload is JSON is found out by the worker
+that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Self
+
+from serfer.core.errors import InputError
+from serfer.local.environment import Invocation, Outcome
+from serfer.local.events import EventPolicy, EventQueue, Sleep
+from serfer.local.function import FunctionConfig, check_function, describe, function_name
+from serfer.local.http1 import Exchange, HttpServer
+from serfer.local.pool import EnvironmentPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from serfer.core.aws import LambdaFacts
+
+_FUNCTIONS = "/2015-03-31/functions"
+_INVOCATIONS = "/invocations"
+
+
+class LambdaService:
+    """The service, its functions and all of their workers; `clock` and `sleep` are in seconds."""
+
+    def __init__(  # noqa: PLR0913 - settings, all but two with defaults
+        self,
+        functions: Iterable[FunctionConfig],
+        *,
+        facts: LambdaFacts,
+        runtime: Path,
+        concurrency: int = 1000,
+        keep_alive_s: float = 300.0,
+        events: EventPolicy | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        on_log: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self._functions: dict[str, FunctionConfig] = {}
+        self._sizes: dict[str, int] = {}
+        for function in functions:
+            if function.name in self._functions:
+                raise InputError(f"two functions are named {function.name}")
+            self._sizes[function.name] = check_function(function, facts)
+            self._functions[function.name] = function
+        self._facts = facts
+        self._policy = events or EventPolicy()
+        self._address = (host, port)
+        self._on_log = on_log
+        self._clock = clock
+        self._sleep = sleep
+        self._server = HttpServer(self._handle, self._limit)
+        self._pool = EnvironmentPool(
+            facts, runtime, concurrency=concurrency, keep_alive_s=keep_alive_s, clock=clock, on_log=on_log
+        )
+        self._queues: dict[str, EventQueue] = {}
+        self._reaper: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The endpoint URL for boto3; of use once the service has started."""
+        return f"http://{self._address[0]}:{self._address[1]}"
+
+    @property
+    def environments(self) -> int:
+        """How many environments live, idle ones too."""
+        return self._pool.environments
+
+    async def start(self) -> None:
+        """Open the port; raises OSError if it is taken."""
+        host, port = self._address
+        self._address = (host, await self._server.listen(host, port))
+        self._reaper = asyncio.create_task(self._pool.expire_forever(self._sleep))
+
+    async def stop(self) -> None:
+        """Close every port, drop what is in flight, kill every worker and wait for its end."""
+        self._server.close()
+        if self._reaper is not None:
+            self._reaper.cancel()
+        await self._pool.stop()
+        for queue in self._queues.values():
+            await queue.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _limit(self, exchange: Exchange) -> int:
+        if exchange.headers.get("x-amz-invocation-type") == "Event":
+            return self._facts.async_payload_limit
+        return self._facts.sync_payload_limit
+
+    def _handle(self, exchange: Exchange) -> None:
+        """Route a request of the Invoke API or of the few calls that only look."""
+        path = exchange.target.partition("?")[0]
+        if not path.startswith(_FUNCTIONS):
+            _refuse(exchange, 404, "UnknownOperationException", "the local Lambda service knows /2015-03-31/functions")
+            return
+        reference = path[len(_FUNCTIONS) + 1 :]
+        if exchange.method == "POST" and reference.endswith(_INVOCATIONS):
+            self._invoke(exchange, reference[: -len(_INVOCATIONS)])
+        elif exchange.method == "GET" and not reference:
+            _send(
+                exchange,
+                {"Functions": [describe(config, self._sizes[name]) for name, config in self._functions.items()]},
+            )
+        elif exchange.method == "GET":
+            self._describe(exchange, reference)
+        else:
+            _refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
+
+    def _describe(self, exchange: Exchange, reference: str) -> None:
+        function = self._find(exchange, reference.removesuffix("/configuration"))
+        if function is None:
+            return
+        configuration = describe(function, self._sizes[function.name])
+        whole = {"Configuration": configuration, "Code": {"RepositoryType": "S3"}}
+        _send(exchange, configuration if reference.endswith("/configuration") else whole)
+
+    def _find(self, exchange: Exchange, reference: str) -> FunctionConfig | None:
+        """Return the function that a reference names, or refuse the request."""
+        function = self._functions.get(reference) or self._functions.get(function_name(reference))
+        if function is None:
+            _refuse(exchange, 404, "ResourceNotFoundException", f"Function not found: {function_name(reference)}")
+        return function
+
+    def _invoke(self, exchange: Exchange, reference: str) -> None:
+        function = self._find(exchange, reference)
+        if function is None:
+            return
+        kind = exchange.headers.get("x-amz-invocation-type", "RequestResponse")
+        if exchange.oversize:
+            message = f"{exchange.length} byte payload is too large for the {kind} invocation type"
+            _refuse(exchange, 413, "RequestTooLargeException", f"{message} (limit {self._limit(exchange)} bytes)")
+        elif kind == "RequestResponse":
+            self._invoke_now(exchange, function)
+        elif kind not in ("Event", "DryRun"):
+            _refuse(exchange, 400, "InvalidParameterValueException", f"there is no invocation type {kind}")
+        elif problem := _json_problem(exchange.body):
+            _refuse(exchange, 400, "InvalidRequestContentException", problem)
+        elif kind == "Event":
+            request_id = str(uuid.uuid4())
+            self._queue(function).put(request_id, exchange.body or b"{}")
+            exchange.reply(202, b"", {"x-amzn-RequestId": request_id})
+        else:
+            exchange.reply(204, b"", {"x-amzn-RequestId": str(uuid.uuid4()), "X-Amz-Executed-Version": "$LATEST"})
+
+    def _invoke_now(self, exchange: Exchange, function: FunctionConfig) -> None:
+        try:
+            headers = _runtime_headers(exchange.headers)
+        except ValueError as error:
+            _refuse(exchange, 400, "InvalidRequestContentException", f"Client context must be base64 JSON: {error}")
+            return
+        invocation = Invocation(
+            request_id=str(uuid.uuid4()),
+            payload=exchange.body or b"{}",
+            done=lambda outcome: _answer(exchange, invocation, outcome),
+            tail=exchange.headers.get("x-amz-log-type") == "Tail",
+            headers=headers,
+        )
+        if not self._pool.dispatch(function, invocation):
+            reason = "ConcurrentInvocationLimitExceeded"
+            _refuse(exchange, 429, "TooManyRequestsException", "Rate Exceeded.", reason)
+
+    def _queue(self, function: FunctionConfig) -> EventQueue:
+        if function.name not in self._queues:
+            self._queues[function.name] = EventQueue(
+                lambda invocation: self._pool.dispatch(function, invocation),
+                self._policy,
+                clock=self._clock,
+                sleep=self._sleep,
+                on_drop=lambda message: self._on_log(f"{function.name}: {message}") if self._on_log else None,
+            )
+        return self._queues[function.name]
+
+
+def _answer(exchange: Exchange, invocation: Invocation, outcome: Outcome) -> None:
+    if outcome.error == "Runtime.UnmarshalError":  # the worker's word for a payload that is not JSON
+        _refuse(exchange, 400, "InvalidRequestContentException", "Could not parse request body into json")
+        return
+    headers = {
+        "Content-Type": "application/json",
+        "x-amzn-RequestId": invocation.request_id,
+        "X-Amz-Executed-Version": "$LATEST",
+    }
+    if outcome.error:
+        headers["X-Amz-Function-Error"] = "Unhandled"
+    if invocation.tail:
+        headers["X-Amz-Log-Result"] = b64encode(outcome.log).decode()
+    exchange.reply(200, outcome.payload, headers)
+
+
+def _runtime_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Return what the runtime is told besides the event; raises ValueError for a malformed client context."""
+    result = {}
+    if trace := headers.get("x-amzn-trace-id"):
+        result["Lambda-Runtime-Trace-Id"] = trace
+    if context := headers.get("x-amz-client-context"):
+        result["Lambda-Runtime-Client-Context"] = json.dumps(json.loads(b64decode(context, validate=True)))
+    return result
+
+
+def _json_problem(body: bytes) -> str:
+    """Return why a payload is not JSON, empty if it is; no payload at all is fine."""
+    try:
+        json.loads(body or b"{}")
+    except ValueError as error:
+        return f"Could not parse request body into json: {error}"
+    return ""
+
+
+def _send(exchange: Exchange, answer: dict[str, object]) -> None:
+    headers = {"Content-Type": "application/json", "x-amzn-RequestId": str(uuid.uuid4())}
+    exchange.reply(200, json.dumps(answer).encode(), headers)
+
+
+def _refuse(exchange: Exchange, status: int, kind: str, message: str, reason: str | None = None) -> None:
+    """Answer with an error that boto3 turns into its exception class of that name."""
+    body = {"Type": "User", "message": message, "Message": message}
+    if reason is not None:
+        body["Reason"] = reason
+    headers = {
+        "Content-Type": "application/json",
+        "x-amzn-RequestId": str(uuid.uuid4()),
+        "x-amzn-ErrorType": kind,
+    }
+    exchange.reply(status, json.dumps(body).encode(), headers)

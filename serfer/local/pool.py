@@ -1,0 +1,122 @@
+"""The environments of all functions under one concurrency limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from serfer.local.environment import Environment, Host, Invocation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from serfer.core.aws import LambdaFacts
+    from serfer.local.events import Sleep
+    from serfer.local.function import FunctionConfig
+
+_MEMORY_CHECK_S = 0.05
+
+
+class EnvironmentPool:
+    """Gives each invocation the most recently used idle environment of its function, or a new one."""
+
+    def __init__(  # noqa: PLR0913 - the service's settings, passed through
+        self,
+        facts: LambdaFacts,
+        runtime: Path,
+        *,
+        concurrency: int,
+        keep_alive_s: float,
+        clock: Callable[[], float],
+        on_log: Callable[[str], None] | None,
+    ) -> None:
+        self._host = Host(facts, runtime, clock, on_log, self._freed, self._orphaned, self._reaped)
+        self._concurrency = concurrency
+        self._keep_alive_s = keep_alive_s
+        self._idle: dict[str, deque[Environment]] = {}  # by function, the most recently used last; some may have died
+        self._busy: set[Environment] = set()
+        self._all: set[Environment] = set()
+        self._starts: set[asyncio.Task[None]] = set()
+        self._memory_check: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    @property
+    def environments(self) -> int:
+        """How many environments live, idle ones too."""
+        return sum(not environment.dead for environment in self._all)
+
+    def dispatch(self, function: FunctionConfig, invocation: Invocation) -> bool:
+        """Give the invocation to an environment; False if as many are busy as the account may have."""
+        if len(self._busy) >= self._concurrency or self._stopping:
+            return False
+        environment = self._take_idle(function)
+        if environment is not None:
+            environment.assign(invocation)
+        else:
+            environment = self._create(function, invocation)
+        self._busy.add(environment)
+        if self._memory_check is None:
+            self._watch_memory()
+        return True
+
+    def expire(self) -> None:
+        """End the environments that have been idle for the keep-alive time."""
+        oldest = self._host.clock() - self._keep_alive_s
+        for idle in self._idle.values():
+            while idle and (idle[0].dead or idle[0].idle_since <= oldest):
+                idle.popleft().kill()
+
+    async def expire_forever(self, sleep: Sleep) -> None:
+        """Expire on time, within a tenth of the keep-alive time."""
+        while True:
+            await sleep(self._keep_alive_s / 10)
+            self.expire()
+
+    async def stop(self) -> None:
+        """Kill every environment and wait until nothing is left of any."""
+        self._stopping = True
+        if self._memory_check is not None:
+            self._memory_check.cancel()
+        for environment in self._all:
+            environment.kill()
+        await asyncio.gather(*(environment.reaped.wait() for environment in list(self._all)))
+
+    def _take_idle(self, function: FunctionConfig) -> Environment | None:
+        idle = self._idle.get(function.name)
+        oldest = self._host.clock() - self._keep_alive_s
+        while idle:
+            environment = idle.pop()
+            if not environment.dead and environment.idle_since > oldest:
+                return environment
+            environment.kill()
+        return None
+
+    def _create(self, function: FunctionConfig, invocation: Invocation) -> Environment:
+        environment = Environment(function, self._host)
+        environment.assign(invocation)
+        self._all.add(environment)
+        task = asyncio.create_task(environment.start())
+        self._starts.add(task)
+        task.add_done_callback(self._starts.discard)
+        return environment
+
+    def _freed(self, environment: Environment) -> None:
+        self._busy.discard(environment)
+        if not environment.dead:
+            self._idle.setdefault(environment.function.name, deque()).append(environment)
+
+    def _orphaned(self, environment: Environment, invocation: Invocation) -> None:
+        if not self._stopping:
+            self.dispatch(environment.function, invocation)  # the dead one's slot is free
+
+    def _reaped(self, environment: Environment) -> None:
+        self._all.discard(environment)
+
+    def _watch_memory(self) -> None:
+        """Look at every busy worker's memory, again and again while there are any."""
+        for environment in list(self._busy):
+            environment.check_memory()
+        loop = asyncio.get_running_loop()
+        self._memory_check = loop.call_later(_MEMORY_CHECK_S, self._watch_memory) if self._busy else None

@@ -1,0 +1,112 @@
+"""A worker's operating system process: its start, its output, its memory, its end.
+
+It is watched through a pidfd on the running loop, so any loop in any thread will do and no thread is spent on waiting.
+The kernel kills the process when the *thread* that started it ends (PR_SET_PDEATHSIG): the loop's thread must live as
+long as the service does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from serfer.local.log import LogTail
+
+_CHUNK = 65536  # bytes: what a pipe holds
+_PAGE = resource.getpagesize()
+
+
+class WorkerProcess:
+    """A process in a session of its own; `on_exit` gets its return code once, after its last output."""
+
+    def __init__(
+        self, command: list[str], *, cwd: Path, env: Mapping[str, str], log: LogTail, on_exit: Callable[[int], None]
+    ) -> None:
+        self._popen = subprocess.Popen(  # noqa: S603 - our own bootstrap
+            command,
+            bufsize=0,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C at the terminal is not for workers
+        )
+        assert self._popen.stdout is not None  # noqa: S101 - it is a pipe
+        self._output = self._popen.stdout
+        os.set_blocking(self._output.fileno(), False)
+        self._log = log
+        self._on_exit = on_exit
+        try:
+            self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY)
+            self._pidfd = os.pidfd_open(self._popen.pid)
+        except OSError:  # out of descriptors: leave no process that nobody watches
+            self.kill()
+            self._popen.communicate()
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._output, self.drain)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._popen.pid
+
+    def drain(self) -> None:
+        """Take what has been written so far into the log, without waiting."""
+        if self._output.closed:
+            return
+        chunk = self._output.read(_CHUNK)
+        if chunk:
+            self._log.feed(chunk)
+        elif chunk is not None:  # the other end is closed
+            self._close_output()
+
+    def memory(self) -> int:
+        """Return the process's resident memory in bytes, 0 once it has ended."""
+        try:
+            return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE
+        except (OSError, IndexError):
+            return 0
+
+    def kill(self) -> None:
+        """Kill the process and what it started; `on_exit` follows."""
+        if self._popen.returncode is not None:
+            return  # reaped: the id may be a stranger's by now
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        os.close(self._statm)
+        self._statm = -1
+        self.kill()  # what the process leaves behind; its own id is still taken, so no stranger is hit
+        status = self._popen.wait()
+        self.drain()
+        self._close_output()
+        self._on_exit(status)
+
+    def _close_output(self) -> None:
+        if not self._output.closed:
+            self._loop.remove_reader(self._output)
+            self._output.close()
+
+
+def exit_reason(status: int) -> str:
+    """Return a return code in the words of Lambda's Runtime.ExitError."""
+    if status == 0:
+        return "Runtime exited without providing a reason"
+    if status > 0:
+        return f"Runtime exited with error: exit status {status}"
+    return f"Runtime exited with error: signal: {(signal.strsignal(-status) or str(-status)).lower()}"

@@ -1,0 +1,1 @@
+raise ValueError("broken from the start")

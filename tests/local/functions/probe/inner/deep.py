@@ -1,0 +1,5 @@
+"""A handler in a package of the function's own, as `lambdas.bootstrap.handler` will be."""
+
+
+def handler(event, _context):
+    return {"deep": event}

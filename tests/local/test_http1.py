@@ -1,0 +1,97 @@
+"""The lean HTTP server under clients that boto3 is not: in pieces, pipelined, too large, malformed."""
+
+import asyncio
+
+import pytest
+
+from serfer.local.http1 import HEAD_LIMIT, HttpServer
+
+LIMIT = 1000
+
+
+def talk(*sent, until_close=False, replies=1):
+    """Send the pieces one by one to an echoing server and return what comes back."""
+
+    def echo(exchange):
+        exchange.reply(413 if exchange.oversize else 200, exchange.body, {"X-Target": exchange.target})
+
+    async def run():
+        server = HttpServer(echo, lambda _: LIMIT)
+        port = await server.listen("127.0.0.1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for piece in sent:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            if until_close:
+                return await reader.read()
+            return b"".join([await one_reply(reader) for _ in range(replies)])
+        finally:
+            server.close()
+            writer.close()
+            await asyncio.sleep(0)
+
+    return asyncio.run(asyncio.wait_for(run(), 10))
+
+
+async def one_reply(reader):
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next((int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: ")), 0)
+    return head + await reader.readexactly(length)
+
+
+def post(body, *headers):
+    return b"\r\n".join([b"POST /a HTTP/1.1", b"content-LENGTH: %d" % len(body), *headers, b"", body])
+
+
+def test_a_request_may_come_byte_by_byte():
+    request = post(b"hello", b"X-Other:  padded ")
+    answer = talk(*(request[i : i + 1] for i in range(len(request))))
+    assert answer == b"HTTP/1.1 200 OK\r\nX-Target: /a\r\nContent-Length: 5\r\n\r\nhello"
+
+
+def test_pipelined_requests_are_answered_in_order():
+    answer = talk(post(b"one") + post(b"two") + post(b"") + post(b"three"), replies=4)
+    assert [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]] == [
+        b"one",
+        b"two",
+        b"",
+        b"three",
+    ]
+
+
+def test_a_body_beyond_the_limit_is_dropped_and_the_connection_kept():
+    answer = talk(post(b"x" * 500_000) + post(b"next"), replies=2)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith(b"\r\n\r\nnext")
+
+
+def test_a_client_that_asks_first_is_told():
+    head, body = post(b"hello", b"Expect: 100-continue").split(b"\r\n\r\n")
+    assert talk(head + b"\r\n\r\n", body, replies=2).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    head = post(b"x" * 2000, b"Expect: 100-continue").split(b"\r\n\r\n")[0]
+    assert talk(head + b"\r\n\r\n", until_close=True).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_wants_one_answer_gets_the_connection_closed():
+    assert talk(post(b"bye", b"Connection: close"), until_close=True).endswith(b"bye")
+    assert talk(b"GET /a HTTP/1.0\r\n\r\n", until_close=True).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: b\nC: d\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: \xb2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (b"GET / HTTP/1.1\r\nA: " + b"x" * HEAD_LIMIT, 431),
+    ],
+)
+def test_what_is_not_served_is_refused(request_, status):
+    answer = talk(request_, until_close=True)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Connection: close" in answer

@@ -1,1 +1,1 @@
-
+"""Take queries through a plan: the drivers, and the invokers that start their tasks."""

@@ -1,1 +1,1 @@
-
+"""What runs inside Lambda: one function for each stage, configured by plan.json and its bootstrap."""

@@ -1,1 +1,184 @@
+"""The package of a stage's function: handler, pruned dependencies, plan and weights in one directory.
+
+    DIR/lambdas, storage, serfer/core     our code
+    DIR/numpy, onnxruntime, redis, ...    what it imports, without what a worker never uses
+    DIR/plan.json, stage-K/               the plan and this stage's artefacts
+
+Everything in it also works unpacked under /var/task of the python3.11 runtime. torch is never part of it.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import importlib.metadata
+import os
+import py_compile
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+from serfer.core.errors import ModelError
+from serfer.core.plan import PLAN_FILE, Plan
+
 DEPENDENCY_LIMIT = 90_000_000
+"""Bytes that a function's code and dependencies may take; the splitter plans with it, assembling checks it."""
+
+DISTRIBUTIONS = ("aws_lambda_powertools", "jmespath", "msgpack", "numpy", "onnxruntime", "redis", "typing_extensions")
+_OUR_PACKAGES = ("lambdas", "serfer.core", "storage")
+HANDLER = "lambdas.bootstrap.handler"
+_UNUSED_S = 7 * 24 * 3600
+
+# What a worker never imports, as path prefixes inside site-packages. Each was found by importing without it.
+_PRUNED = (
+    "aws_lambda_powertools/event_handler/",
+    *(f"aws_lambda_powertools/utilities/{name}/" for name in ("batch", "circuit_breaker", "data_classes", "data_masking")),
+    *(f"aws_lambda_powertools/utilities/{name}/" for name in ("feature_flags", "idempotency", "kafka", "parameters")),
+    *(f"aws_lambda_powertools/utilities/{name}/" for name in ("parser", "streaming", "validation")),
+    "numpy/f2py/",
+    "numpy/distutils/",
+    "numpy/random/",
+    "numpy/_core/_simd.",
+    "numpy/_core/include/",
+    "numpy/_core/lib/",
+    "onnxruntime/backend/",
+    "onnxruntime/datasets/",
+    "onnxruntime/quantization/",
+    "onnxruntime/tools/",
+    "onnxruntime/transformers/",
+    "onnxruntime/capi/libonnxruntime.so",
+    "onnxruntime/ThirdPartyNotices.txt",
+)
+_PRUNED_PARTS = frozenset({"tests", "__pycache__"})
+_PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"})
+
+
+def function_directory(plan: Plan, plan_directory: Path, stage: int, cache: Path) -> Path:
+    """Return the package directory of a stage's function, assembled in `cache` unless it is there already.
+
+    Raises ModelError where the dependencies take more than DEPENDENCY_LIMIT.
+    """
+    base = dependencies(cache)
+    target = cache / "functions" / f"{plan.function(stage)}-{base.name}"
+    if _in_use(target):
+        return target
+    with _assembled(target) as directory:
+        shutil.copytree(base, directory, copy_function=_link, dirs_exist_ok=True)
+        _link(plan_directory / PLAN_FILE, directory / PLAN_FILE)
+        part = plan.stages[stage]
+        for artefact in (part.weights, *part.graphs):
+            (directory / artefact.path).parent.mkdir(exist_ok=True)
+            _link(plan_directory / artefact.path, directory / artefact.path)
+    return target
+
+
+def dependencies(cache: Path) -> Path:
+    """Return a directory with a worker's code and pruned dependencies, built in `cache` when anything in it changed."""
+    sources = sorted(_our_files(_OUR_PACKAGES) | _dependency_files())
+    stamp = _stamp(sources)
+    target = cache / "dependencies" / stamp
+    if _in_use(target):
+        return target
+    with _assembled(target) as directory:
+        for relative, path in sources:
+            (directory / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, directory / relative)
+        (directory / "serfer" / "__init__.py").write_text("", encoding="utf-8")
+        _compile(directory)
+        size = directory_bytes(directory)
+        if size > DEPENDENCY_LIMIT:
+            raise ModelError(f"a function's dependencies take {size:,} bytes, more than {DEPENDENCY_LIMIT:,}: prune more")
+    return target
+
+
+def directory_bytes(directory: Path) -> int:
+    """Add up the sizes of all files below a directory: what counts against Lambda's unzipped limit."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def code_stamp(packages: Sequence[str]) -> str:
+    """Return 16 hex digits that change whenever a file of these packages of ours does."""
+    return _stamp(sorted(_our_files(packages)))
+
+
+def _stamp(sources: Sequence[tuple[str, Path]]) -> str:
+    digest = hashlib.sha256(repr(_PRUNED).encode())
+    for relative, path in sources:
+        status = path.stat()
+        digest.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _our_files(packages: Sequence[str]) -> set[tuple[str, Path]]:
+    found = set()
+    for package in packages:
+        spec = find_spec(package)
+        for root in map(Path, (spec and spec.submodule_search_locations) or ()):
+            prefix = package.replace(".", "/")
+            files = (path for path in root.rglob("*") if path.is_file())
+            found |= {(f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files if _kept(path)}
+    return found
+
+
+def _dependency_files() -> set[tuple[str, Path]]:
+    found = set()
+    for name in DISTRIBUTIONS:
+        for file in importlib.metadata.files(name) or ():
+            if _kept(file) and not file.as_posix().startswith(_PRUNED) and ".." not in file.parts:
+                found.add((file.as_posix(), Path(str(file.locate()))))
+    return found
+
+
+def _kept(path: Path | PurePosixPath) -> bool:
+    return not _PRUNED_PARTS & set(path.parts) and path.suffix not in _PRUNED_SUFFIXES
+
+
+def _compile(directory: Path) -> None:
+    """Compile ahead, unchecked by time stamps: Lambda's code directory is read-only, and packing changes times."""
+    compileall.compile_dir(
+        directory, quiet=2, stripdir=str(directory), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+    )
+
+
+def _in_use(target: Path) -> bool:
+    """Say whether a directory is there, and note that it is still wanted."""
+    try:
+        os.utime(target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _forget_unused(parent: Path) -> None:
+    """Remove what nobody has asked for in a week, so that a cache does not grow for ever."""
+    for directory in parent.iterdir():
+        with suppress(OSError):
+            if directory.stat().st_mtime < time.time() - _UNUSED_S:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _assembled(target: Path) -> Iterator[Path]:
+    """Give a directory to fill that takes its final name when all went well, and vanishes otherwise."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _forget_unused(target.parent)
+    directory = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
+    try:
+        yield directory
+        directory.chmod(0o755)
+        with suppress(OSError):  # another process was faster; its directory is the same
+            directory.rename(target)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _link(source: Path | str, target: Path | str) -> None:
+    """Give a file a second name, or copy it where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -63,9 +63,8 @@ def _load_named(text: str, example: Array | None) -> tuple[Source, Array]:
     if separator and path.endswith(".py"):
         module = _call_factory(Path(path), factory)
         return _from_module(module, _given(example), factory, f"from {Path(path).name}")
-    raise ModelError(
-        f"unknown model {text!r}: give a name ({', '.join(sorted(zoo.ZOO))}), an .onnx file, or module.py:factory"
-    )
+    known = ", ".join(sorted(zoo.ZOO))
+    raise ModelError(f"unknown model {text!r}: give a name ({known}), an .onnx file, or module.py:factory")
 
 
 def _given(example: Array | None) -> Array:

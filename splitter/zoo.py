@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from serfer.core.errors import ModelError
 from serfer.core.plan import Preprocess
 
 if TYPE_CHECKING:
@@ -92,3 +93,10 @@ ZOO = {
         ZooModel("alexnet", f"random (seed {_SEED}): answers mean nothing", _alexnet, 224, ("2x2", "2x2", "1", "1")),
     )
 }
+
+
+def find(name: str) -> ZooModel:
+    """Return a zoo model; raises ModelError that lists the names there are."""
+    if name not in ZOO:
+        raise ModelError(f"unknown model {name!r}: the zoo has {', '.join(sorted(ZOO))}; split your own with serfer split")
+    return ZOO[name]

@@ -1,0 +1,37 @@
+"""An invoker that runs tasks in threads of this process: no isolation, no cold start, no limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from serfer.core.errors import SerferError
+from serfer.core.run import Failure, FailureKind
+from serfer.core.wire import Report, Task, decode_report, encode_task
+
+Handler = Callable[[Any], dict[str, str]]
+
+
+class InProcessInvoker:
+    """Calls a worker's `handle`, the same code as in Lambda, for every function name alike."""
+
+    def __init__(self, handler: Handler, threads: int) -> None:
+        self._handler = handler
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serfer-worker")
+
+    async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
+        """Run the task in a thread; raises nothing but what a bug in the worker would raise."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, encode_task(task))
+        except TimeoutError:
+            return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} took longer than {timeout_s:g} s")
+        except SerferError as error:
+            return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error))
+        return decode_report(answer)
+
+    async def close(self) -> None:
+        """Wait for running tasks and end the threads."""
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)

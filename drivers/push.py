@@ -1,0 +1,173 @@
+"""The push driver: a synchronous invoke's return says that a tile is done, so nothing is ever polled.
+
+The run machine decides (serfer/core/run.py); this file carries its decisions out: it starts invocations, sets the
+clock, and deletes what a query leaves in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drivers.invoker import Invoker
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import StoreUnavailableError
+from serfer.core.keys import input_key, output_key
+from serfer.core.plan import Plan
+from serfer.core.run import Action, Cancelled, Event, Finish, Invoke, Run, StageRun, TaskDone, TaskFailed, TimePassed, WakeAt
+from serfer.core.wire import Crop, Report, Task
+from storage.counting import CountingStore
+from storage.store import Store
+
+_TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
+_STRAGGLER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query's end: the last stage's reports and what is known of every stage."""
+
+    query: str
+    started: float
+    ended: float
+    stages: Sequence[StageRun]
+    retries: int
+    driver_counts: StoreCounts
+
+    @property
+    def output(self) -> Report:
+        """The last stage's report, which carries the logits."""
+        return self.stages[-1].reports[0]
+
+
+class PushDriver:
+    """Takes queries through one plan, any number at once."""
+
+    def __init__(self, plan: Plan, invoker: Invoker, store: Store, *, inline_limit: int, timeout_s: float = 60.0) -> None:
+        self._plan = plan
+        self._functions = [plan.function(stage) for stage in range(len(plan.stages))]
+        self._invoker = invoker
+        self._store = store
+        self._inline_limit = inline_limit
+        self._timeout_s = timeout_s
+        self._cleanups: set[asyncio.Task[None]] = set()
+
+    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
+        """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
+
+        Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable.
+        """
+        query = _Query(self, secrets.token_hex(16), batch, deadline_s)
+        try:
+            return await query.run(crops)
+        finally:
+            self._clean_up_later(query)
+
+    async def close(self) -> None:
+        """Wait until what ended queries left behind is deleted."""
+        await asyncio.gather(*self._cleanups)
+
+    def _clean_up_later(self, query: _Query) -> None:
+        """Delete a query's keys without making its answer wait."""
+        cleanup = asyncio.get_running_loop().create_task(query.clean_up())
+        self._cleanups.add(cleanup)
+        cleanup.add_done_callback(self._cleanups.discard)
+
+
+class _Query:
+    """One query's events, invocations and keys."""
+
+    def __init__(self, driver: PushDriver, name: str, batch: int, deadline_s: float) -> None:
+        self._driver = driver
+        self._name = name
+        self._batch = batch
+        self._ttl = deadline_s + _TTL_MARGIN_S
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        tiles = [stage.grid.tiles for stage in driver._plan.stages]
+        self._run = Run(tiles, self._started + deadline_s, seed=secrets.randbits(32))
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._invocations: set[asyncio.Task[None]] = set()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._crops: Sequence[Crop] = ()
+        self._counts = StoreCounts()
+
+    async def run(self, crops: Sequence[Crop]) -> Answer:
+        self._crops = await self._with_large_crops_stored(crops)
+        self._carry_out(self._run.start(self._loop.time()))
+        try:
+            await self._ended
+        except asyncio.CancelledError:
+            self._handle(Cancelled())
+            raise
+        ended = self._loop.time()
+        return Answer(self._name, self._started, ended, self._run.stages, self._run.retries, self._counts)
+
+    def _handle(self, event: Event) -> None:
+        self._carry_out(self._run.handle(event, self._loop.time()))
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Invoke(stage, tile):
+                    invocation = self._loop.create_task(self._invoke(stage, tile))
+                    self._invocations.add(invocation)
+                    invocation.add_done_callback(self._invocations.discard)
+                case WakeAt(time):
+                    self._timers.append(self._loop.call_at(time, self._handle, TimePassed()))
+                case Finish(error):
+                    self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if not self._ended.done():
+            if error:
+                self._ended.set_exception(error)
+            else:
+                self._ended.set_result(None)
+
+    async def _invoke(self, stage: int, tile: int) -> None:
+        driver = self._driver
+        crop = self._crops[tile] if stage == 0 else None
+        task = Task(driver._plan.digest, self._name, stage, tile, self._batch, self._ttl, crop)
+        try:
+            result = await driver._invoker.invoke(driver._functions[stage], task, driver._timeout_s)
+        except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; whoever waits must see it
+            self._finish(bug)
+            return
+        if isinstance(result, Report):
+            self._handle(TaskDone(stage, tile, result))
+        else:
+            self._handle(TaskFailed(stage, tile, result))
+
+    async def _with_large_crops_stored(self, crops: Sequence[Crop]) -> list[Crop]:
+        """Put crops that no payload can carry into the store; the others ride along."""
+        large = [number for number, crop in enumerate(crops) if crop.data and len(crop.data) > self._driver._inline_limit]
+        if not large:
+            return list(crops)
+        store = CountingStore(self._driver._store)
+
+        def put() -> None:
+            for number in large:
+                store.put(input_key(self._name, number), crops[number].data or b"", self._ttl)
+
+        await asyncio.to_thread(put)
+        self._counts = store.counts
+        return [Crop(crop.dtype, None) if number in large else crop for number, crop in enumerate(crops)]
+
+    async def clean_up(self) -> None:
+        """Delete the query's keys, after its last invocation where some are still on their way."""
+        if self._invocations:
+            await asyncio.wait(self._invocations, timeout=_STRAGGLER_S)
+        keys = [input_key(self._name, number) for number, crop in enumerate(self._crops) if crop.data is None]
+        for stage in range(len(self._run.stages)):
+            if stage + 1 < len(self._driver._plan.stages):
+                keys.extend(output_key(self._name, stage, tile) for tile in range(len(self._run.stages[stage].tiles)))
+        if keys:
+            try:
+                await asyncio.to_thread(self._driver._store.delete, keys)
+            except StoreUnavailableError:
+                return  # a store that is gone keeps nothing; one that comes back lets the keys expire

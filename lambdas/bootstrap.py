@@ -1,0 +1,52 @@
+"""The Lambda handler of a stage's function; the one place of lambdas/ that reads the environment.
+
+LAMBDA_TASK_ROOT holds plan.json and the stage's files, SERFER_STORE the store's URL. What can fail for good fails
+here, in the environment's init, and not at the first query.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from aws_lambda_powertools import Logger
+
+from lambdas.worker import Worker
+from serfer.core.errors import PlanError
+from serfer.core.plan import load_plan
+from storage import open_store
+
+logger = Logger(service="serfer")
+
+
+def _ms_since_process_start() -> float:
+    """Return the age of this process in milliseconds: interpreter, runtime client and imports so far."""
+    started_ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, age_s * 1000)
+
+
+def _worker() -> Worker:
+    root = Path(os.environ["LAMBDA_TASK_ROOT"])
+    url = os.environ.get("SERFER_STORE")
+    if not url:
+        raise PlanError("SERFER_STORE is not set: give the function the URL of its store")
+    memory_mb = int(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "1769"))
+    threads = max(1, memory_mb // 1769)
+    plan, store = load_plan(root), open_store(url)
+    return Worker(plan, root, store, uuid.uuid4().hex[:8], threads, _ms_since_process_start())
+
+
+_WORKER = _worker()
+
+
+def handler(event: dict[str, Any], context: Any) -> dict[str, str]:  # noqa: ANN401 - awslambdaric's context
+    """Run one task; an error is logged with its request id and becomes a function error."""
+    try:
+        return _WORKER.handle(event)
+    except Exception as error:
+        logger.error("task failed", request_id=context.aws_request_id, error=type(error).__name__, reason=str(error))
+        raise

@@ -1,0 +1,70 @@
+"""The sessions of an environment: built when first needed, kept for its life, over weights that are read once."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import onnxruntime as ort
+
+from serfer.core.errors import PlanError
+from serfer.core.plan import Stage
+
+MAX_SESSIONS = 16
+
+
+class SessionCache:
+    """ONNX Runtime sessions of one or more stages, by tile graph; the least recently used goes when it is full.
+
+    Sessions of a stage share one mapping of its weights file, so that the file is read once however many tile shapes
+    an environment meets.
+    """
+
+    def __init__(self, directory: Path, threads: int, limit: int = MAX_SESSIONS) -> None:
+        self._directory = directory
+        self._threads = threads
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._weights: dict[str, mmap.mmap | bytes] = {}
+        self._sessions: OrderedDict[str, ort.InferenceSession] = OrderedDict()
+        self.weight_loads = 0
+        self.built = 0
+
+    def get(self, stage: Stage, graph: str) -> ort.InferenceSession:
+        """Return the session of a tile graph (a path of the plan directory); raises PlanError for a missing file."""
+        with self._lock:
+            session = self._sessions.get(graph)
+            if session is None:
+                session = self._sessions[graph] = self._build(stage, graph)
+                self.built += 1
+                if len(self._sessions) > self._limit:
+                    self._sessions.popitem(last=False)
+            else:
+                self._sessions.move_to_end(graph)
+            return session
+
+    def _build(self, stage: Stage, graph: str) -> ort.InferenceSession:
+        try:
+            weights = self._load(stage.weights.path)
+            model = (self._directory / graph).read_bytes()
+        except OSError as error:
+            raise PlanError(f"{error.filename} cannot be read: {error.strerror}; is this the stage's function?") from error
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if weights:
+            name = Path(stage.weights.path).name
+            options.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def _load(self, path: str) -> mmap.mmap | bytes:
+        if path not in self._weights:
+            file = self._directory / path
+            with file.open("rb") as handle:
+                empty = file.stat().st_size == 0  # an empty file cannot be mapped
+                self._weights[path] = b"" if empty else mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            self.weight_loads += 1
+        return self._weights[path]

@@ -1,0 +1,164 @@
+"""A task from payload to report: read the pieces, compute the tile, write its cells.
+
+A task is a pure function of (plan digest, query, stage, tile): it may run twice, anywhere, and writes the same bytes
+under the same key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lambdas.sessions import SessionCache
+from serfer.core.errors import InputError, PlanError
+from serfer.core.keys import input_key, output_key
+from serfer.core.plan import Plan, Preprocess, Stage, Tile
+from serfer.core.wire import DTYPES, Crop, Report, Task, decode_task, encode_report
+from storage.counting import CountingStore
+from storage.store import Range as ByteRange
+from storage.store import Store
+
+Array = NDArray[np.float32]
+_FLOAT_BYTES = 4
+
+
+class Worker:
+    """Runs tasks of a plan's stages out of a plan directory; `environment` is its name in reports.
+
+    `init_ms` is what it cost to get here; the first report carries it.
+    """
+
+    def __init__(self, plan: Plan, directory: Path, store: Store, environment: str, threads: int, init_ms: float) -> None:
+        self._plan = plan
+        self._store = store
+        self._sessions = SessionCache(directory, threads)
+        self._environment = environment
+        self._init_ms = init_ms
+
+    def handle(self, event: Any) -> dict[str, str]:  # noqa: ANN401 - whatever an invoker sent
+        """Run the task in a payload and return the response; raises InputError for what is no task of this plan."""
+        started = time.perf_counter()
+        task = decode_task(event)
+        stage, tile = self._find(task)
+        store = CountingStore(self._store)
+        data = self._read(task, stage, tile, store)
+        read = time.perf_counter()
+        session = self._sessions.get(stage, tile.graph)
+        output = session.run(None, {"input": data})[0]
+        computed = time.perf_counter()
+        last = task.stage == len(self._plan.stages) - 1
+        if not last:
+            value = cells_to_bytes(output, tile)
+            store.put(output_key(task.query, task.stage, task.tile), value, task.ttl)
+        ended = time.perf_counter()
+        init_ms, self._init_ms = self._init_ms, 0.0
+        return encode_report(
+            Report(
+                environment=self._environment,
+                init_ms=init_ms,
+                read_ms=_ms(started, read),
+                compute_ms=_ms(read, computed),
+                write_ms=_ms(computed, ended),
+                total_ms=_ms(started, ended),
+                weight_loads=self._sessions.weight_loads,
+                sessions=self._sessions.built,
+                counts=store.counts,
+                output=output.tobytes() if last else None,
+            )
+        )
+
+    def _find(self, task: Task) -> tuple[Stage, Tile]:
+        if task.plan != self._plan.digest:
+            raise InputError("the task belongs to another plan; deploy the functions of the plan that the driver runs")
+        try:
+            stage = self._plan.stages[task.stage]
+            return stage, stage.tiles[task.tile]
+        except IndexError:
+            raise InputError(f"the plan has no tile {task.tile} of stage {task.stage}") from None
+
+    def _read(self, task: Task, stage: Stage, tile: Tile, store: Store) -> Array:
+        if task.stage == 0:
+            return crop_to_input(_crop_bytes(task, store), task, stage, tile, self._plan.preprocess)
+        asked = []
+        for piece in tile.pieces:
+            key = output_key(task.query, task.stage - 1, piece.source)
+            whole = sum(cell.area for cell in self._plan.stages[task.stage - 1].tiles[piece.source].cells)
+            for part in piece.ranges:
+                scale = _FLOAT_BYTES * task.batch
+                everything = part.area == whole
+                length = None if everything else scale * part.area * stage.input.channels
+                asked.append(ByteRange(key, scale * part.offset, length))
+        return pieces_to_input(store.get_many(asked), task.batch, stage, tile)
+
+
+def _ms(start: float, stop: float) -> float:
+    return (stop - start) * 1000
+
+
+def _crop_bytes(task: Task, store: Store) -> tuple[str, bytes | memoryview]:
+    crop = task.crop or Crop("float32", None)
+    return crop.dtype, store.get(input_key(task.query, task.tile)) if crop.data is None else crop.data
+
+
+def crop_to_input(
+    crop: tuple[str, bytes | memoryview], task: Task, stage: Stage, tile: Tile, preprocess: Preprocess | None
+) -> Array:
+    """Return a first-stage tile's input, (N, C, rows, cols) float32, from its crop's bytes."""
+    dtype, data = crop
+    shape = stage.input.of(tile.input, task.batch)
+    if len(data) != int(np.prod(shape)) * DTYPES[dtype]:
+        raise InputError(f"the crop of tile {task.tile} has {len(data)} bytes, which do not fit {shape} {dtype}")
+    if dtype == "float32":
+        return np.frombuffer(data, dtype="<f4").reshape(shape)
+    if preprocess is None:
+        raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
+    batch, channels, rows, cols = shape
+    pixels = np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels)
+    mean, std = np.float32(preprocess.mean), np.float32(preprocess.std)
+    factor = np.float32(preprocess.scale) / std
+    values = np.empty(shape, dtype=np.float32)
+    np.multiply(pixels.transpose(0, 3, 1, 2), factor[:, None, None], out=values)
+    values -= (mean / std)[:, None, None]
+    return values
+
+
+def pieces_to_input(values: Sequence[bytes], batch: int, stage: Stage, tile: Tile) -> Array:
+    """Put the cells of all pieces where they belong in a tile's input."""
+    shape = stage.input.of(tile.input, batch)
+    runs = [part for piece in tile.pieces for part in piece.ranges]
+    if len(runs) == 1 and len(runs[0].cells) == 1:
+        return _floats(values[0], shape)
+    result = np.empty(shape, dtype=np.float32)
+    for value, run in zip(values, runs, strict=True):
+        flat = _floats(value, (batch * stage.input.channels * run.area,))
+        end = 0
+        for cell in run.cells:
+            view = result[:, :, *cell.within(tile.input).slices]
+            start, end = end, end + view.size
+            view[...] = flat[start:end].reshape(view.shape)
+    return result
+
+
+def _floats(value: bytes, shape: tuple[int, ...]) -> Array:
+    if len(value) != _FLOAT_BYTES * int(np.prod(shape)):
+        raise PlanError("a piece in the store has another size than the plan says")
+    return np.frombuffer(value, dtype="<f4").reshape(shape)
+
+
+def cells_to_bytes(output: Array, tile: Tile) -> memoryview:
+    """Lay a tile's output out as its cells, one after the other."""
+    if len(tile.cells) == 1 and tile.cells[0] == tile.output:
+        return memoryview(np.ascontiguousarray(output)).cast("B")
+    batch, channels = output.shape[:2]
+    flat = np.empty(batch * channels * sum(cell.area for cell in tile.cells), dtype=np.float32)
+    end = 0
+    for cell in tile.cells:
+        view = output[:, :, *cell.within(tile.output).slices]
+        start, end = end, end + view.size
+        flat[start:end].reshape(view.shape)[...] = view
+    return memoryview(flat).cast("B")

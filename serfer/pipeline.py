@@ -1,0 +1,166 @@
+"""A plan that is ready to answer: images or arrays in, logits or classes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drivers.push import PushDriver
+from serfer.background import LoopThread
+from serfer.core.aws import LambdaFacts
+from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.plan import Plan, Preprocess
+from serfer.core.wire import MAX_BATCH, Crop
+from serfer.images import ImageLimits, decode_image, read_image
+from serfer.report import ImageAnswer, QueryReport, best_classes, make_report
+
+Logits = NDArray[np.float32]
+Image = bytes | str | Path
+DEADLINE_S = 120.0
+
+
+class Pipeline:
+    """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        driver: PushDriver,
+        loop: LoopThread,
+        close: Callable[[], Awaitable[None]],
+        facts: LambdaFacts,
+        limits: ImageLimits,
+    ) -> None:
+        self.plan = plan
+        self.last_report: QueryReport | None = None
+        self.last_logits: Logits | None = None
+        self.last_weight_loads = 0
+        self._driver = driver
+        self._loop = loop
+        self._close = close
+        self._facts = facts
+        self._limits = limits
+        self._closed = False
+
+    def run(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Logits:  # noqa: ANN401 - an array or tensor
+        """Run one query and return (N, K) float32 logits.
+
+        `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which the
+        workers preprocess. Raises InputError for any other array.
+        """
+        started = time.perf_counter()
+        array = np.asarray(batch)
+        return self._query(self._crops(array), len(array), (), 0, started, deadline_s)
+
+    def _crops(self, array: NDArray[Any]) -> list[Crop]:
+        """Cut a batch into what each first-stage tile reads."""
+        shape, count = self.plan.input, len(array) if array.ndim else 0
+        tiles = [tile.input.slices for tile in self.plan.stages[0].tiles]
+        if 1 <= count <= MAX_BATCH:
+            if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
+                return [Crop("float32", _bytes(array[:, :, *slices].astype("<f4", copy=False))) for slices in tiles]
+            if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
+                self._preprocess()
+                return [Crop("uint8", _bytes(array[:, *slices])) for slices in tiles]
+        raise InputError(
+            f"the batch is {array.dtype} with shape {array.shape}; this plan takes (N, {shape.channels}, {shape.height}, "
+            f"{shape.width}) float32, or (N, {shape.height}, {shape.width}, {shape.channels}) uint8 pixels, N from 1 to {MAX_BATCH}"
+        )
+
+    def _preprocess(self) -> Preprocess:
+        if self.plan.preprocess is None:
+            raise PlanError(
+                "this plan does not say how an image becomes its input: use run() with float32, or split again with a "
+                "preprocess description"
+            )
+        return self.plan.preprocess
+
+    def pixels(self, images: Sequence[Image], names: Sequence[str] | None = None) -> NDArray[np.uint8]:
+        """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes."""
+        preprocess, shape, limits = self._preprocess(), self.plan.input, self._limits
+        named = zip(images, names or _names(images), strict=True)
+        loaded = [(read_image(Path(image), limits) if not isinstance(image, bytes) else image, name) for image, name in named]
+        return np.stack([decode_image(data, name, preprocess, shape, limits) for data, name in loaded])
+
+    def classify(
+        self,
+        images: Sequence[Image],
+        *,
+        names: Sequence[str] | None = None,
+        top_k: int = 5,
+        deadline_s: float = DEADLINE_S,
+    ) -> list[ImageAnswer]:
+        """Classify images (encoded bytes, or paths) as one query and return each one's `top_k` best classes.
+
+        `names` are what answers and errors call them: their paths, unless given.
+
+        Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
+        """
+        if not 1 <= top_k <= self.plan.output.channels:
+            raise UsageError(f"top-k must be 1 to {self.plan.output.channels}, not {top_k}")
+        if not 1 <= len(images) <= MAX_BATCH:
+            raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
+        started = time.perf_counter()
+        names = _names(images) if names is None else names
+        crops = self._crops(self.pixels(images, names))
+        self._query(crops, len(images), names, top_k, started, deadline_s)
+        assert self.last_report is not None  # noqa: S101 - for the type checker: the query has just set it
+        return list(self.last_report.images)
+
+    def _query(
+        self,
+        crops: list[Crop],
+        batch: int,
+        names: Sequence[str],
+        top_k: int,
+        started: float,
+        deadline_s: float,
+    ) -> Logits:
+        if self._closed:
+            raise UsageError("the pipeline is closed")
+        answer = self._loop.wait(self._driver.run(crops, batch, deadline_s))
+        logits = np.frombuffer(answer.output.output or b"", dtype="<f4").reshape(batch, -1)
+        images = [
+            ImageAnswer(name, best_classes(self.plan, row, top_k)) for name, row in zip(names, logits, strict=False)
+        ]
+        crop_bytes = sum(len(crop.data or b"") for crop in crops)
+        elapsed = time.perf_counter() - started
+        self.last_logits = logits
+        self.last_weight_loads = max(report.weight_loads for run in answer.stages for report in run.reports)
+        self.last_report = make_report(self.plan, answer, images, crop_bytes, elapsed, self._facts)
+        return logits
+
+    def close(self) -> None:
+        """Stop what the pipeline started, and delete what its queries left in the store."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._loop.wait(_run(self._close))
+            finally:
+                self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _run(close: Callable[[], Awaitable[None]]) -> None:
+    await close()
+
+
+def _names(images: Sequence[Image]) -> list[str]:
+    return [f"image {number}" if isinstance(image, bytes) else str(image) for number, image in enumerate(images)]
+
+
+def _bytes(array: NDArray[Any]) -> bytes:
+    return np.ascontiguousarray(array).tobytes()

@@ -1,0 +1,125 @@
+"""What a query's answer says of itself: predictions, where its time and bytes went, what Lambda charges for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drivers.push import Answer
+from serfer.core.aws import LambdaFacts
+from serfer.core.cost import invocation_usd
+from serfer.core.counts import StoreCounts
+from serfer.core.plan import Plan, Stage
+from serfer.core.run import StageRun
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One class of an answer; `label` is its index as text where the plan has no labels."""
+
+    label: str
+    index: int
+    score: float
+
+
+@dataclass(frozen=True)
+class ImageAnswer:
+    """An image's best classes, best first."""
+
+    name: str
+    predictions: tuple[Prediction, ...]
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time."""
+
+    name: str
+    grid: str
+    tasks: int
+    ms: float
+    cold: int
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True)
+class QueryReport:
+    """The object that `serfer classify --json` and the HTTP API answer with.
+
+    `cost_usd` prices the measured times as Lambda would: requests, and memory times billed milliseconds.
+    """
+
+    model: str
+    images: tuple[ImageAnswer, ...]
+    latency_ms: float
+    cost_usd: float
+    plan: str
+    target: str
+    stages: tuple[StageReport, ...]
+    store: StoreCounts
+    retries: int
+    hedges: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def make_report(
+    plan: Plan, answer: Answer, images: Sequence[ImageAnswer], crop_bytes: int, latency_s: float, facts: LambdaFacts
+) -> QueryReport:
+    """Put a query's report together; `crop_bytes` is what went to the first stage inside its payloads."""
+    reports = [report for run in answer.stages for report in run.reports]
+    pairs = list(zip(plan.stages, answer.stages, strict=True))
+    return QueryReport(
+        model=plan.model,
+        images=tuple(images),
+        latency_ms=round(latency_s * 1000, 3),
+        cost_usd=sum(
+            invocation_usd(stage.memory_mb, report.billed_ms, facts) for stage, run in pairs for report in run.reports
+        ),
+        plan=plan.digest,
+        target="serverless",
+        stages=tuple(
+            _stage_report(number, stage, run, 0 if number else crop_bytes) for number, (stage, run) in enumerate(pairs)
+        ),
+        store=sum((report.counts for report in reports), answer.driver_counts),
+        retries=answer.retries,
+        hedges=0,
+    )
+
+
+def _stage_report(number: int, stage: Stage, run: StageRun, crop_bytes: int) -> StageReport:
+    ended = run.started if run.ended is None else run.ended
+    return StageReport(
+        name=f"stage-{number}",
+        grid=str(stage.grid),
+        tasks=stage.grid.tiles,
+        ms=round((ended - run.started) * 1000, 3),
+        cold=sum(report.init_ms > 0 for report in run.reports),
+        bytes_in=crop_bytes + sum(report.counts.bytes_get for report in run.reports),
+        bytes_out=sum(report.counts.bytes_put + len(report.output or b"") for report in run.reports),
+    )
+
+
+def best_classes(plan: Plan, logits: NDArray[np.float32], top_k: int) -> tuple[Prediction, ...]:
+    """Return the `top_k` best classes of one image's logits, (K,) float32, scored by the plan's activation."""
+    scores = _scores(logits.astype(np.float64), plan.activation)
+    order = np.argsort(-scores, kind="stable")[:top_k]
+    return tuple(
+        Prediction(plan.labels[index] if plan.labels else str(index), int(index), float(scores[index])) for index in order
+    )
+
+
+def _scores(logits: NDArray[np.float64], activation: str) -> NDArray[np.float64]:
+    if activation == "softmax":
+        powers = np.exp(logits - logits.max())
+        return np.asarray(powers / powers.sum())
+    if activation == "sigmoid":
+        return np.asarray(1 / (1 + np.exp(-logits)))
+    return logits

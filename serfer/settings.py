@@ -1,0 +1,43 @@
+"""The only reader of the environment, workers apart: what an operator sets once, as SERFER_* variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from serfer.core.aws import LambdaFacts, parse_aws, shipped_aws
+from serfer.core.errors import InputError, UsageError
+
+
+class Settings(BaseSettings):
+    """Settings with their defaults; every field `x` is set by the variable SERFER_X."""
+
+    model_config = SettingsConfigDict(env_prefix="SERFER_", frozen=True)
+
+    cache_dir: Path = Field(default_factory=lambda: Path.home() / ".cache" / "serfer")
+    aws_file: Path | None = None
+    max_image_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    max_image_pixels: int = Field(default=100_000_000, gt=0)
+    local_concurrency: int = Field(default=16, gt=0)
+    local_port: int = Field(default=0, ge=0, le=65535)
+
+    def facts(self) -> LambdaFacts:
+        """Return AWS's prices and quotas, with the user's own where `aws_file` has them."""
+        if self.aws_file is None:
+            return shipped_aws()
+        try:
+            text = self.aws_file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"SERFER_AWS_FILE: {self.aws_file} cannot be read: {error.strerror}") from error
+        return parse_aws(text, shipped_aws())
+
+
+def load_settings() -> Settings:
+    """Read the settings; raises UsageError that names the wrong variable."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"SERFER_{str(first['loc'][0]).upper()}: {first['msg']}") from error

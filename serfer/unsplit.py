@@ -1,0 +1,71 @@
+"""The whole network in one piece, run here: what every split answer is measured against (rule 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import PlanError
+from serfer.core.plan import Plan
+
+Array = NDArray[np.float32]
+TOLERANCE = 1e-4
+_TIE = 1e-5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far split logits are from unsplit ones: relative to their range, and whether the first class is the same.
+
+    Classes whose unsplit logits are closer than 1e-5 of the range count as a tie.
+    """
+
+    error: float
+    same_top: bool
+
+    @property
+    def exact(self) -> bool:
+        """Whether rule 1 holds."""
+        return self.error <= TOLERANCE and self.same_top
+
+
+def difference(split: NDArray[Any], whole: NDArray[Any]) -> Difference:
+    """Compare (N, K) logits; NaN anywhere counts as the largest difference."""
+    span = float(np.ptp(whole)) or 1.0
+    error = float(np.abs(split - whole).max()) / span
+    best = whole.max(axis=1)
+    chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
+    return Difference(error if error == error else float("inf"), bool((best - chosen <= _TIE * span).all()))  # noqa: PLR0124 - NaN
+
+
+def unsplit(plan: Plan, directory: Path) -> Callable[[NDArray[Any]], Array]:
+    """Return the unsplit network of a plan directory as a function of a batch, on one thread of this process.
+
+    It takes (N, C, H, W) float32 or (N, H, W, C) uint8 pixels and returns (N, K) float32.
+    """
+    import onnxruntime as ort  # noqa: PLC0415 - only comparing needs it
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = ort.InferenceSession(directory / plan.unsplit.path, options, providers=["CPUExecutionProvider"])
+
+    def run(batch: NDArray[Any]) -> Array:
+        values = normalised(plan, batch) if batch.dtype == np.uint8 else batch
+        result: Array = session.run(None, {"input": np.ascontiguousarray(values)})[0]
+        return result
+
+    return run
+
+
+def normalised(plan: Plan, pixels: NDArray[np.uint8]) -> Array:
+    """Return pixels, (N, H, W, C) uint8, as the network's input, (N, C, H, W) float32: (x * scale - mean) / std."""
+    if plan.preprocess is None:
+        raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
+    mean, std = np.float32(plan.preprocess.mean), np.float32(plan.preprocess.std)
+    values = (pixels.astype(np.float32) * np.float32(plan.preprocess.scale) - mean) / std
+    return np.ascontiguousarray(values.transpose(0, 3, 1, 2), dtype=np.float32)

@@ -1,0 +1,153 @@
+"""The only place that picks concrete classes: a plan directory and a few words become a running pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from botocore.credentials import Credentials
+
+from drivers.inprocess import InProcessInvoker
+from drivers.invoker import Invoker
+from drivers.lambda_http import LambdaInvoker
+from drivers.push import PushDriver
+from serfer.background import LoopThread
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, load_plan
+from serfer.images import ImageLimits
+from serfer.local.function import REGION, FunctionConfig
+from serfer.local.lambda_service import LambdaService
+from serfer.local.redis_server import RedisServer
+from serfer.local.runtime import runtime_directory
+from serfer.pipeline import Pipeline
+from serfer.settings import Settings, load_settings
+from splitter import zoo
+from splitter.bundle import HANDLER, code_stamp, function_directory
+from storage import Store, open_store
+
+WORKERS = ("inprocess", "local")
+_TASK_TIMEOUT_S = 60.0
+_CONNECTIONS = 256
+_BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
+
+
+def open_pipeline(
+    directory: Path | str, *, store: str | None = None, workers: str = "inprocess", settings: Settings | None = None
+) -> Pipeline:
+    """Open a plan directory for queries, through the push driver.
+
+    `workers` is "inprocess" (threads of this process) or "local" (the local Lambda service, one process for each
+    execution environment). `store` is a URL; by default workers in process share memory, and local ones a Redis server
+    that is started for them. Every artefact's digest is checked first.
+
+    Raises PlanError for a directory that is not whole, UsageError for a pair that cannot work, UnavailableError where
+    something does not come up; then nothing is left running.
+    """
+    settings = settings or load_settings()
+    _check_pair(store, workers)
+    path = Path(directory)
+    plan = load_plan(path)
+    check_artefacts(plan, path)
+    loop = LoopThread()
+    try:
+        return loop.wait(_assemble(plan, path, store, workers, settings, loop))
+    except BaseException:
+        loop.close()
+        raise
+
+
+def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> Path:
+    """Return the plan directory of a zoo model, in the grids that the zoo shows it in, splitting it when first asked.
+
+    It is split again whenever the splitter's own code changes. Raises ModelError for an unknown name.
+    """
+    entry = zoo.find(name)
+    target = settings.cache_dir / "plans" / f"{name}-{code_stamp(('splitter', 'serfer.core'))}"
+    if not (target / PLAN_FILE).is_file():
+        from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
+
+        progress(f"splitting {name}, once: the plan stays in {target.parent}")
+        split(name, out=target, grids=list(entry.grids), progress=progress)
+    return target
+
+
+def _check_pair(store: str | None, workers: str) -> None:
+    if workers not in WORKERS:
+        raise UsageError(f"workers are {' or '.join(WORKERS)}, not {workers!r}")
+    if workers == "local" and (store or "").startswith("memory:"):
+        raise UsageError("memory:// cannot be shared with local workers, which are processes: use redis:// or file://")
+
+
+async def _assemble(
+    plan: Plan, directory: Path, store_url: str | None, workers: str, settings: Settings, loop: LoopThread
+) -> Pipeline:
+    """Start the parts, each to be stopped in the opposite order: workers, driver, invoker, store."""
+    facts = settings.facts()
+    async with AsyncExitStack() as parts:
+        url = store_url or _default_store(workers, parts)
+        store = parts.enter_context(open_store(url))
+        if workers == "local":
+            service = _local_service(plan, directory, url, settings)
+            await _start(service)
+            invoker: Invoker = LambdaInvoker(service.url, REGION, Credentials("local", "local"), _CONNECTIONS)
+        else:
+            invoker = InProcessInvoker(_worker(plan, directory, store), threads=os.cpu_count() or 1)
+        driver = PushDriver(
+            plan,
+            invoker,
+            store,
+            inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
+            timeout_s=_TASK_TIMEOUT_S,
+        )
+        parts.push_async_callback(invoker.close)
+        parts.push_async_callback(driver.close)
+        if workers == "local":
+            parts.push_async_callback(service.stop)  # first: what is in flight ends, and with it what could still write
+        limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
+        return Pipeline(plan, driver, loop, parts.pop_all().aclose, facts, limits)
+    raise AssertionError("unreachable: the exit stack swallows nothing")
+
+
+def _default_store(workers: str, parts: AsyncExitStack) -> str:
+    if workers == "inprocess":
+        return "memory://"
+    server = RedisServer()
+    parts.callback(server.stop)
+    return server.url
+
+
+def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settings) -> LambdaService:
+    cache = settings.cache_dir
+    functions = [
+        FunctionConfig(
+            name=plan.function(number),
+            directory=function_directory(plan, directory, number, cache),
+            handler=HANDLER,
+            memory_mb=stage.memory_mb,
+            timeout_s=_TASK_TIMEOUT_S,
+            environment={"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING"},
+        )
+        for number, stage in enumerate(plan.stages)
+    ]
+    return LambdaService(
+        functions,
+        facts=settings.facts(),
+        runtime=runtime_directory(cache / "runtime"),
+        concurrency=settings.local_concurrency,
+        port=settings.local_port,
+    )
+
+
+async def _start(service: LambdaService) -> None:
+    try:
+        await service.start()
+    except OSError as error:
+        raise UnavailableError(f"the local Lambda service cannot listen at {service.url}: {error.strerror}") from error
+
+
+def _worker(plan: Plan, directory: Path, store: Store):  # noqa: ANN202
+    from lambdas.worker import Worker  # noqa: PLC0415 - it imports ONNX Runtime, which only workers in process need
+
+    return Worker(plan, directory, store, "inprocess", threads=1, init_ms=0.0).handle

@@ -68,8 +68,7 @@ def measure(
         after = _processor_ns()
         blocks.append({name: (after[name] - before[name]) / _NS_PER_MS / queries for name in after})
         whole.append(_unsplit_ms(unsplit, pixels, queries))
-    report = pipeline.last_report
-    assert report is not None  # noqa: S101 - at least one query has run
+    store = pipeline.last_report.store
     ratios = tuple(sum(block.values()) / alone for block, alone in zip(blocks, whole, strict=True))
     return Overhead(
         model=pipeline.plan.model,
@@ -80,9 +79,9 @@ def measure(
         pipeline_ms=median(sum(block.values()) for block in blocks),
         unsplit_ms=median(whole),
         shares_ms={name: median(block[name] for block in blocks) for name in blocks[0]},
-        polls=report.store.exists,
-        bytes_per_query=report.store.bytes_put + report.store.bytes_get,
-        weight_loads=pipeline.last_weight_loads,
+        polls=store.exists,
+        bytes_per_query=store.bytes_put + store.bytes_get,
+        weight_loads=pipeline.last.weight_loads,
         machine=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {_processor_name()}",
     )
 
@@ -110,7 +109,8 @@ def _processor_ns() -> dict[str, float]:
 
 
 def _descendants() -> list[int]:
-    found, pending = [], [Path("/proc/self")]
+    found: list[int] = []
+    pending = [Path("/proc/self")]
     while pending:
         process = pending.pop()
         for thread in (process / "task").iterdir():
@@ -125,4 +125,6 @@ def _descendants() -> list[int]:
 
 def _processor_name() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
+    )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from serfer.core.errors import SerferError
 from serfer.core.run import Failure, FailureKind
-from serfer.core.wire import Report, Task, decode_report, encode_task
+from serfer.core.wire import Report, Task
 
-Handler = Callable[[Any], dict[str, str]]
+Handler = Callable[[Task], Report]
 
 
 class InProcessInvoker:
-    """Calls a worker's `handle`, the same code as in Lambda, for every function name alike."""
+    """Calls a worker's `run`, the same code as in Lambda, for every function name alike."""
 
     def __init__(self, handler: Handler, threads: int) -> None:
         self._handler = handler
@@ -25,12 +24,11 @@ class InProcessInvoker:
         """Run the task in a thread; raises nothing but what a bug in the worker would raise."""
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, encode_task(task))
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, task)
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} took longer than {timeout_s:g} s")
         except SerferError as error:
             return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error))
-        return decode_report(answer)
 
     async def close(self) -> None:
         """Wait for running tasks and end the threads."""

@@ -39,7 +39,7 @@ class LambdaInvoker:
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
         """Invoke synchronously: the response is the task's end."""
         url = f"{self._endpoint}/2015-03-31/functions/{function}/invocations"
-        body = json.dumps(encode_task(task)).encode()
+        body = encode_task(task)
         request = AWSRequest("POST", url, headers={"X-Amz-Invocation-Type": "RequestResponse"}, data=body)
         self._signer.add_auth(request)
         try:

@@ -16,7 +16,19 @@ from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan
-from serfer.core.run import Action, Cancelled, Event, Finish, Invoke, Run, StageRun, TaskDone, TaskFailed, TimePassed, WakeAt
+from serfer.core.run import (
+    Action,
+    Cancelled,
+    Event,
+    Finish,
+    Invoke,
+    Run,
+    StageRun,
+    TaskDone,
+    TaskFailed,
+    TimePassed,
+    WakeAt,
+)
 from serfer.core.wire import Crop, Report, Task
 from storage.counting import CountingStore
 from storage.store import Store
@@ -42,16 +54,29 @@ class Answer:
         return self.stages[-1].reports[0]
 
 
-class PushDriver:
-    """Takes queries through one plan, any number at once."""
+@dataclass(frozen=True)
+class _Route:
+    """What all queries of a driver share."""
 
-    def __init__(self, plan: Plan, invoker: Invoker, store: Store, *, inline_limit: int, timeout_s: float = 60.0) -> None:
-        self._plan = plan
-        self._functions = [plan.function(stage) for stage in range(len(plan.stages))]
-        self._invoker = invoker
-        self._store = store
-        self._inline_limit = inline_limit
-        self._timeout_s = timeout_s
+    plan: Plan
+    functions: Sequence[str]
+    invoker: Invoker
+    store: Store
+    inline_limit: int
+    timeout_s: float
+
+
+class PushDriver:
+    """Takes queries through one plan, any number at once.
+
+    A crop of more than `inline_limit` bytes goes through the store; a task may take `timeout_s`.
+    """
+
+    def __init__(
+        self, plan: Plan, invoker: Invoker, store: Store, *, inline_limit: int, timeout_s: float = 60.0
+    ) -> None:
+        functions = [plan.function(stage) for stage in range(len(plan.stages))]
+        self._route = _Route(plan, functions, invoker, store, inline_limit, timeout_s)
         self._cleanups: set[asyncio.Task[None]] = set()
 
     async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
@@ -59,7 +84,7 @@ class PushDriver:
 
         Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable.
         """
-        query = _Query(self, secrets.token_hex(16), batch, deadline_s)
+        query = _Query(self._route, secrets.token_hex(16), batch, deadline_s)
         try:
             return await query.run(crops)
         finally:
@@ -79,14 +104,14 @@ class PushDriver:
 class _Query:
     """One query's events, invocations and keys."""
 
-    def __init__(self, driver: PushDriver, name: str, batch: int, deadline_s: float) -> None:
-        self._driver = driver
+    def __init__(self, route: _Route, name: str, batch: int, deadline_s: float) -> None:
+        self._route = route
         self._name = name
         self._batch = batch
         self._ttl = deadline_s + _TTL_MARGIN_S
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
-        tiles = [stage.grid.tiles for stage in driver._plan.stages]
+        tiles = [stage.grid.tiles for stage in route.plan.stages]
         self._run = Run(tiles, self._started + deadline_s, seed=secrets.randbits(32))
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._invocations: set[asyncio.Task[None]] = set()
@@ -130,11 +155,11 @@ class _Query:
                 self._ended.set_result(None)
 
     async def _invoke(self, stage: int, tile: int) -> None:
-        driver = self._driver
+        route = self._route
         crop = self._crops[tile] if stage == 0 else None
-        task = Task(driver._plan.digest, self._name, stage, tile, self._batch, self._ttl, crop)
+        task = Task(route.plan.digest, self._name, stage, tile, self._batch, self._ttl, crop)
         try:
-            result = await driver._invoker.invoke(driver._functions[stage], task, driver._timeout_s)
+            result = await route.invoker.invoke(route.functions[stage], task, route.timeout_s)
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; whoever waits must see it
             self._finish(bug)
             return
@@ -145,10 +170,10 @@ class _Query:
 
     async def _with_large_crops_stored(self, crops: Sequence[Crop]) -> list[Crop]:
         """Put crops that no payload can carry into the store; the others ride along."""
-        large = [number for number, crop in enumerate(crops) if crop.data and len(crop.data) > self._driver._inline_limit]
+        large = [number for number, crop in enumerate(crops) if crop.data and len(crop.data) > self._route.inline_limit]
         if not large:
             return list(crops)
-        store = CountingStore(self._driver._store)
+        store = CountingStore(self._route.store)
 
         def put() -> None:
             for number in large:
@@ -164,10 +189,10 @@ class _Query:
             await asyncio.wait(self._invocations, timeout=_STRAGGLER_S)
         keys = [input_key(self._name, number) for number, crop in enumerate(self._crops) if crop.data is None]
         for stage in range(len(self._run.stages)):
-            if stage + 1 < len(self._driver._plan.stages):
+            if stage + 1 < len(self._route.plan.stages):
                 keys.extend(output_key(self._name, stage, tile) for tile in range(len(self._run.stages[stage].tiles)))
         if keys:
             try:
-                await asyncio.to_thread(self._driver._store.delete, keys)
+                await asyncio.to_thread(self._route.store.delete, keys)
             except StoreUnavailableError:
                 return  # a store that is gone keeps nothing; one that comes back lets the keys expire

@@ -47,6 +47,6 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, str]:  # noqa: ANN
     """Run one task; an error is logged with its request id and becomes a function error."""
     try:
         return _WORKER.handle(event)
-    except Exception as error:
-        logger.error("task failed", request_id=context.aws_request_id, error=type(error).__name__, reason=str(error))
+    except Exception:
+        logger.exception("task failed", request_id=context.aws_request_id)
         raise

@@ -50,7 +50,9 @@ class SessionCache:
             weights = self._load(stage.weights.path)
             model = (self._directory / graph).read_bytes()
         except OSError as error:
-            raise PlanError(f"{error.filename} cannot be read: {error.strerror}; is this the stage's function?") from error
+            raise PlanError(
+                f"{error.filename} cannot be read: {error.strerror}; is this the stage's function?"
+            ) from error
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1

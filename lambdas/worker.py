@@ -33,7 +33,9 @@ class Worker:
     `init_ms` is what it cost to get here; the first report carries it.
     """
 
-    def __init__(self, plan: Plan, directory: Path, store: Store, environment: str, threads: int, init_ms: float) -> None:
+    def __init__(
+        self, plan: Plan, directory: Path, store: Store, environment: str, threads: int, init_ms: float
+    ) -> None:
         self._plan = plan
         self._store = store
         self._sessions = SessionCache(directory, threads)
@@ -42,8 +44,11 @@ class Worker:
 
     def handle(self, event: Any) -> dict[str, str]:  # noqa: ANN401 - whatever an invoker sent
         """Run the task in a payload and return the response; raises InputError for what is no task of this plan."""
+        return encode_report(self.run(decode_task(event)))
+
+    def run(self, task: Task) -> Report:
+        """Run a task; raises InputError for one that is not of this plan."""
         started = time.perf_counter()
-        task = decode_task(event)
         stage, tile = self._find(task)
         store = CountingStore(self._store)
         data = self._read(task, stage, tile, store)
@@ -57,19 +62,17 @@ class Worker:
             store.put(output_key(task.query, task.stage, task.tile), value, task.ttl)
         ended = time.perf_counter()
         init_ms, self._init_ms = self._init_ms, 0.0
-        return encode_report(
-            Report(
-                environment=self._environment,
-                init_ms=init_ms,
-                read_ms=_ms(started, read),
-                compute_ms=_ms(read, computed),
-                write_ms=_ms(computed, ended),
-                total_ms=_ms(started, ended),
-                weight_loads=self._sessions.weight_loads,
-                sessions=self._sessions.built,
-                counts=store.counts,
-                output=output.tobytes() if last else None,
-            )
+        return Report(
+            environment=self._environment,
+            init_ms=init_ms,
+            read_ms=_ms(started, read),
+            compute_ms=_ms(read, computed),
+            write_ms=_ms(computed, ended),
+            total_ms=_ms(started, ended),
+            weight_loads=self._sessions.weight_loads,
+            sessions=self._sessions.built,
+            counts=store.counts,
+            output=output.tobytes() if last else None,
         )
 
     def _find(self, task: Task) -> tuple[Stage, Tile]:
@@ -119,7 +122,7 @@ def crop_to_input(
         raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
     batch, channels, rows, cols = shape
     pixels = np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels)
-    mean, std = np.float32(preprocess.mean), np.float32(preprocess.std)
+    mean, std = np.array(preprocess.mean, dtype=np.float32), np.array(preprocess.std, dtype=np.float32)
     factor = np.float32(preprocess.scale) / std
     values = np.empty(shape, dtype=np.float32)
     np.multiply(pixels.transpose(0, 3, 1, 2), factor[:, None, None], out=values)
@@ -153,7 +156,7 @@ def _floats(value: bytes, shape: tuple[int, ...]) -> Array:
 def cells_to_bytes(output: Array, tile: Tile) -> memoryview:
     """Lay a tile's output out as its cells, one after the other."""
     if len(tile.cells) == 1 and tile.cells[0] == tile.output:
-        return memoryview(np.ascontiguousarray(output)).cast("B")
+        return np.ascontiguousarray(output).data.cast("B")
     batch, channels = output.shape[:2]
     flat = np.empty(batch * channels * sum(cell.area for cell in tile.cells), dtype=np.float32)
     end = 0
@@ -161,4 +164,4 @@ def cells_to_bytes(output: Array, tile: Tile) -> memoryview:
         view = output[:, :, *cell.within(tile.output).slices]
         start, end = end, end + view.size
         flat[start:end].reshape(view.shape)[...] = view
-    return memoryview(flat).cast("B")
+    return flat.data.cast("B")

@@ -69,7 +69,9 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the fl
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -94,14 +96,18 @@ def _plan_directory(plan: Path | None, model: str | None) -> Path:
 
 @app.command()
 def classify(
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files; - reads one from standard input.")],
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE...", help="Image files; - reads one from standard input.")
+    ],
     model: ModelOption = None,
     plan: PlanOption = None,
     store: StoreOption = None,
     workers: WorkersOption = "local",
     deadline_ms: Annotated[int, typer.Option(min=1, help="Give up on an image after this time.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
-    compare: Annotated[bool, typer.Option("--compare", help="Also run the unsplit model here and print the difference.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also run the unsplit model here and print the difference.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images, each as one query through a split network."""
@@ -115,7 +121,7 @@ def classify(
             try:
                 data = _standard_input() if name == "-" else Path(name)
                 pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
-                delta = difference(pipeline.last_logits, whole(pipeline.pixels([data]))) if whole else None
+                delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
             except SerferError as error:
                 _complain(error)
                 failures.append(error)
@@ -133,9 +139,15 @@ def split(
     model: Annotated[str, typer.Argument(help="A zoo name, an .onnx file, or module.py:factory.")],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
     stages: Annotated[str, typer.Option(help="How many stages, or auto.")] = "auto",
-    grids: Annotated[str, typer.Option(help="auto; one grid for every stage that can be tiled; or 2x2,2x2,1.")] = "auto",
-    size: Annotated[str | None, typer.Option(help="The input's HEIGHTxWIDTH; a zoo model or ONNX file may fix its own.")] = None,
-    memory: Annotated[int | None, typer.Option(help="MB of memory of each function; by default one vCPU's share.")] = None,
+    grids: Annotated[
+        str, typer.Option(help="auto; one grid for every stage that can be tiled; or 2x2,2x2,1.")
+    ] = "auto",
+    size: Annotated[
+        str | None, typer.Option(help="The input's HEIGHTxWIDTH; a zoo model or ONNX file may fix its own.")
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option(help="MB of memory of each function; by default one vCPU's share.")
+    ] = None,
     limit_mb: Annotated[int | None, typer.Option(help="MB that a function's package may have; AWS allows 250.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -168,7 +180,9 @@ def explain(directory: PlanArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def verify(
     directory: PlanArgument,
-    images: Annotated[list[Path] | None, typer.Option("--images", help="An image to compare on; may be repeated.")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option("--images", help="An image to compare on; may be repeated.")
+    ] = None,
     random: Annotated[int, typer.Option(min=0, help="How many random inputs to compare on.")] = 2,
     workers: WorkersOption = "inprocess",
     store: StoreOption = None,
@@ -182,14 +196,16 @@ def verify(
         found = []
         for name, batch in _inputs(pipeline, images or [], random):
             pipeline.run(batch)
-            found.append((name, difference(pipeline.last_logits, whole(batch))))
+            found.append((name, difference(pipeline.last.logits, whole(batch))))
     if as_json:
         for name, delta in found:
             _print_json({"input": name, "error": delta.error, "same_top": delta.same_top, "exact": delta.exact})
     else:
         display.print_differences(out, found)
     if not all(delta.exact for _, delta in found):
-        raise WrongAnswerError(f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range")
+        raise WrongAnswerError(
+            f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range"
+        )
 
 
 @app.command()
@@ -282,7 +298,7 @@ def _complain(error: SerferError) -> None:
     err.print(f"serfer: {error}", soft_wrap=True, markup=False)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _terminate(_number: int, _frame: FrameType | None) -> None:
     """Turn SIGTERM into an orderly end: workers, store and keys are cleaned up on the way out."""
     raise SystemExit(_TERMINATED)
 

@@ -72,7 +72,9 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
     """Print a plan's stages and what it would cost."""
     out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
     out.print(f"{plan.input} in, {plan.output} out, {plan.tasks} tasks a query in {len(plan.stages)} stages")
-    table = _table("stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "weights", "memory", "writes", "reads")
+    table = _table(
+        "stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "weights", "memory", "writes", "reads"
+    )
     for number, stage in enumerate(plan.stages):
         table.add_row(
             f"stage-{number}",
@@ -93,7 +95,9 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
     requests = sum(stage.grid.tiles * invocation_usd(stage.memory_mb, 0, facts) for stage in plan.stages)
-    out.print(f"requests alone cost ${requests * _QUERIES:.2f} for a million queries; times are measured by serfer classify")
+    out.print(
+        f"requests alone cost ${requests * _QUERIES:.2f} for a million queries; times are measured by serfer classify"
+    )
 
 
 def _halo(stage: Stage) -> str:
@@ -117,7 +121,9 @@ def print_differences(out: Console, found: Sequence[tuple[str, Difference]]) -> 
     """Print how far each answer is from the unsplit model's."""
     table = _table("input", "error / range", "first class", "exact")
     for name, delta in found:
-        table.add_row(plain(name), f"{delta.error:.1e}", "same" if delta.same_top else "OTHER", "yes" if delta.exact else "NO")
+        table.add_row(
+            plain(name), f"{delta.error:.1e}", "same" if delta.same_top else "OTHER", "yes" if delta.exact else "NO"
+        )
     out.print(table)
 
 
@@ -140,5 +146,8 @@ def print_overhead(out: Console, result: Overhead) -> None:
     out.print(table)
     low, high = min(result.ratios), max(result.ratios)
     out.print(f"[bold]{result.ratio:.2f} times[/] the unsplit pass (pairs from {low:.2f} to {high:.2f})")
-    out.print(f"{result.rounds} rounds of {result.queries} queries; {result.polls} polls; {result.bytes_per_query:,} bytes a query through the store")
+    out.print(
+        f"{result.rounds} rounds of {result.queries} queries; {result.polls} polls; "
+        f"{result.bytes_per_query:,} bytes a query through the store"
+    )
     out.print(f"most weight loads of any environment: {result.weight_loads}; {plain(result.machine)}")

@@ -14,7 +14,18 @@ from pathlib import Path
 from serfer.settings import Settings
 
 _TESTED = (3, 11)
-_PACKAGES = ("awslambdaric", "botocore", "msgpack", "numpy", "onnx", "onnxruntime", "onnxscript", "pillow", "redis", "torch")
+_PACKAGES = (
+    "awslambdaric",
+    "botocore",
+    "msgpack",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "pillow",
+    "redis",
+    "torch",
+)
 _NEEDED_BYTES = 2 * 1024**3
 
 
@@ -30,7 +41,15 @@ class Check:
 
 def examine(settings: Settings) -> list[Check]:
     """Look at everything that the local pipeline needs."""
-    return [_python(), _platform(), _processors(), *map(_package, _PACKAGES), _redis_server(), _cache(settings.cache_dir), _space(settings.cache_dir)]
+    return [
+        _python(),
+        _platform(),
+        _processors(),
+        *map(_package, _PACKAGES),
+        _redis_server(),
+        _cache(settings.cache_dir),
+        _space(settings.cache_dir),
+    ]
 
 
 def _python() -> Check:

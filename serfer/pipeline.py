@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,15 @@ Image = bytes | str | Path
 DEADLINE_S = 120.0
 
 
+@dataclass(frozen=True)
+class Result:
+    """A query's end: (N, K) float32 logits, its report, and the most often that any of its workers read its weights."""
+
+    logits: Logits
+    report: QueryReport
+    weight_loads: int
+
+
 class Pipeline:
     """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement."""
 
@@ -38,9 +48,7 @@ class Pipeline:
         limits: ImageLimits,
     ) -> None:
         self.plan = plan
-        self.last_report: QueryReport | None = None
-        self.last_logits: Logits | None = None
-        self.last_weight_loads = 0
+        self._last: Result | None = None
         self._driver = driver
         self._loop = loop
         self._close = close
@@ -48,15 +56,27 @@ class Pipeline:
         self._limits = limits
         self._closed = False
 
+    @property
+    def last(self) -> Result:
+        """The newest query's result; raises UsageError before the first one."""
+        if self._last is None:
+            raise UsageError("the pipeline has answered no query yet")
+        return self._last
+
+    @property
+    def last_report(self) -> QueryReport:
+        """The newest query's report; raises UsageError before the first one."""
+        return self.last.report
+
     def run(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Logits:  # noqa: ANN401 - an array or tensor
         """Run one query and return (N, K) float32 logits.
 
-        `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which the
-        workers preprocess. Raises InputError for any other array.
+        `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
+        the workers preprocess. Raises InputError for any other array.
         """
         started = time.perf_counter()
         array = np.asarray(batch)
-        return self._query(self._crops(array), len(array), (), 0, started, deadline_s)
+        return self._query(self._crops(array), len(array), (), 0, started, deadline_s).logits
 
     def _crops(self, array: NDArray[Any]) -> list[Crop]:
         """Cut a batch into what each first-stage tile reads."""
@@ -69,8 +89,9 @@ class Pipeline:
                 self._preprocess()
                 return [Crop("uint8", _bytes(array[:, *slices])) for slices in tiles]
         raise InputError(
-            f"the batch is {array.dtype} with shape {array.shape}; this plan takes (N, {shape.channels}, {shape.height}, "
-            f"{shape.width}) float32, or (N, {shape.height}, {shape.width}, {shape.channels}) uint8 pixels, N from 1 to {MAX_BATCH}"
+            f"the batch is {array.dtype} with shape {array.shape}; this plan takes (N, {shape.channels}, "
+            f"{shape.height}, {shape.width}) float32, or (N, {shape.height}, {shape.width}, {shape.channels}) uint8 "
+            f"pixels, N from 1 to {MAX_BATCH}"
         )
 
     def _preprocess(self) -> Preprocess:
@@ -85,7 +106,9 @@ class Pipeline:
         """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes."""
         preprocess, shape, limits = self._preprocess(), self.plan.input, self._limits
         named = zip(images, names or _names(images), strict=True)
-        loaded = [(read_image(Path(image), limits) if not isinstance(image, bytes) else image, name) for image, name in named]
+        loaded = [
+            (read_image(Path(image), limits) if not isinstance(image, bytes) else image, name) for image, name in named
+        ]
         return np.stack([decode_image(data, name, preprocess, shape, limits) for data, name in loaded])
 
     def classify(
@@ -109,9 +132,7 @@ class Pipeline:
         started = time.perf_counter()
         names = _names(images) if names is None else names
         crops = self._crops(self.pixels(images, names))
-        self._query(crops, len(images), names, top_k, started, deadline_s)
-        assert self.last_report is not None  # noqa: S101 - for the type checker: the query has just set it
-        return list(self.last_report.images)
+        return list(self._query(crops, len(images), names, top_k, started, deadline_s).report.images)
 
     def _query(
         self,
@@ -121,7 +142,7 @@ class Pipeline:
         top_k: int,
         started: float,
         deadline_s: float,
-    ) -> Logits:
+    ) -> Result:
         if self._closed:
             raise UsageError("the pipeline is closed")
         answer = self._loop.wait(self._driver.run(crops, batch, deadline_s))
@@ -131,10 +152,12 @@ class Pipeline:
         ]
         crop_bytes = sum(len(crop.data or b"") for crop in crops)
         elapsed = time.perf_counter() - started
-        self.last_logits = logits
-        self.last_weight_loads = max(report.weight_loads for run in answer.stages for report in run.reports)
-        self.last_report = make_report(self.plan, answer, images, crop_bytes, elapsed, self._facts)
-        return logits
+        self._last = Result(
+            logits,
+            make_report(self.plan, answer, images, crop_bytes, elapsed, self._facts),
+            max(report.weight_loads for run in answer.stages for report in run.reports),
+        )
+        return self._last
 
     def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""

@@ -112,7 +112,8 @@ def best_classes(plan: Plan, logits: NDArray[np.float32], top_k: int) -> tuple[P
     scores = _scores(logits.astype(np.float64), plan.activation)
     order = np.argsort(-scores, kind="stable")[:top_k]
     return tuple(
-        Prediction(plan.labels[index] if plan.labels else str(index), int(index), float(scores[index])) for index in order
+        Prediction(plan.labels[index] if plan.labels else str(index), int(index), float(scores[index]))
+        for index in order
     )
 
 

@@ -16,6 +16,7 @@ from drivers.push import PushDriver
 from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, load_plan
+from serfer.core.wire import Report, Task
 from serfer.images import ImageLimits
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
@@ -147,7 +148,7 @@ async def _start(service: LambdaService) -> None:
         raise UnavailableError(f"the local Lambda service cannot listen at {service.url}: {error.strerror}") from error
 
 
-def _worker(plan: Plan, directory: Path, store: Store):  # noqa: ANN202
+def _worker(plan: Plan, directory: Path, store: Store) -> Callable[[Task], Report]:
     from lambdas.worker import Worker  # noqa: PLC0415 - it imports ONNX Runtime, which only workers in process need
 
-    return Worker(plan, directory, store, "inprocess", threads=1, init_ms=0.0).handle
+    return Worker(plan, directory, store, "inprocess", threads=1, init_ms=0.0).run

@@ -36,7 +36,10 @@ _UNUSED_S = 7 * 24 * 3600
 # What a worker never imports, as path prefixes inside site-packages. Each was found by importing without it.
 _PRUNED = (
     "aws_lambda_powertools/event_handler/",
-    *(f"aws_lambda_powertools/utilities/{name}/" for name in ("batch", "circuit_breaker", "data_classes", "data_masking")),
+    *(
+        f"aws_lambda_powertools/utilities/{name}/"
+        for name in ("batch", "circuit_breaker", "data_classes", "data_masking")
+    ),
     *(f"aws_lambda_powertools/utilities/{name}/" for name in ("feature_flags", "idempotency", "kafka", "parameters")),
     *(f"aws_lambda_powertools/utilities/{name}/" for name in ("parser", "streaming", "validation")),
     "numpy/f2py/",
@@ -91,7 +94,9 @@ def dependencies(cache: Path) -> Path:
         _compile(directory)
         size = directory_bytes(directory)
         if size > DEPENDENCY_LIMIT:
-            raise ModelError(f"a function's dependencies take {size:,} bytes, more than {DEPENDENCY_LIMIT:,}: prune more")
+            raise ModelError(
+                f"a function's dependencies take {size:,} bytes, more than {DEPENDENCY_LIMIT:,}: prune more"
+            )
     return target
 
 

@@ -116,7 +116,7 @@ def _improve(order: Order, cost: Callable[[Order], int]) -> Order:
         improved = False
         for taken in range(len(order)):
             rest = current[:taken] + current[taken + 1 :]
-            options = (rest[:place] + (current[taken],) + rest[place:] for place in range(len(order)))
+            options = ((*rest[:place], current[taken], *rest[place:]) for place in range(len(order)))
             best = min(options, key=cost)
             if cost(best) < score:
                 current, score, improved = best, cost(best), True

@@ -45,7 +45,8 @@ def check_exact(plan: Plan, directory: Path, unsplit: Callable[[Array], Array], 
     error = relative_error(got, expected)
     if not error <= TOLERANCE:
         raise WrongAnswerError(
-            f"the split network differs from the unsplit one by {error:.2g} of its range (at most {TOLERANCE:g} is allowed): "
+            f"the split network differs from the unsplit one by {error:.2g} of its range, more than "
+            f"{TOLERANCE:g}: "
             "an operator depends on the batch, the size, or chance; nothing was written"
         )
     return error

@@ -80,14 +80,15 @@ _Chains = dict[int, tuple[_Score, tuple[Choice, ...]]]
 def choose(graph: Graph, grids: GridChoice, stages: int | None, limits: Limits, facts: LambdaFacts) -> list[Choice]:
     """Return the chain of stages with the least predicted latency that keeps the limits.
 
-    Raises UsageError for numbers that contradict each other, ModelError where no chain fits; it says what is in the way.
+    Raises UsageError for numbers that contradict each other, ModelError where no chain fits; it says
+    what is in the way.
     """
     stages = _stage_count(grids, stages)
     points = cut_points(graph)
     if stages is not None and stages > len(points) - 1:
         raise UsageError(f"the network can be cut into {len(points) - 1} stages at most, not {stages}")
     _check_fits(graph, points, limits)
-    options = _Predictor(graph, points, limits, facts).options(grids)
+    options = _Predictor(graph, points, limits, facts, Roofline()).options(grids)
     best: list[_Chains] = [{0: (_Score(), ())}]
     for number in range(stages or MAX_STAGES):
         best.append(_extend(best[-1], options, grids.per_stage[number : number + 1]))
@@ -133,7 +134,7 @@ class _Predictor:
     points: Sequence[int]
     limits: Limits
     facts: LambdaFacts
-    roofline: Roofline = Roofline()
+    roofline: Roofline
 
     def options(self, grids: GridChoice) -> list[tuple[_Score, Choice]]:
         """Return every stage that fits the limits, on every grid that it may have, with its score.
@@ -145,7 +146,9 @@ class _Predictor:
         stages = [Choice(*ends, grid, seconds) for grid, found in tiled.items() for ends, seconds in found.items()]
         scored = [(_Score(0, stage.seconds), stage) for stage in stages]
         if spreads or ONE in (grids.per_stage or grids.options):
-            scored.extend(self._single(start, stop, spreads) for start in self.points for stop in self.points if start < stop)
+            scored.extend(
+                self._single(start, stop, spreads) for start in self.points for stop in self.points if start < stop
+            )
         return [(score, stage) for score, stage in scored if self._fits(stage)]
 
     def _fits(self, stage: Choice) -> bool:
@@ -212,10 +215,11 @@ def _check_fits(graph: Graph, points: Sequence[int], limits: Limits) -> None:
         if size > limits.weight_bytes:
             heaviest = max(nodes, key=lambda node: weight_bytes(graph, [node]))
             raise ModelError(
-                f"operator {heaviest.name!r} ({heaviest.kind}) cannot be deployed: its stage has {size:,} bytes of weights, "
+                f"operator {heaviest.name!r} ({heaviest.kind}) cannot be deployed: its stage has {size:,} bytes of "
+                f"weights, "
                 f"a function has room for {limits.weight_bytes:,} ({limits.package_bytes:,} less "
-                f"{limits.dependency_bytes:,} of dependencies), {size - limits.weight_bytes:,} too few; raise --limit-mb "
-                "to split it for in-process workers only"
+                f"{limits.dependency_bytes:,} of dependencies), {size - limits.weight_bytes:,} too few; raise "
+                "--limit-mb to split it for in-process workers only"
             )
 
 
@@ -224,4 +228,7 @@ def _why_nothing_fits(graph: Graph, points: Sequence[int], grids: GridChoice, st
     parts = f"{stages} stages" if stages else f"at most {MAX_STAGES} stages"
     wanted = ",".join(str(grid) for grid in grids.per_stage) or "any grid"
     reason = f"; from operator {blocked.name!r} ({blocked.kind}) on, stages have one tile" if blocked else ""
-    return f"no chain of {parts} with grids {wanted} fits the network ({len(points) - 2} cuts){reason} and the package limit"
+    return (
+        f"no chain of {parts} with grids {wanted} fits the network ({len(points) - 2} cuts){reason} "
+        "and the package limit"
+    )

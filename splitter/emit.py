@@ -115,7 +115,9 @@ class _TileWriter:
     def _pool(self, node: Node, source: str, output: str, padding: Padding, fill: float) -> None:
         """Append a pool; ONNX Runtime wants pads smaller than the kernel, so wider ones become a Pad of their own."""
         pads = _pads(padding)
-        attributes = {key: node.attributes[key] for key in ("kernel_shape", "strides", "dilations") if key in node.attributes}
+        attributes: dict[str, Any] = {
+            key: node.attributes[key] for key in ("kernel_shape", "strides", "dilations") if key in node.attributes
+        }
         if node.kind == "AveragePool":
             attributes["count_include_pad"] = 1
         if any(pad >= kernel for pad, kernel in zip(pads, attributes["kernel_shape"] * 2, strict=True)):

@@ -198,7 +198,9 @@ def _with_free_batch(graph: Graph) -> Graph:
             continue
         target = graph.shapes[node.output]
         if target[0] != 1:
-            raise ModelError(f"operator {node.name!r} (Reshape) mixes images of a batch; such a network cannot be split")
+            raise ModelError(
+                f"operator {node.name!r} (Reshape) mixes images of a batch; such a network cannot be split"
+            )
         if len(target) == 2:  # noqa: PLR2004 - (N, K)
             nodes.append(Node(node.name, "Flatten", node.inputs[:1], node.output, {"axis": 1}))
             continue

@@ -116,7 +116,7 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> onnx.ModelProto:
     """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
     import torch  # noqa: PLC0415 - slow to import
 
-    table = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
+    table: dict[Any, Any] = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -148,8 +148,8 @@ def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - o
     from onnxscript import opset20  # noqa: PLC0415 - same
 
     height, width = int(x.shape[2]), int(x.shape[3])
-    rows = onnxscript.ir.tensor(mean_matrix(height, int(output_size[0])))
-    cols = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(width, int(output_size[1])).T))
+    rows: Any = onnxscript.ir.tensor(mean_matrix(height, int(output_size[0])))
+    cols: Any = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(width, int(output_size[1])).T))
     return opset20.MatMul(opset20.Constant(value=rows), opset20.MatMul(x, opset20.Constant(value=cols)))
 
 
@@ -166,9 +166,8 @@ def mean_matrix(size: int, outputs: int) -> Array:
 
 
 def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
+    _check_size(path)
     try:
-        if path.stat().st_size > _MAX_ONNX_BYTES:
-            raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
         model = onnx.load(path)
         onnx.checker.check_model(model)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -185,12 +184,22 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
     return Source(path.stem, f"from {path.name}", model, _runner(path)), _given(example)
 
 
+def _check_size(path: Path) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if size > _MAX_ONNX_BYTES:
+        raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
+
+
 def _upgraded(path: Path, model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     try:
         return onnx.version_converter.convert_version(model, OPSET)
     except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
         raise ModelError(
-            f"{path} has opset {opset} and cannot be converted to {OPSET}: {str(error).splitlines()[0]}; export it again"
+            f"{path} has opset {opset} and cannot be converted to {OPSET}: "
+            f"{str(error).splitlines()[0]}; export it again"
         ) from error
 
 
@@ -214,5 +223,3 @@ def _runner(path: Path) -> Callable[[Array], Array]:
         return np.concatenate([session.run(None, {name: image[None]})[0] for image in batch])
 
     return run
-
-

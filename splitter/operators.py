@@ -26,7 +26,19 @@ if TYPE_CHECKING:
 WINDOWED = frozenset({"Conv", "MaxPool", "AveragePool"})
 POINTWISE = frozenset(
     {
-        *("Relu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "LeakyRelu", "Elu", "Selu", "Celu", "Tanh", "Softplus"),
+        *(
+            "Relu",
+            "Clip",
+            "Sigmoid",
+            "HardSigmoid",
+            "HardSwish",
+            "LeakyRelu",
+            "Elu",
+            "Selu",
+            "Celu",
+            "Tanh",
+            "Softplus",
+        ),
         *("Softsign", "Mish", "Gelu", "Erf", "Exp", "Log", "Sqrt", "Abs", "Neg", "Identity", "PRelu", "Dropout"),
         *("BatchNormalization", "LRN", "Swish", "ThresholdedRelu", "Reciprocal", "Floor", "Ceil", "Round"),
     }
@@ -113,7 +125,9 @@ def _broadcasts_by_channel(graph: Graph, node: Node) -> bool:
 
 
 def _pads_with_constant(graph: Graph, node: Node) -> bool:
-    if node.attributes.get("mode", b"constant") != b"constant" or any(n not in graph.weights for n in node.inputs[1:] if n):
+    if node.attributes.get("mode", b"constant") != b"constant" or any(
+        n not in graph.weights for n in node.inputs[1:] if n
+    ):
         return False
     pads = pad_amounts(graph, node)
     return all(pads[axis] == 0 == pads[axis + _RANK] for axis in (0, CHANNEL_AXIS)) and min(pads) >= 0

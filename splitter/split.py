@@ -1,9 +1,9 @@
 """A model to a plan directory: plan.json, one weights file for each stage, one ONNX graph for each tile shape.
 
-    DIR/plan.json
-    DIR/unsplit.onnx                the whole network, pointing into the stages' weights
-    DIR/stage-0/weights.bin
-    DIR/stage-0/3f2a....onnx        named by content: tiles of the same shape share a graph
+DIR/plan.json
+DIR/unsplit.onnx                the whole network, pointing into the stages' weights
+DIR/stage-0/weights.bin
+DIR/stage-0/3f2a....onnx        named by content: tiles of the same shape share a graph
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _TilePart:
     model: bytes
 
 
-def split(
+def split(  # noqa: PLR0913 - what a user may choose, each with a default
     model: Any,  # noqa: ANN401 - an nn.Module, or a path or name as text
     example: Any | None = None,  # noqa: ANN401 - an array or tensor
     out: Path | str = "plan",
@@ -92,7 +92,7 @@ def split(
     Raises ModelError, UsageError, or WrongAnswerError if the parts do not equal the whole.
     """
     facts = facts or shipped_aws()
-    grid_choice = parse_grids(list(grids) if isinstance(grids, list) else grids)  # type: ignore[arg-type]
+    grid_choice = parse_grids(grids)
     stage_count = None if stages == "auto" else _whole_number(stages)
     memory_mb = _memory(memory_mb or facts.memory_per_vcpu, facts)
     progress("reading the network")
@@ -247,7 +247,7 @@ def _grid(shape: Shape, grid: Grid, index: int) -> list[Rect]:
     return grid_rects(shape.height, shape.width, grid)
 
 
-def _stage(  # noqa: PLR0913 - one stage's facts, used once
+def _stage(
     graph: Graph,
     choice: Choice,
     parts: Sequence[_TilePart],

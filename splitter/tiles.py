@@ -39,9 +39,7 @@ def clipped_away(graph: Graph, node: Node, region: Rect) -> Padding:
     )
 
 
-def walk_back(
-    graph: Graph, nodes: Sequence[Node], output: str, region: Rect, reads: Reads = needed_input
-) -> Regions:
+def walk_back(graph: Graph, nodes: Sequence[Node], output: str, region: Rect, reads: Reads = needed_input) -> Regions:
     """Return the rectangle of every tensor of a stage that `region` of `output` depends on.
 
     Where several operators read one tensor, its rectangle is the hull of what they need.

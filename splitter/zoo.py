@@ -68,7 +68,7 @@ def _torchvision() -> Any:  # noqa: ANN401 - a module
     """
     import torch  # noqa: PLC0415 - slow to import
 
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch left it so
     for name in ("nms", "qnms"):
         with contextlib.suppress(RuntimeError):  # a torchvision built for this torch has them
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -98,5 +98,7 @@ ZOO = {
 def find(name: str) -> ZooModel:
     """Return a zoo model; raises ModelError that lists the names there are."""
     if name not in ZOO:
-        raise ModelError(f"unknown model {name!r}: the zoo has {', '.join(sorted(ZOO))}; split your own with serfer split")
+        raise ModelError(
+            f"unknown model {name!r}: the zoo has {', '.join(sorted(ZOO))}; split your own with serfer split"
+        )
     return ZOO[name]

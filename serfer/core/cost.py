@@ -33,8 +33,8 @@ def operator_seconds(macs: int, touched_bytes: int, roofline: Roofline) -> float
 def task_seconds(compute_s: float, moved_bytes: int, memory_mb: int, facts: LambdaFacts) -> float:
     """Predict a warm task's time: invoke, transfers at the function's bandwidth, compute.
 
-    `compute_s` is the time on one vCPU. A function with less memory than one vCPU's gets that share of it; one with more
-    gains nothing here, because a tile runs on one thread.
+    `compute_s` is the time on one vCPU. A function with less memory than one vCPU's gets that share of it; one with
+    more gains nothing here, because a tile runs on one thread.
     """
     share = min(1.0, memory_mb / facts.memory_per_vcpu)
     return facts.invoke_latency + moved_bytes / facts.bandwidth + compute_s / share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -89,7 +90,7 @@ def even_parts(size: int, count: int) -> list[Span]:
     """Cut `size` rows into `count` spans whose sizes differ by one row at most, the larger ones first."""
     base, extra = divmod(size, count)
     starts = [index * base + min(index, extra) for index in range(count + 1)]
-    return [Span(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+    return [Span(start, stop) for start, stop in pairwise(starts)]
 
 
 def grid_rects(height: int, width: int, grid: Grid) -> list[Rect]:

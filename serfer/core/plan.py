@@ -240,7 +240,9 @@ def load_plan(directory: Path) -> Plan:
             raise PlanError(f"{path} is larger than {_MAX_PLAN_BYTES} bytes: not a plan")
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise PlanError(f"{directory} is no plan directory: it has no {PLAN_FILE}; make one with serfer split") from error
+        raise PlanError(
+            f"{directory} is no plan directory: it has no {PLAN_FILE}; make one with serfer split"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
     return parse_plan(text)

@@ -37,7 +37,7 @@ def _structure(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - kind
         return None if value is None else _structure(options[0], value, where)
     if origin is tuple:
         return _structure_tuple(get_args(kind), value, where)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return _structure_dataclass(kind, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

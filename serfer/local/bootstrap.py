@@ -38,7 +38,7 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     limit_resources(int(sys.argv[2]))
     site.setquit()  # exit() and quit() exist inside Lambda, and -S left them out
-    from awslambdaric.__main__ import (  # type: ignore[import-untyped]  # noqa: PLC0415 - limits come first
+    from awslambdaric.__main__ import (  # noqa: PLC0415 - limits come first
         main as serve,
     )
 

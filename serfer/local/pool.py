@@ -22,7 +22,7 @@ _MEMORY_CHECK_S = 0.05
 class EnvironmentPool:
     """Gives each invocation the most recently used idle environment of its function, or a new one."""
 
-    def __init__(  # noqa: PLR0913 - the service's settings, passed through
+    def __init__(
         self,
         facts: LambdaFacts,
         runtime: Path,

@@ -1,0 +1,33 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`. Both set everything up first.
+PYTHON ?= python3.11
+BIN := .venv/bin
+STAMP := .venv/.set-up
+
+.PHONY: setup demo test lint unit clean
+
+setup: $(STAMP)
+
+# torch first and by itself: any looser request for it would bring a build with gigabytes of CUDA libraries.
+$(STAMP): requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/serfer classify examples/images/chelsea.png examples/images/coffee.png --compare
+
+test: setup lint unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit clean
+.PHONY: setup demo test lint unit bench clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,9 @@ lint: setup
 
 unit: setup
 	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/serfer bench overhead --model alexnet --at-most 3
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -229,6 +229,7 @@ def overhead(
     plan: PlanOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of measurements.")] = 7,
     queries: Annotated[int, typer.Option(min=1, help="Queries in each measurement.")] = 20,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
@@ -241,6 +242,8 @@ def overhead(
         _print_json(asdict(result))
     else:
         display.print_overhead(out, result)
+    if at_most is not None and result.ratio > at_most:
+        raise WrongAnswerError(f"the pipeline takes {result.ratio:.2f} times the unsplit pass, more than {at_most:g}")
 
 
 @contextmanager

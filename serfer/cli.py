@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
+from typer.exceptions import TyperException
 
 from serfer import __version__, display
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
@@ -44,7 +45,19 @@ app = typer.Typer(
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
 app.add_typer(bench_app, name="bench")
 
-out = Console(highlight=False)
+
+class _Output(Console):
+    """A console that leaves a closed pipe to `main`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception, so that workers, store and keys are cleaned up on the way out."""
+
+
+out = _Output(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
@@ -243,7 +256,7 @@ def overhead(
     else:
         display.print_overhead(out, result)
     if at_most is not None and result.ratio > at_most:
-        raise WrongAnswerError(f"the pipeline takes {result.ratio:.2f} times the unsplit pass, more than {at_most:g}")
+        raise SerferError(f"the pipeline takes {result.ratio:.2f} times the unsplit pass, more than {at_most:g}")
 
 
 @contextmanager
@@ -297,31 +310,60 @@ def _print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
     print(json.dumps(value))  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal
 
 
-def _complain(error: SerferError) -> None:
-    err.print(f"serfer: {error}", soft_wrap=True, markup=False)
+def _complain(problem: object) -> None:
+    """Say what is wrong in one line, whatever file names and functions put into the message."""
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(problem).strip())
+    err.print(f"serfer: {line}", soft_wrap=True, markup=False)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Turn SIGTERM into an orderly end: workers, store and keys are cleaned up on the way out."""
-    raise SystemExit(_TERMINATED)
+    raise _Terminated
 
 
 def main() -> None:
     """Run the command line and exit with a code that says how it went."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be text
+    code = _exit_code(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # all is cleaned up; what is left takes no time
+    sys.exit(code)
+
+
+def _exit_code(arguments: list[str]) -> int:
+    """Run a command; every way in which it can end without a bug becomes an exit code and at most one line."""
+    command = typer.main.get_command(app)
     try:
-        app(standalone_mode=False)
+        # Not its main(): that one has exit codes of its own for interrupts and closed pipes.
+        with command.make_context("serfer", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
     except SerferError as error:
         _complain(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except typer.Exit as end:
-        sys.exit(end.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        _complain(SerferError("interrupted"))
-        sys.exit(_INTERRUPTED)
+        return end.exit_code
+    except TyperException as error:
+        return _misused(error)
+    except (KeyboardInterrupt, typer.Abort, _Terminated) as end:
+        word, code = ("terminated", _TERMINATED) if isinstance(end, _Terminated) else ("interrupted", _INTERRUPTED)
+        _complain(word)
+        return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has enough of it
-        sys.exit(0)
+    except OSError as error:  # a full disk, say
+        _complain(error)
+        return UnavailableError.exit_code
+    return 0
+
+
+def _misused(error: TyperException) -> int:
+    """Say what is wrong with the arguments; where there were none at all, the message is the whole help."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if "\n" in message:
+        err.print(message, soft_wrap=True, markup=False)
+    else:
+        _complain(f"{message.rstrip('.')} (see {context.command_path if context else 'serfer'} --help)")
+    return UsageError.exit_code

@@ -1,0 +1,63 @@
+"""A network that splits in a second: what most tests here run instead of one of the zoo."""
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import serfer
+from serfer.core.plan import Preprocess
+
+SIZE = 34
+CLASSES = 7
+LABELS = tuple(f"label-{number}" for number in range(CLASSES))
+PREPROCESS = Preprocess(
+    resize=36, interpolation="bilinear", channels="RGB", scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25)
+)
+GRIDS = [(2, 2), (2, 2), (1, 1)]
+
+
+def small_onnx(seed=0):
+    """Three convolutions, one of them with a stride, average pooling and a linear layer: (1, 3, 34, 34) to (1, 7)."""
+    random = np.random.default_rng(seed)
+    weights = {
+        "w1": random.normal(0, 0.3, (8, 3, 3, 3)),
+        "w2": random.normal(0, 0.2, (8, 8, 3, 3)),
+        "w3": random.normal(0, 0.2, (12, 8, 3, 3)),
+        "w4": random.normal(0, 1.0, (CLASSES, 12)),
+        "b4": random.normal(0, 1.0, CLASSES),
+    }
+    nodes = [
+        helper.make_node("Conv", ["input", "w1"], ["c1"], "conv1", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], "conv2", kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
+        helper.make_node("Conv", ["r2", "w3"], ["c3"], "conv3", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c3"], ["r3"], "relu3"),
+        helper.make_node("GlobalAveragePool", ["r3"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w4", "b4"], ["logits"], "fc", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, SIZE, SIZE])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", CLASSES])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.checker.check_model(model)
+    return model
+
+
+def split_small(directory, *, seed=0, **settings):
+    """Split the small network into `directory`/plan and return that path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "small.onnx"
+    onnx.save(small_onnx(seed), path)
+    chosen = {"grids": GRIDS, "preprocess": PREPROCESS, "labels": LABELS, "activation": "softmax", **settings}
+    serfer.split(str(path), out=directory / "plan", **chosen)
+    return directory / "plan"
+
+
+def batch(count=1, seed=0):
+    return np.random.default_rng(seed).standard_normal((count, 3, SIZE, SIZE), dtype=np.float32)

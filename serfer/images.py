@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ _INTERPOLATIONS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 _HIGH_BYTE = 257  # 65535 / 255
+_PILLOWS_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # it refuses more as soon as it sees the header
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ def read_image(path: Path, limits: ImageLimits) -> bytes:
             data = file.read(limits.max_bytes + 1)
     except FileNotFoundError:
         raise ImageError(f"{path} does not exist") from None
-    except OSError as error:
-        raise ImageError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ImageError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
     return data
 
 
@@ -59,8 +61,7 @@ def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, l
         raise ImageError(f"{name} is larger than {limits.max_bytes:,} bytes")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what Pillow only warns about (odd tags, bombs) is no image to trust
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit follows, before decoding
+            warnings.simplefilter("ignore")  # of odd metadata, and of sizes that our own limit judges below
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 _check_pixels(image.size, name, limits)
                 upright = ImageOps.exif_transpose(image)
@@ -68,8 +69,9 @@ def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, l
     except UnidentifiedImageError:
         raise ImageError(f"{name} is no image of a known format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
-        raise ImageError(f"{name} has too many pixels: at most {limits.max_pixels:,} are accepted") from None
-    except (OSError, ValueError, SyntaxError, EOFError, Warning) as error:  # what Pillow's decoders raise
+        most = min(limits.max_pixels, _PILLOWS_MOST_PIXELS)
+        raise ImageError(f"{name} has too many pixels: at most {most:,} are accepted") from None
+    except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow's decoders raise
         raise ImageError(f"{name} cannot be decoded: {error}") from error
 
 

@@ -1,0 +1,385 @@
+import io
+import struct
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from serfer.core.errors import ImageError, PlanError
+from serfer.core.plan import Preprocess, Shape
+from serfer.images import ImageLimits, decode_image, read_image
+
+LIMITS = ImageLimits()
+SHAPE = Shape(3, 24, 32, flat=False)
+RECIPE = {"resize": None, "interpolation": "nearest", "channels": "RGB", "scale": 1 / 255, "mean": (0,), "std": (1,)}
+EXIF_ORIENTATION = 0x0112
+
+
+def recipe(**changes):
+    return Preprocess(**{**RECIPE, **changes})
+
+
+def decode(data, preprocess=None, shape=SHAPE, limits=LIMITS):
+    return decode_image(data, "picture", preprocess or recipe(), shape, limits)
+
+
+def encode(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def quadrants(width=32, height=24):
+    """Red, green / blue, white: any turn or flip shows."""
+    values = np.zeros((height, width, 3), dtype=np.uint8)
+    values[: height // 2, : width // 2] = 255, 0, 0
+    values[: height // 2, width // 2 :] = 0, 255, 0
+    values[height // 2 :, : width // 2] = 0, 0, 255
+    values[height // 2 :, width // 2 :] = 255, 255, 255
+    return Image.fromarray(values)
+
+
+def smooth(width, height):
+    rows, cols = np.mgrid[:height, :width]
+    planes = [np.sin(rows / 7 + phase) * np.cos(cols / 9 - phase) for phase in range(3)]
+    return Image.fromarray(((np.stack(planes, axis=-1) + 1) * 127.5).astype(np.uint8))
+
+
+def png(width, height, depth, colour, data, *chunks):
+    """Write a PNG by hand, of kinds that Pillow does not write."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    extra = b"".join(chunk(kind, body) for kind, body in chunks)
+    return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+def scanlines(values):
+    return b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+
+
+class TestFormats:
+    @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF"])
+    def test_lossless_formats_give_the_very_pixels(self, kind):
+        assert np.array_equal(decode(encode(quadrants(), kind)), np.asarray(quadrants()))
+
+    @pytest.mark.parametrize(("kind", "options"), [("JPEG", {"quality": 95, "subsampling": 0}), ("WEBP", {})])
+    def test_lossy_formats_give_about_the_pixels(self, kind, options):
+        got = decode(encode(smooth(32, 24), kind, **options)).astype(int)
+        assert np.abs(got - np.asarray(smooth(32, 24))).mean() < 6
+
+    @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+    def test_of_an_animation_the_first_frame_counts(self, kind):
+        first, second = Image.new("RGB", (32, 24), "red"), Image.new("RGB", (32, 24), "blue")
+        data = encode(first, kind, save_all=True, append_images=[second])
+        with Image.open(io.BytesIO(data)) as written:
+            assert written.n_frames == 2
+        assert np.abs(decode(data).astype(int) - (255, 0, 0)).max() <= 3
+
+    @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr"])
+    def test_every_mode_becomes_rgb(self, mode):
+        kind = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
+        grey = Image.new("RGB", (32, 24), "white").convert(mode)
+        assert np.abs(decode(encode(grey, kind)).astype(int) - 255).max() <= 2
+
+    def test_a_cmyk_jpeg_keeps_its_colours(self):
+        data = encode(Image.new("CMYK", (32, 24), (0, 255, 255, 0)), "JPEG", quality=95)
+        assert np.abs(decode(data).astype(int) - (255, 0, 0)).max() <= 6
+
+    def test_pixels_are_contiguous_and_of_the_input_size(self):
+        pixels = decode(encode(quadrants(640, 480), "PNG"), recipe(resize=24), Shape(3, 11, 13, flat=False))
+        assert (pixels.shape, pixels.dtype, pixels.flags.c_contiguous) == ((11, 13, 3), np.uint8, True)
+
+
+class TestDepthAndAlpha:
+    RAMP = np.linspace(0, 65535, 24 * 32).astype(np.uint16).reshape(24, 32)
+
+    def check(self, data):
+        assert np.abs(decode(data).astype(float) - (self.RAMP / 257)[..., None]).max() <= 1
+
+    def test_16_bit_grey_png_is_scaled_not_clipped(self):
+        self.check(encode(Image.fromarray(self.RAMP), "PNG"))
+
+    def test_16_bit_grey_tiff_is_scaled_not_clipped(self):
+        self.check(encode(Image.fromarray(self.RAMP), "TIFF"))
+
+    def test_16_bit_big_endian_tiff_is_scaled_not_clipped(self):
+        self.check(encode(Image.fromarray(self.RAMP.astype(">u2")), "TIFF"))
+
+    def test_16_bit_rgb_png_is_scaled_not_clipped(self):
+        values = np.repeat(self.RAMP[..., None], 3, axis=2).reshape(24, -1)
+        self.check(png(32, 24, 16, 2, scanlines(values)))
+
+    def test_16_bit_grey_png_with_alpha_is_scaled_and_on_white(self):
+        values = np.stack([self.RAMP, np.full_like(self.RAMP, 65535)], axis=-1)
+        self.check(png(32, 24, 16, 4, scanlines(values.reshape(24, -1))))
+        values[..., 1] = 0
+        assert decode(png(32, 24, 16, 4, scanlines(values.reshape(24, -1)))).min() == 255
+
+    def test_transparency_shows_white(self):
+        image = Image.new("RGBA", (32, 24), (255, 0, 0, 255))
+        image.paste((0, 0, 0, 0), (0, 0, 16, 24))
+        image.paste((0, 0, 255, 128), (16, 0, 32, 12))
+        pixels = decode(encode(image, "PNG"))
+        assert pixels[5, 5].tolist() == [255, 255, 255]
+        assert np.abs(pixels[5, 20].astype(int) - (127, 127, 255)).max() <= 1
+        assert pixels[20, 20].tolist() == [255, 0, 0]
+
+    def test_grey_with_alpha_shows_white(self):
+        assert decode(encode(Image.new("LA", (32, 24), (0, 0)), "PNG")).min() == 255
+
+    @pytest.mark.parametrize("kind", ["PNG", "GIF"])
+    def test_a_palettes_transparent_entry_shows_white(self, kind):
+        image = Image.new("P", (32, 24), 1)
+        image.putpalette([255, 0, 0, 0, 255, 0] + [0] * 762)
+        image.paste(0, (0, 0, 16, 24))
+        pixels = decode(encode(image, kind, transparency=0))
+        assert pixels[5, 5].tolist() == [255, 255, 255]
+        assert pixels[5, 20].tolist() == [0, 255, 0]
+
+    def test_a_palette_with_degrees_of_transparency_shows_white(self):
+        image = Image.new("P", (32, 24), 1)
+        image.putpalette([255, 0, 0, 0, 0, 0] + [0] * 762)
+        pixels = decode(encode(image, "PNG", transparency=bytes([0, 128])))
+        assert np.abs(pixels.astype(int) - 127).max() <= 1
+
+    def test_a_transparent_colour_shows_white(self):
+        assert decode(encode(Image.new("RGB", (32, 24), (9, 8, 7)), "PNG", transparency=(9, 8, 7))).min() == 255
+
+
+class TestUpright:
+    TURNS = (
+        (1, None),
+        (2, Image.Transpose.FLIP_LEFT_RIGHT),
+        (3, Image.Transpose.ROTATE_180),
+        (4, Image.Transpose.FLIP_TOP_BOTTOM),
+        (5, Image.Transpose.TRANSPOSE),
+        (6, Image.Transpose.ROTATE_90),
+        (7, Image.Transpose.TRANSVERSE),
+        (8, Image.Transpose.ROTATE_270),
+    )
+
+    @pytest.mark.parametrize(("orientation", "turn"), TURNS)
+    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+    def test_a_picture_is_seen_as_people_see_it(self, kind, orientation, turn):
+        upright = quadrants()
+        exif = Image.Exif()
+        exif[EXIF_ORIENTATION] = orientation
+        stored = upright if turn is None else upright.transpose(turn)
+        options = {"lossless": True} if kind == "WEBP" else {"quality": 95} if kind == "JPEG" else {}
+        got = decode(encode(stored, kind, exif=exif, **options)).astype(int)
+        assert np.abs(got - np.asarray(upright)).mean() < 8
+
+    @pytest.mark.parametrize("value", [0, 9, 65535])
+    def test_an_orientation_that_does_not_exist_means_none(self, value):
+        exif = Image.Exif()
+        exif[EXIF_ORIENTATION] = value
+        assert np.array_equal(decode(encode(quadrants(), "PNG", exif=exif)), np.asarray(quadrants()))
+
+    @pytest.mark.parametrize("exif", [b"garbage", b"II*\0\xff\xff\0\0", b"MM\0*\0\0\0\x08\0\x09"])
+    def test_broken_metadata_does_not_make_a_picture_unreadable(self, exif):
+        got = decode(encode(quadrants(), "JPEG", quality=95, exif=b"Exif\0\0" + exif)).astype(int)
+        assert np.abs(got - np.asarray(quadrants())).mean() < 8
+
+
+class TestFit:
+    @pytest.mark.parametrize("size", [(97, 61), (61, 97), (50, 50), (400, 300), (20, 90), (36, 36)])
+    @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+    def test_equals_resizing_everything_and_then_cropping(self, size, interpolation):
+        image, short, side = smooth(*size), 36, 34
+        got = decode(
+            encode(image, "PNG"), recipe(resize=short, interpolation=interpolation), Shape(3, side, side, flat=False)
+        )
+        scale = short / min(size)
+        whole = image.resize(
+            (round(size[0] * scale), round(size[1] * scale)), getattr(Image.Resampling, interpolation.upper())
+        )
+        left, top = (whole.width - side) // 2, (whole.height - side) // 2
+        cropped = whole.crop((left, top, left + side, top + side))
+        assert np.abs(got.astype(int) - np.asarray(cropped)).max() <= 2
+
+    def test_without_resize_the_whole_image_is_stretched(self):
+        assert np.array_equal(decode(encode(quadrants(64, 96), "PNG")), np.asarray(quadrants()))
+
+    def test_the_crop_is_never_larger_than_what_was_resized(self):
+        pixels = decode(encode(quadrants(), "PNG"), recipe(resize=10, interpolation="bilinear"))
+        assert np.abs(pixels.astype(int) - np.asarray(quadrants())).max() <= 2
+
+    def test_channels_come_in_the_networks_order(self):
+        blue_first = decode(encode(quadrants(), "PNG"), recipe(channels="BGR"))
+        assert blue_first.flags.c_contiguous
+        assert np.array_equal(blue_first[..., ::-1], np.asarray(quadrants()))
+
+    @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (2, 3)])
+    @pytest.mark.parametrize("resize", [None, 36])
+    def test_tiny_and_thin_images_have_an_answer(self, size, resize):
+        data = encode(Image.new("RGB", size, (10, 200, 30)), "PNG")
+        pixels = decode(data, recipe(resize=resize, interpolation="bicubic"))
+        assert np.abs(pixels.astype(int) - (10, 200, 30)).max() <= 1
+
+    def test_a_network_of_other_channels_is_refused_by_name(self):
+        with pytest.raises(PlanError, match="takes 1 channels"):
+            decode(encode(quadrants(), "PNG"), shape=Shape(1, 24, 32, flat=False))
+
+
+class TestRefused:
+    def refused(self, data, words, limits=LIMITS):
+        with pytest.raises(ImageError, match=words) as caught:
+            decode(data, limits=limits)
+        assert str(caught.value).startswith("picture ")
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
+    @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+    def test_a_truncated_image(self, kind, share):
+        noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8))
+        data = encode(noise, kind)
+        self.refused(data[: int(len(data) * share)], "cannot be decoded|no image")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"hello, I am a text\n" * 20,
+            b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
+            b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\n",
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n10 10 lineto\n%%EOF\n",
+            b"\0" * 1000,
+            b"\xff\xd8\xff",
+            b"\x89PNG\r\n\x1a\n",
+        ],
+        ids=["text", "svg", "pdf", "eps", "zeros", "jpeg-start", "png-start"],
+    )
+    def test_what_is_no_image_of_a_known_format(self, data):
+        self.refused(data, "no image of a known format|cannot be decoded")
+
+    def test_an_image_of_a_format_that_is_not_ours(self):
+        self.refused(encode(quadrants(), "ICO"), "no image of a known format")
+
+    def test_nothing_at_all(self):
+        self.refused(b"", "is empty")
+
+    def test_more_bytes_than_the_limit(self):
+        data = encode(quadrants(), "BMP")
+        decode(data, limits=ImageLimits(max_bytes=len(data)))
+        self.refused(data, "larger than", ImageLimits(max_bytes=len(data) - 1))
+
+    def test_more_pixels_than_the_limit(self):
+        data = encode(quadrants(), "PNG")
+        decode(data, limits=ImageLimits(max_pixels=32 * 24))
+        self.refused(data, r"32 x 24 pixels", ImageLimits(max_pixels=32 * 24 - 1))
+
+    def test_a_limit_above_pillows_own_is_not_promised(self):
+        data = png(20_000, 20_000, 8, 0, b"")
+        self.refused(data, "at most 178,956,970 are", ImageLimits(max_pixels=500_000_000))
+
+    @pytest.mark.parametrize("size", [(20_000, 20_000), (10_000, 10_001), (2**31 - 1, 2**31 - 1)])
+    def test_huge_dimensions_are_refused_before_anything_is_decoded(self, size):
+        started = time.perf_counter()
+        words = f"{size[0]} x {size[1]} pixels, more than|too many pixels: at most 100,000,000"
+        self.refused(png(*size, 8, 0, b""), words)
+        assert time.perf_counter() - started < 1
+
+    def test_a_bomb_takes_no_memory(self):
+        """A process that may have 300 MB besides its libraries refuses 400 million real pixels in 50 kB."""
+        code = """
+import resource, sys
+from serfer.core.errors import ImageError
+from serfer.images import ImageLimits, decode_image
+from serfer.core.plan import Preprocess, Shape
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)
+try:
+    decode_image(sys.stdin.buffer.read(), "bomb", Preprocess(None, "nearest", "RGB", 1, (0,), (1,)),
+                 Shape(3, 8, 8, flat=False), ImageLimits())
+except ImageError as error:
+    print(error)
+"""
+        bomb = png(20_000, 20_000, 1, 0, bytes(20_000 * 2501))
+        assert len(bomb) < 60_000
+        run = subprocess.run([sys.executable, "-c", code], input=bomb, capture_output=True, check=False)
+        assert run.stdout.startswith(b"bomb has too many pixels"), run.stderr.decode()
+
+    def test_compressed_text_that_explodes(self):
+        text = zlib.compress(bytes(80_000_000), 9)
+        self.refused(png(2, 2, 8, 0, bytes(6), (b"zTXt", b"k\0\0" + text)), "cannot be decoded")
+
+
+class TestFiles:
+    def test_a_file_is_read(self, tmp_path):
+        path = tmp_path / "a.png"
+        path.write_bytes(b"xyz")
+        assert read_image(path, LIMITS) == b"xyz"
+
+    def test_what_is_missing_a_directory_or_forbidden_is_named(self, tmp_path):
+        for path, words in [
+            (tmp_path / "none.jpg", "none.jpg does not exist"),
+            (tmp_path, "is a directory, not an image"),
+            (tmp_path / ("x" * 300), "cannot be read: File name too long"),
+            (tmp_path / "nul\0.jpg", "cannot be read"),
+        ]:
+            with pytest.raises(ImageError, match=words):
+                read_image(path, LIMITS)
+
+    def test_a_file_over_the_limit_is_not_read_to_its_end(self, tmp_path):
+        path = tmp_path / "huge.jpg"
+        with path.open("wb") as file:
+            file.truncate(10 * 1024**4)
+        data = read_image(path, ImageLimits(max_bytes=1000))
+        assert len(data) == 1001
+        with pytest.raises(ImageError, match="larger than 1,000 bytes"):
+            decode(data, limits=ImageLimits(max_bytes=1000))
+
+
+JPEG = encode(smooth(40, 30), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0")
+SAMPLES = {
+    "jpeg": JPEG,
+    "progressive": encode(smooth(40, 30), "JPEG", progressive=True),
+    "png": encode(smooth(40, 30), "PNG"),
+    "palette": encode(smooth(40, 30).quantize(16), "PNG", transparency=3),
+    "gif": encode(smooth(40, 30), "GIF"),
+    "tiff": encode(smooth(40, 30), "TIFF", compression="tiff_lzw"),
+    "webp": encode(smooth(40, 30), "WEBP"),
+    "bmp": encode(smooth(40, 30), "BMP"),
+}
+
+
+def pixels_or_refusal(data):
+    try:
+        pixels = decode(data, recipe(resize=34, interpolation="bilinear"), limits=ImageLimits(max_pixels=1_000_000))
+    except ImageError:
+        return
+    assert pixels.shape == (24, 32, 3)
+    assert pixels.dtype == np.uint8
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_give_pixels_or_an_image_error(data):
+    pixels_or_refusal(data)
+
+
+@given(
+    st.sampled_from(sorted(SAMPLES)),
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=6),
+    st.integers(0, 10_000),
+    st.integers(0, 200),
+    st.binary(max_size=30),
+)
+@example("jpeg", [], 0, 0, b"")
+@settings(max_examples=600, deadline=None)
+def test_any_damage_to_an_image_gives_pixels_or_an_image_error(kind, changes, place, cut, inserted):
+    data = bytearray(SAMPLES[kind])
+    for position, value in changes:
+        # Half of all damage goes to the first bytes, where the headers are.
+        data[position % (len(data) if position % 2 else min(len(data), 200))] = value
+    place %= len(data)
+    data[place : place + cut] = inserted
+    pixels_or_refusal(bytes(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -34,17 +35,20 @@ def parse_aws(text: str, base: LambdaFacts | None = None) -> LambdaFacts:
     Raises InputError for text that is not TOML, an unknown name, or a value that is no positive number.
     """
     try:
-        table = tomllib.loads(text).get("lambda", {})
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the AWS facts file is not TOML: {error}") from error
+    table = document.pop("lambda", {})
+    if not isinstance(table, dict):
+        raise InputError("the AWS facts file has no table [lambda]")
     names = {field.name for field in fields(LambdaFacts)}
-    unknown = sorted(set(table) - names)
+    unknown = sorted((set(table) - names) | set(document))
     if unknown:
         raise InputError(f"the AWS facts file names unknown values: {', '.join(unknown)}; known are {sorted(names)}")
     values = {name: getattr(base, name) for name in names} if base else {}
     for name, entry in table.items():
         value = entry.get("value") if isinstance(entry, dict) else entry
-        if not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InputError(f"the AWS facts file gives lambda.{name} no positive number")
         values[name] = value
     missing = sorted(names - set(values))

@@ -221,7 +221,7 @@ def parse_plan(text: str) -> Plan:
     """Read the text of plan.json; raises PlanError where it is not a plan, or not the plan that was written."""
     try:
         value: Any = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
         raise PlanError(f"plan.json is not JSON ({error}); split the model again") from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__

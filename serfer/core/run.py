@@ -225,7 +225,11 @@ class Run:
                 tile.due, tile.running = None, True
                 self.retries += 1
                 actions.append(Invoke(stage, number))
-        return actions
+        return actions or [WakeAt(self._next_time())]
+
+    def _next_time(self) -> float:
+        """Return when there is something to do if no event comes: a timer that fired too early is set again."""
+        return min([self._deadline, *(tile.due for tile in self.stages[-1].tiles if tile.due is not None)])
 
     def _finish(self, error: SerferError | None) -> list[Action]:
         self.finished = True

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import msgpack
@@ -74,7 +75,7 @@ class Report:
 def encode_task(task: Task) -> bytes:
     """Pack a task into a Lambda payload; base64 needs no escapes, so nobody looks for any."""
     crop = (task.crop.dtype, task.crop.data) if task.crop else None
-    fields = (task.plan, task.query, task.stage, task.tile, task.batch, task.ttl, crop)
+    fields = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl), crop)
     return b'{"task":"%b"}' % _pack(fields)
 
 
@@ -82,7 +83,8 @@ def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
     """Unpack a payload; raises InputError for anything that no driver of ours sends."""
     match _unpack(event, "task"):
         case [str(plan), str(query), int(stage), int(tile), int(batch), float(ttl), crop]:
-            if not (1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= _MAX_TTL):
+            counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
+            if not (counted and 1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= _MAX_TTL):
                 raise InputError("the task is out of bounds")
             return Task(plan, check_query_id(query), stage, tile, batch, ttl, _decode_crop(crop))
     raise InputError("the payload is no task")
@@ -111,9 +113,24 @@ def decode_report(payload: Any) -> Report:  # noqa: ANN401 - whatever a function
     """Unpack a response; raises InputError for anything that no worker of ours answers."""
     plain = _unpack(payload, "report")
     try:
-        return Report(**{**plain, "counts": StoreCounts(**plain["counts"])})
+        report = Report(**{**plain, "counts": StoreCounts(**plain["counts"])})
     except (TypeError, KeyError) as error:
         raise InputError("the function's answer is no report; is it a function of this plan?") from error
+    if not _is_sound(report):
+        raise InputError("the function's report is out of bounds; is it a function of this plan?")
+    return report
+
+
+def _is_sound(report: Report) -> bool:
+    """Say whether every field has its type, every time is finite and no number is negative."""
+    times = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms, report.total_ms)
+    numbers = (report.weight_loads, report.sessions, *astuple(report.counts))
+    return (
+        type(report.environment) is str
+        and all(type(value) in (int, float) and 0 <= value < math.inf for value in times)
+        and all(type(value) is int and value >= 0 for value in numbers)
+        and (report.output is None or type(report.output) is bytes)
+    )
 
 
 def _pack(value: Any) -> bytes:  # noqa: ANN401 - any plain value

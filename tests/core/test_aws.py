@@ -1,0 +1,59 @@
+import datetime as dt
+import tomllib
+from dataclasses import asdict, fields, replace
+from importlib.resources import files
+
+import pytest
+
+from serfer.core.aws import LambdaFacts, parse_aws, shipped_aws
+from serfer.core.errors import InputError
+
+TABLE = tomllib.loads(files("serfer.core").joinpath("aws.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(LambdaFacts)])
+def test_every_shipped_value_has_its_unit_date_and_source(name):
+    entry = TABLE["lambda"][name]
+    assert entry["value"] > 0
+    assert entry["unit"]
+    assert dt.datetime.strptime(entry["date"], "%Y-%m").replace(tzinfo=dt.UTC)
+    assert entry["tag"] in set("DBMSK")
+    assert set(entry) == {"value", "unit", "date", "tag"}
+
+
+def test_what_ships_is_what_the_file_says():
+    assert asdict(shipped_aws()) == {name: entry["value"] for name, entry in TABLE["lambda"].items()}
+
+
+@pytest.mark.parametrize("text", ["[lambda.bandwidth]\nvalue = 1e6\nunit = 'bytes/s'", "[lambda]\nbandwidth = 1e6"])
+def test_a_file_overrides_one_value_and_keeps_the_rest(text):
+    assert parse_aws(text, shipped_aws()) == replace(shipped_aws(), bandwidth=1e6)
+
+
+def test_an_empty_file_overrides_nothing():
+    assert parse_aws("", shipped_aws()) == shipped_aws()
+
+
+def test_without_a_base_everything_must_be_there():
+    with pytest.raises(InputError, match=r"lacks .*package_limit"):
+        parse_aws("[lambda]\nbandwidth = 1")
+
+
+@pytest.mark.parametrize("text", ["[lambda]\nbandwith = 1", "[lamda]\nbandwidth = 1", "bandwidth = 1"])
+def test_an_unknown_name_is_refused_with_the_known_ones(text):
+    with pytest.raises(InputError, match=r"unknown values: .*; known are"):
+        parse_aws(text, shipped_aws())
+
+
+@pytest.mark.parametrize(
+    "value", ["0", "-1", "'75'", "true", "nan", "inf", "[]", "{}", "{ value = 0 }", "{ unit = 's' }"]
+)
+def test_a_value_that_is_no_positive_number_is_refused(value):
+    with pytest.raises(InputError, match=r"lambda\.bandwidth no positive number"):
+        parse_aws(f"[lambda]\nbandwidth = {value}", shipped_aws())
+
+
+@pytest.mark.parametrize("text", ["[lambda", "lambda = 3", "x = \x01", "lambda = []"])
+def test_what_is_no_table_of_facts_is_refused(text):
+    with pytest.raises(InputError, match="AWS facts file"):
+        parse_aws(text, shipped_aws())

@@ -1,0 +1,173 @@
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.core.errors import PlanError
+from serfer.core.plan import Artefact, check_artefacts, dump_plan, file_sha256, load_plan, parse_plan, sealed
+from tests.core.plans import FILES, small_plan, write_plan
+
+PLAN = small_plan()
+VALUE = json.loads(dump_plan(PLAN))
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return write_plan(tmp_path)
+
+
+def leaves(value, path=()):
+    """Yield the path of every scalar."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield path
+    else:
+        for key, item in items:
+            yield from leaves(item, (*path, key))
+
+
+def altered(path):
+    copy = json.loads(json.dumps(VALUE))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    old = place[path[-1]]
+    if isinstance(old, bool):
+        place[path[-1]] = not old
+    elif isinstance(old, str):
+        place[path[-1]] = old + " "
+    else:
+        place[path[-1]] = (old or 0) + 1
+    return copy
+
+
+def test_a_directory_that_was_written_is_read_back(directory):
+    plan = load_plan(directory)
+    check_artefacts(plan, directory)
+    assert plan == PLAN
+
+
+@pytest.mark.parametrize("path", list(leaves(VALUE)), ids=lambda path: ".".join(map(str, path)))
+def test_whichever_value_is_edited_the_plan_is_refused(path):
+    with pytest.raises(PlanError):
+        parse_plan(json.dumps(altered(path)))
+
+
+def test_an_edit_is_called_an_edit():
+    with pytest.raises(PlanError, match="was edited"):
+        parse_plan(json.dumps({**VALUE, "model": "other"}))
+
+
+def test_the_digest_does_not_depend_on_how_the_json_is_laid_out():
+    assert parse_plan(json.dumps(VALUE, sort_keys=True, indent=7)) == PLAN
+
+
+def test_the_digest_covers_the_artefacts():
+    other = replace(PLAN, unsplit=replace(PLAN.unsplit, sha256="0" * 64))
+    assert sealed(other).digest != PLAN.digest
+
+
+def test_sealing_again_changes_nothing():
+    assert sealed(PLAN) == PLAN
+
+
+def test_function_names_carry_the_digest_and_stay_within_what_lambda_allows():
+    names = [replace(PLAN, model="x/y:" * 40).function(stage) for stage in (0, 15)]
+    assert all(PLAN.digest[:12] in name for name in names)
+    assert all(len(name) <= 64 and name.replace("-", "").isalnum() for name in names)
+    assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize("found", [0, 2, "1", None, True, 1.0])
+def test_another_format_is_refused(found):
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        parse_plan(json.dumps({**VALUE, "format": found}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '"x"', "null", "[" * 100_000, '{"format": ' + "9" * 5000 + "}", '{"format": NaN}']
+)
+def test_text_that_is_no_plan_is_refused(text):
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        parse_plan(text)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
+def test_any_json_value_in_place_of_the_stages_is_refused(value):
+    with pytest.raises(PlanError):
+        parse_plan(json.dumps({**VALUE, "stages": value}))
+
+
+def test_a_missing_directory_is_no_plan_directory(tmp_path):
+    with pytest.raises(PlanError, match="no plan directory"):
+        load_plan(tmp_path / "absent")
+
+
+def test_a_file_is_no_plan_directory(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(PlanError, match="no plan directory"):
+        load_plan(tmp_path / "file")
+
+
+def test_an_empty_directory_is_no_plan_directory(tmp_path):
+    with pytest.raises(PlanError, match=r"has no plan\.json"):
+        load_plan(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "plan.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_plan(tmp_path)
+
+
+def test_a_directory_named_like_the_plan_is_refused(tmp_path):
+    (tmp_path / "plan.json").mkdir()
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_plan(tmp_path)
+
+
+def test_a_huge_plan_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "plan.json").open("wb") as file:
+        os.truncate(file.fileno(), 65 * 1024 * 1024)
+    with pytest.raises(PlanError, match="larger than"):
+        load_plan(tmp_path)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_missing_artefact_is_named(directory, path):
+    (directory / path).unlink()
+    with pytest.raises(PlanError, match=f"{path} is missing"):
+        check_artefacts(PLAN, directory)
+
+
+@pytest.mark.parametrize("path", [path for path, value in FILES.items() if value])
+def test_an_altered_artefact_of_the_same_size_is_named(directory, path):
+    value = bytearray(FILES[path])
+    value[-1] ^= 1
+    (directory / path).write_bytes(value)
+    with pytest.raises(PlanError, match=f"{path} was altered"):
+        check_artefacts(PLAN, directory)
+
+
+def test_an_artefact_that_grew_is_named(directory):
+    (directory / "stage-1/weights.bin").write_bytes(b"x")
+    with pytest.raises(PlanError, match="was altered"):
+        check_artefacts(PLAN, directory)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "stage-0/../../secret"])
+def test_a_plan_never_reads_outside_its_directory(directory, path):
+    (directory.parent / "secret").write_text("x")
+    plan = sealed(replace(PLAN, unsplit=Artefact(path, 1, file_sha256(directory.parent / "secret"))))
+    with pytest.raises(PlanError, match="outside the plan directory"):
+        check_artefacts(plan, directory)
+
+
+def test_a_files_digest_is_that_of_all_its_blocks(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    before = file_sha256(tmp_path / "file")
+    (tmp_path / "file").write_bytes(bytes(2_999_999) + b"\1")
+    assert before != file_sha256(tmp_path / "file")

@@ -1,0 +1,224 @@
+import base64
+import json
+import math
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.core import wire
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import InputError
+from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
+
+QUERY = "0123456789abcdef" * 2
+TASK = Task("d" * 64, QUERY, 1, 2, 3, 60.0, Crop("uint8", b"\0\xff\x80"))
+REPORT = Report("env", 0.0, 1.5, 2.5, 3.5, 8.0, 1, 4, StoreCounts(1, 2, 3, 4, 5), b"\0\0\x80?")
+PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None]
+
+FINITE = st.floats(0, allow_infinity=False)
+COUNT = st.integers(0, 2**63 - 1)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=40)
+    | st.binary(max_size=40)
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=8) | st.binary(max_size=3), inner),
+)
+
+
+def packed(field, value):
+    return {field: base64.b64encode(msgpack.packb(value)).decode()}
+
+
+def sent(task):
+    return json.loads(encode_task(task))
+
+
+def plain_report(**changes):
+    value = {name: getattr(REPORT, name) for name in Report.__slots__}
+    return {**value, "counts": {"bytes_put": 1, "bytes_get": 2, "puts": 3, "gets": 4, "exists": 5}, **changes}
+
+
+@given(
+    st.builds(
+        Task,
+        plan=st.text(max_size=64),
+        query=st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
+        stage=st.integers(0, 1000),
+        tile=st.integers(0, 1000),
+        batch=st.integers(1, wire.MAX_BATCH),
+        ttl=st.floats(0, 24 * 3600.0, exclude_min=True),
+        crop=st.none() | st.builds(Crop, st.sampled_from(["uint8", "float32"]), st.none() | st.binary(max_size=100)),
+    )
+)
+def test_a_task_survives_the_trip(task):
+    assert decode_task(sent(task)) == task
+
+
+@given(
+    st.builds(
+        Report,
+        environment=st.text(max_size=20),
+        init_ms=FINITE,
+        read_ms=FINITE,
+        compute_ms=FINITE,
+        write_ms=FINITE,
+        total_ms=FINITE,
+        weight_loads=COUNT,
+        sessions=COUNT,
+        counts=st.builds(StoreCounts, COUNT, COUNT, COUNT, COUNT, COUNT),
+        output=st.none() | st.binary(max_size=100),
+    )
+)
+def test_a_report_survives_the_trip(report):
+    assert decode_report(json.loads(json.dumps(encode_report(report)))) == report
+
+
+def test_tiny_and_huge_times_survive_bit_by_bit():
+    report = replace(REPORT, init_ms=5e-324, total_ms=1.7976931348623157e308, read_ms=0.1 + 0.2)
+    assert decode_report(encode_report(report)) == report
+
+
+def test_whole_numbers_of_seconds_and_milliseconds_are_as_good_as_floats():
+    assert decode_task(sent(replace(TASK, ttl=60))) == TASK
+    assert decode_report(encode_report(replace(REPORT, init_ms=0, total_ms=8))) == REPORT
+
+
+def test_a_crop_travels_from_a_view_without_a_copy_of_its_own():
+    assert decode_task(sent(replace(TASK, crop=Crop("uint8", memoryview(b"abc"))))).crop == Crop("uint8", b"abc")
+
+
+@given(ANYTHING)
+def test_no_payload_whatever_gets_more_than_an_input_error(value):
+    for decode in (decode_task, decode_report):
+        with pytest.raises(InputError):
+            decode(value)
+
+
+@given(ANYTHING)
+def test_no_packed_value_whatever_gets_more_than_an_input_error(value):
+    with pytest.raises(InputError):
+        decode_task(packed("task", value))
+    with pytest.raises(InputError):
+        decode_report(packed("report", value))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_whatever_get_more_than_an_input_error(data):
+    text = base64.b64encode(data).decode()
+    for decode, field in ((decode_task, "task"), (decode_report, "report")):
+        with pytest.raises(InputError):
+            decode({field: text})
+
+
+@settings(max_examples=200)
+@given(st.integers(0, len(PLAIN) - 1), ANYTHING)
+def test_a_task_with_one_odd_field_is_refused_or_well_typed(place, value):
+    plain = list(PLAIN)
+    plain[place] = value
+    try:
+        task = decode_task(packed("task", plain))
+    except InputError:
+        return
+    assert [type(item) for item in (task.plan, task.query, task.stage, task.tile, task.batch)] == [
+        str,
+        str,
+        int,
+        int,
+        int,
+    ]
+    assert task.stage >= 0
+    assert task.tile >= 0
+    assert 1 <= task.batch <= wire.MAX_BATCH
+    assert 0 < task.ttl <= 24 * 3600
+    assert task.crop is None or task.crop.dtype in wire.DTYPES
+
+
+@settings(max_examples=200)
+@given(st.sampled_from([*Report.__slots__, "unknown"]), ANYTHING)
+def test_a_report_with_one_odd_field_is_refused_or_well_typed(name, value):
+    try:
+        report = decode_report(packed("report", plain_report(**{name: value})))
+    except InputError:
+        return
+    assert type(report.environment) is str
+    for time in (report.init_ms, report.read_ms, report.compute_ms, report.write_ms, report.total_ms):
+        assert type(time) in (int, float)
+        assert math.isfinite(time)
+        assert time >= 0
+    assert type(report.weight_loads) is type(report.sessions) is int
+    assert isinstance(report.counts, StoreCounts)
+    assert report.output is None or type(report.output) is bytes
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *[(2, -1), (2, True), (2, 1.0), (3, -1), (3, False), (4, 0), (4, -1), (4, 1025), (4, True)],
+        *[(5, 0.0), (5, -1.0), (5, math.nan), (5, math.inf), (5, 24 * 3600 + 1.0), (5, True), (5, "60")],
+        *[(0, b"d"), (1, "x"), (1, QUERY + "0"), (1, QUERY.encode())],
+        *[(6, []), (6, ["uint8"]), (6, ["int64", b""]), (6, ["uint8", "text"]), (6, ["uint8", b"", 1]), (6, 0)],
+    ],
+)
+def test_a_task_out_of_bounds_is_refused(place, value):
+    plain = list(PLAIN)
+    plain[place] = value
+    with pytest.raises(InputError):
+        decode_task(packed("task", plain))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[{name: value} for name in ("init_ms", "total_ms") for value in (-1.0, math.nan, math.inf, "1", None, True)],
+        *[{name: value} for name in ("weight_loads", "sessions") for value in (-1, 1.0, "1", True)],
+        *[{"output": value} for value in ("text", 1, [])],
+        *[{"counts": value} for value in (None, {"moves": 1}, [1, 2, 3, 4, 5])],
+        *[
+            {"counts": {"bytes_put": bad, "bytes_get": 2, "puts": 3, "gets": 4, "exists": 5}}
+            for bad in (-1, 1.5, "x", True)
+        ],
+        {"environment": b"env"},
+        {"more": 1},
+    ],
+)
+def test_a_report_out_of_bounds_is_refused(changes):
+    with pytest.raises(InputError):
+        decode_report(packed("report", plain_report(**changes)))
+
+
+def test_a_report_that_lacks_a_field_is_refused():
+    plain = plain_report()
+    del plain["sessions"]
+    with pytest.raises(InputError, match="is it a function of this plan"):
+        decode_report(packed("report", plain))
+
+
+def test_a_report_without_output_is_one_of_an_inner_stage():
+    assert decode_report(encode_report(replace(REPORT, output=None))).output is None
+
+
+@pytest.mark.parametrize("field", ["task", "report"])
+def test_an_oversize_payload_is_refused_before_it_is_decoded(field, monkeypatch):
+    monkeypatch.setattr(wire.base64, "b64decode", lambda *_, **__: pytest.fail("was decoded"))
+    decode = decode_task if field == "task" else decode_report
+    with pytest.raises(InputError, match=f"carries no {field}"):
+        decode({field: "A" * (16 * 1024 * 1024 + 1)})
+
+
+@pytest.mark.parametrize("text", ["", "!", "AA=A", "é", "A" * 5, base64.b64encode(b"\xdd\xff\xff\xff\xff").decode()])
+def test_text_that_hides_no_value_is_refused(text):
+    with pytest.raises(InputError):
+        decode_task({"task": text})
+
+
+def test_a_payload_is_json_text_without_escapes():
+    assert json.loads(encode_task(TASK).decode("ascii")).keys() == {"task"}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from drivers.invoker import Invoker
 from serfer.core.counts import StoreCounts
@@ -114,13 +115,14 @@ class _Query:
         tiles = [stage.grid.tiles for stage in route.plan.stages]
         self._run = Run(tiles, self._started + deadline_s, seed=secrets.randbits(32))
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._invocations: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
         self._timers: list[asyncio.TimerHandle] = []
         self._crops: Sequence[Crop] = ()
         self._counts = StoreCounts()
 
     async def run(self, crops: Sequence[Crop]) -> Answer:
-        self._crops = await self._with_large_crops_stored(crops)
+        self._crops = crops
+        await self._store_large_crops()
         self._carry_out(self._run.start(self._loop.time()))
         try:
             await self._ended
@@ -137,13 +139,18 @@ class _Query:
         for action in actions:
             match action:
                 case Invoke(stage, tile):
-                    invocation = self._loop.create_task(self._invoke(stage, tile))
-                    self._invocations.add(invocation)
-                    invocation.add_done_callback(self._invocations.discard)
+                    self._start(self._invoke(stage, tile))
                 case WakeAt(time):
                     self._timers.append(self._loop.call_at(time, self._handle, TimePassed()))
                 case Finish(error):
                     self._finish(error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start what a query's end waits for before it deletes the query's keys."""
+        task = self._loop.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
 
     def _finish(self, error: Exception | None) -> None:
         for timer in self._timers:
@@ -162,31 +169,34 @@ class _Query:
             result = await route.invoker.invoke(route.functions[stage], task, route.timeout_s)
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; whoever waits must see it
             self._finish(bug)
+            self._handle(Cancelled())
             return
         if isinstance(result, Report):
             self._handle(TaskDone(stage, tile, result))
         else:
             self._handle(TaskFailed(stage, tile, result))
 
-    async def _with_large_crops_stored(self, crops: Sequence[Crop]) -> list[Crop]:
+    async def _store_large_crops(self) -> None:
         """Put crops that no payload can carry into the store; the others ride along."""
-        large = [number for number, crop in enumerate(crops) if crop.data and len(crop.data) > self._route.inline_limit]
+        limit = self._route.inline_limit
+        large = {number: crop.data for number, crop in enumerate(self._crops) if crop.data and len(crop.data) > limit}
         if not large:
-            return list(crops)
+            return
         store = CountingStore(self._route.store)
 
         def put() -> None:
-            for number in large:
-                store.put(input_key(self._name, number), crops[number].data or b"", self._ttl)
+            for number, data in large.items():
+                store.put(input_key(self._name, number), data, self._ttl)
 
-        await asyncio.to_thread(put)
+        # Said before it is true, so that cleaning up knows of keys whose put fails halfway or is not waited for.
+        self._crops = [Crop(crop.dtype, None) if number in large else crop for number, crop in enumerate(self._crops)]
+        await asyncio.shield(self._start(asyncio.to_thread(put)))
         self._counts = store.counts
-        return [Crop(crop.dtype, None) if number in large else crop for number, crop in enumerate(crops)]
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its last invocation where some are still on their way."""
-        if self._invocations:
-            await asyncio.wait(self._invocations, timeout=_STRAGGLER_S)
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=_STRAGGLER_S)
         keys = [input_key(self._name, number) for number, crop in enumerate(self._crops) if crop.data is None]
         for stage in range(len(self._run.stages)):
             if stage + 1 < len(self._route.plan.stages):

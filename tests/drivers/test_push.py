@@ -1,0 +1,368 @@
+"""The push driver with workers of the tests' own, in memory: no process, no network, no model."""
+
+import asyncio
+import itertools
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from drivers.push import PushDriver
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import (
+    DeadlineError,
+    LambdaUnavailableError,
+    StoreUnavailableError,
+    TaskFailedError,
+)
+from serfer.core.keys import input_key, output_key
+from serfer.core.run import Failure, FailureKind
+from serfer.core.wire import Crop, Report
+from storage.memory import MemoryStore
+
+PATIENCE = 10.0
+TILES = (4, 2, 1)
+CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
+
+
+def fake_plan(tiles=TILES):
+    stages = [SimpleNamespace(grid=SimpleNamespace(tiles=count)) for count in tiles]
+    return SimpleNamespace(digest="d" * 64, stages=stages, function=lambda stage: f"function-{stage}")
+
+
+def report(output=None):
+    return Report("e", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts(puts=1), output)
+
+
+class Workers:
+    """An invoker that writes each tile's output, as a worker would; `script` may do otherwise first."""
+
+    def __init__(self, store, script=None, tiles=TILES):
+        self.store = store
+        self.tasks = []
+        self.crops = []
+        self._script = script
+        self._last = len(tiles) - 1
+
+    async def invoke(self, function, task, timeout_s):
+        assert timeout_s == 5
+        assert function == f"function-{task.stage}"
+        self.tasks.append((task.stage, task.tile))
+        if task.stage == 0:
+            self.crops.append(task.crop)
+        if self._script and (result := await self._script(task, len(self.tasks))):
+            return result
+        return self.finish(task)
+
+    def finish(self, task):
+        if task.stage < self._last:
+            self.store.put(output_key(task.query, task.stage, task.tile), b"piece", task.ttl)
+            return report()
+        return report(f"answer to {task.query}".encode())
+
+    async def close(self):
+        pass
+
+
+class WatchedStore(MemoryStore):
+    """Remembers every key that was ever put."""
+
+    def __init__(self):
+        super().__init__()
+        self.ever = set()
+
+    def put(self, key, value, ttl):
+        super().put(key, value, ttl)
+        self.ever.add(key)
+
+    @property
+    def keys(self):
+        return set(self._values)
+
+
+@pytest.fixture
+def store():
+    return WatchedStore()
+
+
+def failing(kind, times, *, stage=1, tile=0, error_type="Oops"):
+    """Fail the first `times` invocations of one tile."""
+    left = itertools.count(times, -1)
+
+    async def script(task, _number):
+        if (task.stage, task.tile) == (stage, tile) and next(left) > 0:
+            return Failure(kind, error_type, "on purpose")
+        return None
+
+    return script
+
+
+def driver(workers, store, tiles=TILES, inline_limit=1000):
+    return PushDriver(fake_plan(tiles), workers, store, inline_limit=inline_limit, timeout_s=5)
+
+
+def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, inline_limit=1000, tiles=TILES):
+    async def main():
+        pushing = driver(workers, store, tiles, inline_limit)
+        try:
+            return await asyncio.wait_for(pushing.run(crops, 1, deadline_s), PATIENCE)
+        finally:
+            await asyncio.wait_for(pushing.close(), PATIENCE)
+
+    return asyncio.run(main())
+
+
+def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
+    workers = Workers(store)
+    answer = ask(workers, store)
+    assert answer.output.output == f"answer to {answer.query}".encode()
+    assert sorted(workers.tasks[:4]) == [(0, tile) for tile in range(4)]
+    assert sorted(workers.tasks[4:6]) == [(1, 0), (1, 1)]
+    assert workers.tasks[6:] == [(2, 0)]
+    assert workers.crops == CROPS
+    assert [len(stage.reports) for stage in answer.stages] == list(TILES)
+    assert (answer.retries, answer.driver_counts) == (0, StoreCounts())
+    assert len(store.ever) == 6
+    assert store.keys == set()
+
+
+def test_a_stage_waits_for_all_tiles_of_the_one_before(store):
+    async def main():
+        slow, reached = asyncio.Event(), asyncio.Event()
+
+        async def script(task, number):
+            if number == TILES[0]:
+                reached.set()
+            if (task.stage, task.tile) == (0, 2):
+                await slow.wait()
+
+        workers = Workers(store, script)
+        pushing = driver(workers, store)
+        query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
+        await reached.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert {stage for stage, _ in workers.tasks} == {0}
+        slow.set()
+        await query
+        await pushing.close()
+        assert len(workers.tasks) == sum(TILES)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_task_that_fails_once_is_tried_again(store, kind):
+    workers = Workers(store, failing(kind, 1))
+    answer = ask(workers, store)
+    assert answer.retries == 1
+    assert workers.tasks.count((1, 0)) == 2
+    assert store.keys == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error_type", "expected"),
+    [
+        (FailureKind.FAILED_IN_CODE, "ValueError", TaskFailedError),
+        (FailureKind.FAILED_IN_CODE, "StoreUnavailableError", StoreUnavailableError),
+        (FailureKind.TIMED_OUT, "Sandbox.Timedout", TaskFailedError),
+        (FailureKind.OUT_OF_MEMORY, "Runtime.OutOfMemory", TaskFailedError),
+        (FailureKind.UNREACHABLE, "ClientConnectorError", LambdaUnavailableError),
+    ],
+)
+def test_a_task_that_fails_for_good_ends_the_query_and_leaves_nothing(store, kind, error_type, expected):
+    workers = Workers(store, failing(kind, 99, error_type=error_type))
+    with pytest.raises(expected, match=r"stage 1, tile 0: on purpose") as caught:
+        ask(workers, store)
+    assert type(caught.value) is expected
+    assert workers.tasks.count((1, 0)) == 3
+    assert not [task for task in workers.tasks if task[0] == 2]
+    assert len(store.ever) == 5
+    assert store.keys == set()
+
+
+def test_throttling_is_waited_out_where_failures_would_not_be(store):
+    workers = Workers(store, failing(FailureKind.THROTTLED, 5))
+    assert ask(workers, store).retries == 5
+
+
+def test_the_deadline_ends_a_query_whose_task_hangs(store):
+    async def hang(task, _number):
+        if task.stage == 1:
+            await asyncio.sleep(0.3)
+
+    workers = Workers(store, hang)
+    with pytest.raises(DeadlineError, match="in stage 1 of 3"):
+        ask(workers, store, deadline_s=0.1)
+    assert not [task for task in workers.tasks if task[0] == 2]
+    assert output_key("0" * 32, 1, 0)[-4:] in {key[-4:] for key in store.ever}  # the stragglers did write
+    assert store.keys == set()
+
+
+def test_cancelling_stops_later_stages_and_deletes_what_stragglers_write(store):
+    async def main():
+        started, leave = asyncio.Event(), asyncio.Event()
+
+        async def script(task, _number):
+            if task.stage == 1:
+                started.set()
+                await leave.wait()
+
+        workers = Workers(store, script)
+        pushing = driver(workers, store)
+        query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
+        await started.wait()
+        query.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await query
+        leave.set()
+        await pushing.close()
+        assert {stage for stage, _ in workers.tasks} == {0, 1}
+        assert len(store.ever) == 6
+        assert store.keys == set()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_a_bug_in_an_invoker_reaches_the_caller_and_nothing_more_is_started(store):
+    async def main():
+        leave = asyncio.Event()
+
+        async def script(task, _number):
+            if task.stage == 1 and task.tile == 0:
+                raise ZeroDivisionError
+            if task.stage == 1:
+                await leave.wait()
+
+        workers = Workers(store, script)
+        pushing = driver(workers, store)
+        with pytest.raises(ZeroDivisionError):
+            await pushing.run(CROPS, 1, PATIENCE)
+        leave.set()
+        await pushing.close()
+        assert {stage for stage, _ in workers.tasks} == {0, 1}
+        assert store.keys == set()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_after_a_bug_failures_of_other_tiles_are_not_tried_again(store):
+    async def main():
+        broken, retried = asyncio.Event(), asyncio.Event()
+
+        async def script(task, number):
+            if number > TILES[0]:
+                retried.set()
+            if task.tile == 0:
+                broken.set()
+                raise ZeroDivisionError
+            await broken.wait()
+            return Failure(FailureKind.THROTTLED, "x", "x")
+
+        pushing = driver(Workers(store, script), store)
+        with pytest.raises(ZeroDivisionError):
+            await pushing.run(CROPS, 1, PATIENCE)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(retried.wait(), 0.2)  # longer than the wait before a first retry
+        await pushing.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
+    crops = [Crop("float32", b"x" * (20 if tile == 2 else 4)) for tile in range(4)]
+    seen = {}
+
+    async def script(task, _number):
+        if task.stage == 0:
+            seen[task.tile] = task.crop.data or store.get(input_key(task.query, task.tile))
+
+    workers = Workers(store, script)
+    answer = ask(workers, store, crops=crops, inline_limit=10)
+    assert [crop.data for crop in sorted(workers.crops, key=lambda crop: crop.data is None)][-1] is None
+    assert [seen[tile] for tile in range(4)] == [crop.data for crop in crops]
+    assert answer.driver_counts == StoreCounts(bytes_put=20, puts=1)
+    assert store.keys == set()
+
+
+def test_crops_in_the_store_are_deleted_when_the_store_fails_halfway(store):
+    class Failing(WatchedStore):
+        def put(self, key, value, ttl):
+            if key.endswith(":2"):
+                raise StoreUnavailableError("gone")
+            super().put(key, value, ttl)
+
+    store = Failing()
+    with pytest.raises(StoreUnavailableError, match="gone"):
+        ask(Workers(store), store, inline_limit=1)
+    assert len(store.ever) == 2
+    assert store.keys == set()
+
+
+def test_crops_in_the_store_are_deleted_when_the_query_is_cancelled_while_they_are_put():
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(WatchedStore):
+        def put(self, key, value, ttl):
+            entered.set()
+            assert leave.wait(PATIENCE)
+            super().put(key, value, ttl)
+
+    store = Slow()
+
+    async def main():
+        workers = Workers(store)
+        pushing = driver(workers, store, inline_limit=1)
+        query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
+        assert await asyncio.to_thread(entered.wait, PATIENCE)
+        query.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await query
+        leave.set()
+        await pushing.close()
+        assert workers.tasks == []
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert len(store.ever) == 4
+    assert store.keys == set()
+
+
+def test_a_store_that_is_gone_when_the_query_ends_spoils_no_answer(store):
+    class Gone(WatchedStore):
+        def delete(self, keys):
+            assert keys
+            raise StoreUnavailableError("gone")
+
+    store = Gone()
+    assert ask(Workers(store), store).output.output
+
+
+def test_a_plan_of_one_stage_leaves_the_store_alone():
+    class Untouchable(MemoryStore):
+        def delete(self, keys):
+            raise AssertionError(keys)
+
+    assert ask(Workers(MemoryStore(), tiles=(1,)), Untouchable(), crops=CROPS[:1], tiles=(1,)).retries == 0
+
+
+def test_many_queries_at_once_keep_apart(store):
+    failed = set()
+
+    async def jitter(task, number):
+        await asyncio.sleep((number * 7919 % 13) / 10_000)
+        if task.query[0] in "01234567" and (task.query, task.stage) not in failed:
+            failed.add((task.query, task.stage))
+            return Failure(FailureKind.FAILED_IN_CODE, "x", "x")
+        return None
+
+    async def main():
+        pushing = driver(Workers(store, jitter), store)
+        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(60)))
+        await pushing.close()
+        return answers
+
+    answers = asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
+    assert len({answer.query for answer in answers}) == 60
+    assert all(answer.output.output == f"answer to {answer.query}".encode() for answer in answers)
+    assert {answer.retries for answer in answers} == {0, 3}
+    assert store.keys == set()

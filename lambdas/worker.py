@@ -78,11 +78,11 @@ class Worker:
     def _find(self, task: Task) -> tuple[Stage, Tile]:
         if task.plan != self._plan.digest:
             raise InputError("the task belongs to another plan; deploy the functions of the plan that the driver runs")
-        try:
-            stage = self._plan.stages[task.stage]
-            return stage, stage.tiles[task.tile]
-        except IndexError:
-            raise InputError(f"the plan has no tile {task.tile} of stage {task.stage}") from None
+        stages = self._plan.stages
+        if not (0 <= task.stage < len(stages) and 0 <= task.tile < len(stages[task.stage].tiles)):
+            raise InputError(f"the plan has no tile {task.tile} of stage {task.stage}")
+        stage = stages[task.stage]
+        return stage, stage.tiles[task.tile]
 
     def _read(self, task: Task, stage: Stage, tile: Tile, store: Store) -> Array:
         if task.stage == 0:

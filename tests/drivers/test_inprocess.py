@@ -1,0 +1,79 @@
+import asyncio
+import threading
+
+import pytest
+
+from drivers.inprocess import InProcessInvoker
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import StoreUnavailableError
+from serfer.core.run import FailureKind
+from serfer.core.wire import Report, Task
+
+PATIENCE = 10.0
+TASK = Task("d" * 64, "0" * 32, 0, 1, 2, 60.0)
+REPORT = Report("e", 0.0, 1.0, 2.0, 3.0, 6.0, 1, 1, StoreCounts())
+
+
+def invoke(handler, *, times=1, threads=2, timeout_s=PATIENCE):
+    async def main():
+        calling = InProcessInvoker(handler, threads)
+        try:
+            return await asyncio.gather(*(calling.invoke("f", TASK, timeout_s) for _ in range(times)))
+        finally:
+            await calling.close()
+
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_a_task_runs_in_a_thread_and_its_report_comes_back():
+    names = []
+
+    def handler(task):
+        assert task is TASK
+        names.append(threading.current_thread().name)
+        return REPORT
+
+    assert invoke(handler) == [REPORT]
+    assert names[0].startswith("serfer-worker")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("serfer-worker")]
+
+
+def test_tasks_run_side_by_side():
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    def handler(_task):
+        both.wait()
+        return REPORT
+
+    assert invoke(handler, times=2) == [REPORT, REPORT]
+
+
+def test_an_error_of_ours_is_a_failure_that_keeps_its_type():
+    def handler(_task):
+        raise StoreUnavailableError("gone")
+
+    [failure] = invoke(handler)
+    assert (failure.kind, failure.error_type, failure.message) == (
+        FailureKind.FAILED_IN_CODE,
+        "StoreUnavailableError",
+        "gone",
+    )
+
+
+def test_a_task_that_takes_too_long_is_given_up():
+    leave = threading.Event()
+
+    def handler(_task):
+        leave.wait(0.3)
+        return REPORT
+
+    [failure] = invoke(handler, timeout_s=0.05)
+    assert failure.kind is FailureKind.TIMED_OUT
+
+
+def test_a_bug_is_not_hidden():
+    def handler(_task):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        invoke(handler)

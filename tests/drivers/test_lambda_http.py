@@ -1,0 +1,228 @@
+"""The invoker that drivers use, against the local Lambda service with real workers, and against worse."""
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from drivers import lambda_http
+from drivers.lambda_http import LambdaInvoker
+from serfer.core.aws import shipped_aws
+from serfer.core.counts import StoreCounts
+from serfer.core.run import Failure, FailureKind
+from serfer.core.wire import Crop, Report, Task, decode_task, encode_report
+from serfer.local.function import FunctionConfig
+from serfer.local.lambda_service import LambdaService
+from serfer.local.runtime import runtime_directory
+
+PATIENCE = 30.0
+SECRET = "never-to-be-seen"  # noqa: S105 - the test looks for it
+TASK = Task("d" * 64, "0" * 32, 0, 1, 2, 60.0, Crop("uint8", b"pixels"))
+REPORT = Report("e", 9.0, 1.0, 2.0, 3.0, 6.0, 1, 1, StoreCounts(1, 2, 3, 4, 5), b"logits")
+NAMES = ("answer", "nonsense", "wrong-report", "text", "fail", "hang", "exit", "hog")
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    return runtime_directory(tmp_path_factory.mktemp("runtime"))
+
+
+def invoker(endpoint, connections=10):
+    return LambdaInvoker(endpoint, "us-east-1", Credentials("AKID", SECRET), connections)
+
+
+@asynccontextmanager
+async def service(runtime, **settings):
+    functions = [
+        FunctionConfig(
+            name,
+            Path(__file__).parent / "function",
+            "handler.handler",
+            memory_mb=256,
+            timeout_s=0.3 if name == "hang" else PATIENCE,
+            environment={"REPORT": encode_report(REPORT)["report"]},
+        )
+        for name in NAMES
+    ]
+    async with LambdaService(functions, facts=shipped_aws(), runtime=runtime, **settings) as running:
+        calling = invoker(running.url)
+        try:
+            yield calling
+        finally:
+            await calling.close()
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE))
+
+
+def test_every_end_of_a_function_is_a_report_or_one_kind_of_failure(runtime):
+    async def main():
+        async with service(runtime) as calling:
+            return dict(
+                zip(NAMES, await asyncio.gather(*(calling.invoke(name, TASK, 20.0) for name in NAMES)), strict=True)
+            )
+
+    results = run(main())
+    assert results.pop("answer") == REPORT
+    kinds = {name: failure.kind for name, failure in results.items()}
+    assert kinds == {
+        "nonsense": FailureKind.FAILED_IN_CODE,
+        "wrong-report": FailureKind.FAILED_IN_CODE,
+        "text": FailureKind.FAILED_IN_CODE,
+        "fail": FailureKind.FAILED_IN_CODE,
+        "hang": FailureKind.TIMED_OUT,
+        "exit": FailureKind.FAILED_IN_CODE,
+        "hog": FailureKind.OUT_OF_MEMORY,
+    }
+    assert (results["fail"].error_type, results["fail"].message) == (
+        "ZeroDivisionError",
+        "integer division or modulo by zero",
+    )
+    assert "Task timed out after 0.30 seconds" in results["hang"].message
+    assert "nonsense: " in results["nonsense"].message
+    assert all(SECRET not in repr(failure) for failure in results.values())
+
+
+def test_a_full_service_throttles(runtime):
+    async def main():
+        async with service(runtime, concurrency=1) as calling:
+            return await asyncio.gather(calling.invoke("answer", TASK, 20.0), calling.invoke("answer", TASK, 20.0))
+
+    results = run(main())
+    assert REPORT in results
+    (failure,) = (result for result in results if result != REPORT)
+    assert failure.kind is FailureKind.THROTTLED
+    assert failure.error_type == "TooManyRequestsException"
+
+
+def test_a_function_that_does_not_exist_is_unreachable_by_name(runtime):
+    async def main():
+        async with service(runtime) as calling:
+            return await calling.invoke("nobody", TASK, 5.0)
+
+    failure = run(main())
+    assert failure.kind is FailureKind.UNREACHABLE
+    assert "nobody" in failure.message
+
+
+def test_a_closed_port_is_unreachable():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    async def main():
+        calling = invoker(f"http://127.0.0.1:{port}")
+        try:
+            return await calling.invoke("answer", TASK, 5.0)
+        finally:
+            await calling.close()
+
+    failure = run(main())
+    assert failure.kind is FailureKind.UNREACHABLE
+    assert f"http://127.0.0.1:{port} does not answer" in failure.message
+    assert SECRET not in repr(failure)
+
+
+def answering(handler):
+    """Invoke against a server of the test's own and return (result, requests seen)."""
+    seen = []
+
+    async def record(request):
+        seen.append((request.method, request.path, request.headers.copy(), await request.read()))
+        return await handler(request)
+
+    async def main():
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", record)
+        async with TestServer(application) as server:
+            calling = invoker(f"http://127.0.0.1:{server.port}/")
+            try:
+                return await calling.invoke("f", TASK, 0.1), server.port
+            finally:
+                await calling.close()
+
+    result, port = run(main())
+    return result, seen, port
+
+
+async def report_response(_request):
+    return web.json_response(encode_report(REPORT))
+
+
+def test_what_is_sent_is_the_invoke_api_and_its_signature_is_right():
+    result, [(method, path, headers, body)], port = answering(report_response)
+    assert result == REPORT
+    assert (method, path) == ("POST", "/2015-03-31/functions/f/invocations")
+    assert headers["X-Amz-Invocation-Type"] == "RequestResponse"
+    assert decode_task(json.loads(body)) == TASK
+
+    def signature(data):
+        names = headers["Authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+        assert {"host", "x-amz-date"} <= set(names)
+        url = f"http://127.0.0.1:{port}{path}"
+        request = AWSRequest(method, url, {name: headers[name] for name in names}, data)
+        request.context["timestamp"] = headers["X-Amz-Date"]
+        signer = SigV4Auth(Credentials("AKID", SECRET), "lambda", "us-east-1")
+        return signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+
+    assert "Credential=AKID/" in headers["Authorization"]
+    assert "/us-east-1/lambda/aws4_request" in headers["Authorization"]
+    assert headers["Authorization"].endswith(f"Signature={signature(body)}")
+    assert signature(body) != signature(body + b" ")
+    assert SECRET not in str(headers)
+
+
+@pytest.mark.parametrize(
+    ("response", "kind", "words"),
+    [
+        ({"status": 429, "text": '{"message": "Rate Exceeded."}'}, FailureKind.THROTTLED, "f: Rate Exceeded."),
+        ({"status": 500, "text": ""}, FailureKind.UNREACHABLE, "f: HTTP 500"),
+        ({"status": 502, "text": "<html>"}, FailureKind.UNREACHABLE, "f: HTTP 502"),
+        ({"status": 403, "text": '{"Message": "no"}'}, FailureKind.UNREACHABLE, "f: no"),
+        ({"status": 200, "text": "[1]"}, FailureKind.FAILED_IN_CODE, "carries no report"),
+        ({"status": 200, "text": "\0"}, FailureKind.FAILED_IN_CODE, "carries no report"),
+        ({"status": 200, "body": b"\xff\xfe"}, FailureKind.FAILED_IN_CODE, "carries no report"),
+        (
+            {"status": 200, "text": "[]", "headers": {"X-Amz-Function-Error": "Unhandled"}},
+            FailureKind.FAILED_IN_CODE,
+            "no message",
+        ),
+    ],
+)
+def test_odd_answers_are_failures_too(response, kind, words):
+    async def odd(_request):
+        return web.Response(**response)
+
+    failure, _, _ = answering(odd)
+    assert isinstance(failure, Failure)
+    assert failure.kind is kind
+    assert words in failure.message
+
+
+def test_a_connection_that_breaks_off_is_unreachable():
+    async def break_off(request):
+        request.transport.close()
+        return web.Response()
+
+    failure, _, _ = answering(break_off)
+    assert failure.kind is FailureKind.UNREACHABLE
+
+
+def test_a_service_that_does_not_answer_in_time_has_timed_out(monkeypatch):
+    monkeypatch.setattr(lambda_http, "_MARGIN_S", 0.0)
+
+    async def sleep(_request):
+        await asyncio.sleep(0.5)
+        return web.Response()
+
+    failure, _, _ = answering(sleep)
+    assert failure.kind is FailureKind.TIMED_OUT
+    assert "f did not answer within 0.1 s" in failure.message

@@ -1,0 +1,256 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lambdas.sessions import SessionCache
+from lambdas.worker import Worker
+from serfer.core.errors import InputError, MissingKeyError, PlanError
+from serfer.core.keys import input_key, output_key
+from serfer.core.plan import load_plan
+from serfer.core.wire import Crop, Task, decode_report, encode_task
+from serfer.unsplit import normalised, unsplit
+from storage.memory import MemoryStore
+from tests.e2e.small import GRIDS, batch, split_small
+
+QUERY = "0123456789abcdef" * 2
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("small"), grids=[(3, 3), *GRIDS[1:]])
+
+
+@pytest.fixture(scope="module")
+def plan(directory):
+    return load_plan(directory)
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def worker(plan, directory, store):
+    return Worker(plan, directory, store, "here", threads=1, init_ms=12.5)
+
+
+def task(plan, stage, tile, images=None):
+    crop = None
+    if stage == 0:
+        rect = plan.stages[0].tiles[tile].input
+        crop = Crop("float32", np.ascontiguousarray(images[:, :, *rect.slices]).tobytes())
+    return Task(plan.digest, QUERY, stage, tile, 1 if images is None else len(images), 60.0, crop)
+
+
+def run_all(worker, plan, images):
+    """Run every task of a query and return all reports."""
+    reports = []
+    for number, stage in enumerate(plan.stages):
+        for tile in range(len(stage.tiles)):
+            job = task(plan, number, tile, images)
+            reports.append(worker.run(replace(job, crop=job.crop if number == 0 else None)))
+    return reports
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_tasks_together_are_the_unsplit_network(worker, plan, directory, count):
+    images = batch(count)
+    logits = np.frombuffer(run_all(worker, plan, images)[-1].output, dtype=np.float32).reshape(count, -1)
+    whole = unsplit(plan, directory)(images)
+    assert np.abs(logits - whole).max() <= 1e-5 * np.ptp(whole)
+
+
+def test_pixels_are_normalised_by_the_worker(worker, plan, store):
+    pixels = np.random.default_rng(3).integers(0, 256, (2, 34, 34, 3), dtype=np.uint8)
+    rect = plan.stages[0].tiles[4].input
+    as_pixels = Crop("uint8", np.ascontiguousarray(pixels[:, *rect.slices]).tobytes())
+    values = task(plan, 0, 4, normalised(plan, pixels))
+    worker.run(values)
+    expected = store.get(output_key(QUERY, 0, 4))
+    worker.run(replace(values, crop=as_pixels))
+    got = store.get(output_key(QUERY, 0, 4))
+    assert np.abs(np.frombuffer(got, "<f4") - np.frombuffer(expected, "<f4")).max() < 1e-5
+
+
+def test_a_task_that_runs_twice_writes_the_same_bytes(plan, directory):
+    stores = [MemoryStore(), MemoryStore()]
+    outputs = [run_all(Worker(plan, directory, store, "e", 1, 0.0), plan, batch())[-1].output for store in stores]
+    again = Worker(plan, directory, stores[0], "other", 1, 0.0)
+    again.run(task(plan, 0, 0, batch()))
+    assert outputs[0] == outputs[1]
+    for number, stage in enumerate(plan.stages[:-1]):
+        for tile in range(len(stage.tiles)):
+            key = output_key(QUERY, number, tile)
+            assert stores[0].get(key) == stores[1].get(key)
+
+
+def test_a_report_says_what_was_done(worker, plan, store):
+    first, *others = run_all(worker, plan, batch())
+    last = others[-1]
+    assert (first.environment, first.init_ms) == ("here", 12.5)
+    assert {report.init_ms for report in others} == {0.0}
+    assert first.counts.puts == 1
+    assert first.counts.bytes_put == len(store.get(output_key(QUERY, 0, 0)))
+    assert last.counts.puts == 0
+    assert last.counts.bytes_get == sum(4 * stage.output.elements for stage in plan.stages[1:2])
+    assert all(report.counts.exists == 0 for report in (first, *others))
+    assert [report.output is None for report in (first, *others)] == [True] * len(others) + [False]
+    assert first.total_ms >= first.compute_ms > 0
+
+
+def test_a_payload_becomes_a_response(worker, plan):
+    response = worker.handle(json.loads(encode_task(task(plan, 0, 0, batch()))))
+    assert decode_report(json.loads(json.dumps(response))).counts.puts == 1
+
+
+def test_a_crop_may_lie_in_the_store(worker, plan, store):
+    job = task(plan, 0, 5, batch())
+    worker.run(job)
+    inline = store.get(output_key(QUERY, 0, 5))
+    store.put(input_key(QUERY, 5), job.crop.data, 60)
+    worker.run(replace(job, crop=Crop("float32", None)))
+    assert store.get(output_key(QUERY, 0, 5)) == inline
+
+
+class TestRefused:
+    def test_a_task_of_another_plan(self, worker, plan):
+        with pytest.raises(InputError, match="another plan"):
+            worker.run(replace(task(plan, 0, 0, batch()), plan="f" * 64))
+
+    @pytest.mark.parametrize(("stage", "tile"), [(0, 9), (3, 0), (1, 4), (99, 99)])
+    def test_a_tile_that_does_not_exist(self, worker, plan, stage, tile):
+        with pytest.raises(InputError, match=f"no tile {tile} of stage {stage}"):
+            worker.run(Task(plan.digest, QUERY, stage, tile, 1, 60.0))
+
+    @pytest.mark.parametrize(("stage", "tile"), [(-1, 0), (0, -1)])
+    def test_a_tile_counted_from_the_end(self, worker, plan, stage, tile):
+        with pytest.raises(InputError, match=f"no tile {tile} of stage {stage}"):
+            worker.run(replace(task(plan, 0, 0, batch()), stage=stage, tile=tile))
+
+    @pytest.mark.parametrize("change", [b"", b"\0" * 4])
+    def test_a_crop_of_another_size(self, worker, plan, change):
+        job = task(plan, 0, 0, batch())
+        data = job.crop.data + change if change else job.crop.data[:-4]
+        with pytest.raises(InputError, match="the crop of tile 0 has"):
+            worker.run(replace(job, crop=Crop("float32", data)))
+
+    def test_a_missing_piece(self, worker, plan):
+        with pytest.raises(MissingKeyError, match=QUERY):
+            worker.run(task(plan, 1, 0))
+
+    def test_a_missing_crop(self, worker, plan):
+        with pytest.raises(MissingKeyError):
+            worker.run(replace(task(plan, 0, 0, batch()), crop=None))
+
+    def test_a_piece_of_another_size(self, worker, plan, store):
+        run_all(worker, plan, batch())
+        for tile in range(4):
+            store.put(output_key(QUERY, 1, tile), store.get(output_key(QUERY, 1, tile)) + b"\0" * 4, 60)
+        with pytest.raises(PlanError, match="another size"):
+            worker.run(task(plan, 2, 0))
+
+    def test_a_piece_that_is_too_short(self, worker, plan, store):
+        run_all(worker, plan, batch())
+        store.put(output_key(QUERY, 0, 0), b"\0" * 4, 60)
+        with pytest.raises((MissingKeyError, PlanError)):
+            worker.run(task(plan, 1, 0))
+
+    @pytest.mark.parametrize("event", [None, {}, [], "x", {"task": 5}, {"task": "!"}, {"task": "gqFhAaFiAg=="}])
+    def test_what_is_no_task(self, worker, event):
+        with pytest.raises(InputError):
+            worker.handle(event)
+
+    def test_a_package_without_its_stage(self, plan, directory, store, tmp_path):
+        part = tmp_path / "package"
+        shutil.copytree(directory / "stage-0", part / "stage-0")
+        run_all(Worker(plan, directory, store, "e", 1, 0.0), plan, batch())
+        worker = Worker(plan, part, store, "e", 1, 0.0)
+        worker.run(task(plan, 0, 0, batch()))
+        with pytest.raises(PlanError, match=r"stage-1/weights.bin cannot be read.*is this the stage's function"):
+            worker.run(task(plan, 1, 0))
+
+
+class TestSessions:
+    def test_weights_are_read_once_over_many_tile_shapes(self, worker, plan):
+        graphs = {tile.graph for tile in plan.stages[0].tiles}
+        reports = [worker.run(task(plan, 0, tile, batch())) for tile in range(9)] * 2
+        assert len(graphs) > 3
+        assert {report.weight_loads for report in reports} == {1}
+        assert max(report.sessions for report in reports) == len(graphs)
+
+    def test_sessions_are_bounded_and_the_oldest_goes(self, plan, directory):
+        stage = plan.stages[0]
+        first, second, third = list(dict.fromkeys(tile.graph for tile in stage.tiles))[:3]
+        cache = SessionCache(directory, threads=1, limit=2)
+        kept = cache.get(stage, first)
+        cache.get(stage, second)
+        assert cache.get(stage, first) is kept
+        cache.get(stage, third)  # the second goes
+        assert cache.get(stage, first) is kept
+        assert cache.built == 3
+        cache.get(stage, second)
+        assert (cache.built, cache.weight_loads) == (4, 1)
+
+    def test_threads_share_sessions_and_answers_do_not_mix(self, plan, directory, store):
+        worker = Worker(plan, directory, store, "e", 1, 7.0)
+        seeds = range(12)
+
+        def one(seed):
+            job = replace(task(plan, 0, seed % 9, batch(seed=seed)), query=f"{seed:032x}")
+            return worker.run(job)
+
+        with ThreadPoolExecutor(8) as threads:
+            reports = list(threads.map(one, seeds))
+        assert {report.weight_loads for report in reports} == {1}
+        assert max(report.sessions for report in reports) == len({tile.graph for tile in plan.stages[0].tiles})
+        alone = Worker(plan, directory, MemoryStore(), "alone", 1, 0.0)
+        for seed in seeds:
+            alone._store = MemoryStore()
+            alone.run(task(plan, 0, seed % 9, batch(seed=seed)))
+            assert alone._store.get(output_key(QUERY, 0, seed % 9)) == store.get(
+                output_key(f"{seed:032x}", 0, seed % 9)
+            )
+
+
+class TestBootstrap:
+    def start(self, directory, code="import lambdas.bootstrap", **variables):
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "LAMBDA_TASK_ROOT": str(directory),
+            **variables,
+        }
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+
+    def test_a_function_without_its_store_fails_in_init_and_says_so(self, directory):
+        run = self.start(directory)
+        assert run.returncode != 0
+        assert run.stderr.splitlines()[-1].endswith(
+            "PlanError: SERFER_STORE is not set: give the function the URL of its store"
+        )
+
+    def test_a_function_without_its_plan_fails_in_init_and_says_so(self, tmp_path):
+        run = self.start(tmp_path, SERFER_STORE="memory://")
+        assert "PlanError" in run.stderr.splitlines()[-1]
+        assert "plan.json" in run.stderr.splitlines()[-1]
+
+    def test_a_stages_function_imports_no_torch_and_nothing_of_the_drivers_side(self, directory):
+        code = (
+            "import sys, lambdas.bootstrap; print(*sorted({name.partition('.')[0] for name in sys.modules} & "
+            "{'torch', 'onnx', 'boto3', 'pydantic', 'typer', 'rich', 'PIL', 'aiohttp', 'splitter', "
+            "'drivers', 'redis'}))"
+        )
+        run = self.start(directory, code, SERFER_STORE="memory://")
+        assert (run.returncode, run.stdout) == (0, "\n"), run.stderr

@@ -142,10 +142,11 @@ class _Predictor:
         Where one grid is given for all stages, whatever it could spread and does not counts before time.
         """
         tiled = {grid: self._tiled(grid) for grid in (set(grids.per_stage or grids.options) - {ONE})}
-        spreads = tiled[grids.options[0]] if not grids.per_stage and len(grids.options) == 1 and tiled else {}
+        given = not grids.per_stage and len(grids.options) == 1
+        spreads = tiled[grids.options[0]] if given and tiled else {}
         stages = [Choice(*ends, grid, seconds) for grid, found in tiled.items() for ends, seconds in found.items()]
         scored = [(_Score(0, stage.seconds), stage) for stage in stages]
-        if spreads or ONE in (grids.per_stage or grids.options):
+        if given or ONE in (grids.per_stage or grids.options):
             scored.extend(
                 self._single(start, stop, spreads) for start in self.points for stop in self.points if start < stop
             )

@@ -78,13 +78,15 @@ class _TileWriter:
         inputs = [self._view(name, need) if name and name not in self.graph.weights else name for name in node.inputs]
         padding = clipped_away(self.graph, node, region)
         if node.kind == "Conv":
-            self._append("Conv", inputs, node.output, {**node.attributes, "pads": _pads(padding)})
+            self._conv(node, inputs, padding)
         elif node.kind == "MaxPool":
             self._pool(node, inputs[0], node.output, padding, -np.inf)
         elif node.kind == "AveragePool":
             self._average_pool(node, inputs[0], region, padding)
         elif node.kind == "Pad":
-            self._pad(inputs[0], node.output, padding, inputs[2] if len(inputs) > 2 else "")  # noqa: PLR2004 - its value
+            value = inputs[2] if len(inputs) > 2 else ""  # noqa: PLR2004 - the third input is the value
+            pooled = any(node.output in other.inputs for other in self.graph.nodes if other.kind in operators.POOLS)
+            self._pad(inputs[0], node.output, padding, value, apart=pooled)
         elif node.kind == "MatMul":
             self._matrix(node, inputs, region, need)
         else:
@@ -112,6 +114,12 @@ class _TileWriter:
             self._views[name, need] = self._append("Slice", [name, starts, stops, axes], view)
         return self._views[name, need]
 
+    def _conv(self, node: Node, inputs: list[str], padding: Padding) -> None:
+        pads = _pads(padding)
+        if min(pads) < 0:
+            inputs[0], pads = self._pad(inputs[0], f"{node.output}.padded", padding, ""), [0, 0, 0, 0]
+        self._append("Conv", inputs, node.output, {**node.attributes, "pads": pads})
+
     def _pool(self, node: Node, source: str, output: str, padding: Padding, fill: float) -> None:
         """Append a pool; ONNX Runtime wants pads smaller than the kernel, so wider ones become a Pad of their own."""
         pads = _pads(padding)
@@ -120,9 +128,9 @@ class _TileWriter:
         }
         if node.kind == "AveragePool":
             attributes["count_include_pad"] = 1
-        if any(pad >= kernel for pad, kernel in zip(pads, attributes["kernel_shape"] * 2, strict=True)):
-            value = self._constant(f"{node.name}.fill", np.array(fill, dtype=np.float32))
-            source = self._pad(source, f"{node.name}.padded", padding, value)
+        if any(not 0 <= pad < kernel for pad, kernel in zip(pads, attributes["kernel_shape"] * 2, strict=True)):
+            value = self._constant(f"{node.output}.fill", np.array(fill, dtype=np.float32))
+            source = self._pad(source, f"{node.output}.padded", padding, value, apart=True)
             pads = [0, 0, 0, 0]
         self._append(node.kind, [source], output, {**attributes, "pads": pads})
 
@@ -134,14 +142,29 @@ class _TileWriter:
         if np.all(scale == 1):
             self._pool(node, source, node.output, padding, 0.0)
             return
-        mean = f"{node.name}.mean"
+        mean = f"{node.output}.mean"
         self._pool(node, source, mean, padding, 0.0)
-        self._append("Mul", [mean, self._constant(f"{node.name}.scale", scale)], node.output)
+        self._append("Mul", [mean, self._constant(f"{node.output}.scale", scale)], node.output)
 
-    def _pad(self, source: str, output: str, padding: Padding, value: str) -> str:
-        top, left, bottom, right = _pads(padding)
+    def _pad(self, source: str, output: str, padding: Padding, value: str, *, apart: bool = False) -> str:
+        """Append a Pad, and a Slice after it where a side is negative: there, some of the padding is not read.
+
+        `apart` keeps ONNX Runtime from merging it into a pool after it, which then refuses pads of its kernel's size:
+        one row too many is padded and sliced off.
+        """
+        pads = np.array(_pads(padding))
+        padded = np.maximum(pads, 0) + np.array([apart, 0, 0, 0])
+        top, left, bottom, right = padded
         amounts = self._constant(f"{output}.pads", np.array([0, 0, top, left, 0, 0, bottom, right]))
-        return self._append("Pad", [source, amounts, value] if value else [source, amounts], output)
+        inputs = [source, amounts, value] if value else [source, amounts]
+        extra = padded - pads
+        if not extra.any():
+            return self._append("Pad", inputs, output)
+        whole = self._append("Pad", inputs, f"{output}.whole")
+        starts = self._constant(f"{output}.starts", extra[:2])
+        stops = self._constant(f"{output}.stops", np.where(extra[2:] > 0, -extra[2:], np.iinfo(np.int64).max))
+        axes = self._constant(f"{output}.axes", np.array([operators.ROW_AXIS, operators.COL_AXIS]))
+        return self._append("Slice", [whole, starts, stops, axes], output)
 
     def _matrix(self, node: Node, inputs: list[str], region: Rect, need: Rect) -> None:
         axis, name = operators.matrix_of(self.graph, node)
@@ -150,7 +173,7 @@ class _TileWriter:
             part = matrix[slice(region.rows.start, region.rows.stop), slice(need.rows.start, need.rows.stop)]
         else:
             part = matrix[slice(need.cols.start, need.cols.stop), slice(region.cols.start, region.cols.stop)]
-        inputs[inputs.index(name)] = self._constant(f"{node.name}.matrix", np.ascontiguousarray(part))
+        inputs[inputs.index(name)] = self._constant(f"{node.output}.matrix", np.ascontiguousarray(part))
         self._append("MatMul", inputs, node.output)
 
 
@@ -168,15 +191,13 @@ def tile_model(graph: Graph, nodes: Sequence[Node], regions: Regions, files: dic
     writer = _TileWriter(graph, regions)
     for node in nodes:
         writer.emit(node)
-    for proto in writer.nodes:
-        _rename(proto.input, source, INPUT)
-        _rename(proto.output, target, OUTPUT)
     used = {name for proto in writer.nodes for name in proto.input}
     initializers = [numpy_helper.from_array(value, name) for name, value in writer.constants.items()]
     for name in (name for name in graph.weights if name in used):
         references = (file.reference(name, location) for location, file in files.items())
         external = next((tensor for tensor in references if tensor is not None), None)
         initializers.append(external or numpy_helper.from_array(graph.weights[name], name))
+    _rename(writer.nodes, initializers, source, target)
     body = helper.make_graph(
         writer.nodes,
         "tile",
@@ -187,10 +208,14 @@ def tile_model(graph: Graph, nodes: Sequence[Node], regions: Regions, files: dic
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=_IR_VERSION)
 
 
-def _rename(names: Any, old: str, new: str) -> None:  # noqa: ANN401 - a protobuf repeated field
-    for index, name in enumerate(names):
-        if name == old:
-            names[index] = new
+def _rename(nodes: Sequence[onnx.NodeProto], constants: Sequence[TensorProto], source: str, target: str) -> None:
+    """Call `source` INPUT and `target` OUTPUT; whatever else had one of these names gives way."""
+    names = {INPUT: f"{INPUT}.inner", OUTPUT: f"{OUTPUT}.inner", source: INPUT, target: OUTPUT}
+    for node in nodes:
+        for tensors in (node.input, node.output):
+            tensors[:] = [names.get(name, name) for name in tensors]
+    for constant in constants:
+        constant.name = names.get(constant.name, constant.name)
 
 
 def _value(graph: Graph, tensor: str, regions: Regions, name: str) -> onnx.ValueInfoProto:

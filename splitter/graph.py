@@ -177,9 +177,21 @@ def _with_explicit_padding(graph: Graph) -> Graph:
         if node.kind == "Conv":
             attributes["kernel_shape"] = list(graph.weights[node.inputs[1]].shape[2:])
         attributes["pads"] = operators.explicit_pads(attributes, (height, width))
+        _check_last_window(replace(node, attributes=attributes), (height, width), graph.shapes[node.output][2:])
         attributes.pop("auto_pad", None)
         nodes.append(replace(node, attributes=attributes))
     return replace(graph, nodes=tuple(nodes))
+
+
+def _check_last_window(node: Node, size: tuple[int, ...], outputs: tuple[int, ...]) -> None:
+    """Refuse a pool whose last window, added by ceil mode, starts past the map.
+
+    Runtimes leave such a window out, as ONNX says; its shape inference counts it.
+    """
+    for index in (0, 1) if node.attributes.get("ceil_mode") else ():
+        taps = operators.window(node, index + operators.ROW_AXIS)
+        if (outputs[index] - 1) * taps.stride - taps.pad_before >= size[index]:
+            raise ModelError(f"operator {node.name!r} ({node.kind}) has a window past its map; turn its ceil mode off")
 
 
 def _image_shape(graph: Graph, tensor: str, node: Node) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ from serfer.core.geometry import Span
 if TYPE_CHECKING:
     from splitter.graph import Graph, Node
 
-WINDOWED = frozenset({"Conv", "MaxPool", "AveragePool"})
+POOLS = frozenset({"MaxPool", "AveragePool"})
+WINDOWED = POOLS | {"Conv"}
 POINTWISE = frozenset(
     {
         *(
@@ -194,7 +195,7 @@ def average_scale(graph: Graph, node: Node, axis: int, out: Span) -> NDArray[np.
     include = bool(node.attributes.get("count_include_pad", 0))
     low, high = (-taps.pad_before, size + taps.pad_after) if include else (0, size)
     counted = ((positions >= low) & (positions < high)).sum(axis=1)
-    return np.asarray(taps.kernel / counted, dtype=np.float32)
+    return np.asarray(taps.kernel / np.maximum(counted, 1), dtype=np.float32)
 
 
 def macs(graph: Graph, node: Node, positions: int) -> int:

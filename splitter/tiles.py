@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from serfer.core.geometry import Rect, hull
+from serfer.core.geometry import Rect, Span, hull
 from serfer.core.plan import Padding
 from splitter import operators
 from splitter.graph import Graph, Node
@@ -14,10 +14,18 @@ Reads = Callable[[Graph, Node, Rect], Rect]
 
 
 def needed_input(graph: Graph, node: Node, region: Rect) -> Rect:
-    """Return the rectangle of each input that `region` of the node's output reads, clipped to the map."""
+    """Return the rectangle of each input that `region` of the node's output reads, clipped to the map.
+
+    A region that reads nothing but padding gets the nearest row (or column) of the map: a tensor cannot be empty.
+    """
     unclipped = unclipped_input(graph, node, region)
     height, width = graph.shapes[graph.activations(node)[0]][2:]
-    return Rect(unclipped.rows.clip(height), unclipped.cols.clip(width))
+    return Rect(_on_map(unclipped.rows, height), _on_map(unclipped.cols, width))
+
+
+def _on_map(span: Span, size: int) -> Span:
+    start = min(max(span.start, 0), size - 1)
+    return Span(start, max(min(span.stop, size), start + 1))
 
 
 def unclipped_input(graph: Graph, node: Node, region: Rect) -> Rect:
@@ -29,7 +37,10 @@ def unclipped_input(graph: Graph, node: Node, region: Rect) -> Rect:
 
 
 def clipped_away(graph: Graph, node: Node, region: Rect) -> Padding:
-    """Return how far the rectangle that `region` reads leaves the map on each side: the node's padding there."""
+    """Return how far the rectangle that `region` reads leaves the map on each side: the node's padding there.
+
+    A side is negative where the whole rectangle lies beyond the opposite one: so much of the padding is not read.
+    """
     full, real = unclipped_input(graph, node, region), needed_input(graph, node, region)
     return Padding(
         top=real.rows.start - full.rows.start,

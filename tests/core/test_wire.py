@@ -96,6 +96,7 @@ def test_a_crop_travels_from_a_view_without_a_copy_of_its_own():
     assert decode_task(sent(replace(TASK, crop=Crop("uint8", memoryview(b"abc"))))).crop == Crop("uint8", b"abc")
 
 
+@settings(max_examples=50)
 @given(ANYTHING)
 def test_no_payload_whatever_gets_more_than_an_input_error(value):
     for decode in (decode_task, decode_report):
@@ -103,6 +104,7 @@ def test_no_payload_whatever_gets_more_than_an_input_error(value):
             decode(value)
 
 
+@settings(max_examples=50)
 @given(ANYTHING)
 def test_no_packed_value_whatever_gets_more_than_an_input_error(value):
     with pytest.raises(InputError):
@@ -119,7 +121,7 @@ def test_no_bytes_whatever_get_more_than_an_input_error(data):
             decode({field: text})
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.integers(0, len(PLAIN) - 1), ANYTHING)
 def test_a_task_with_one_odd_field_is_refused_or_well_typed(place, value):
     plain = list(PLAIN)
@@ -142,7 +144,7 @@ def test_a_task_with_one_odd_field_is_refused_or_well_typed(place, value):
     assert task.crop is None or task.crop.dtype in wire.DTYPES
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.sampled_from([*Report.__slots__, "unknown"]), ANYTHING)
 def test_a_report_with_one_odd_field_is_refused_or_well_typed(name, value):
     try:

@@ -1,0 +1,95 @@
+"""Small networks written as ONNX directly: no torch, so a test can afford many."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from serfer.core.aws import shipped_aws
+from splitter.bundle import DEPENDENCY_LIMIT
+from splitter.check import relative_error, run_tiles
+from splitter.cuts import Limits, choose
+from splitter.graph import from_onnx
+from splitter.grids import parse_grids
+from splitter.load import Source
+from splitter.split import _write
+
+FACTS = shipped_aws()
+LIMITS = Limits(1000 * 1024 * 1024, DEPENDENCY_LIMIT, 1769)
+
+
+class Net:
+    """Builds a network operator by operator; every method returns the name of its output."""
+
+    def __init__(self, channels, height, width, seed=0, opset=20, batch="N"):
+        self.random = np.random.default_rng(seed)
+        self.size = (channels, height, width)
+        self.opset, self.batch = opset, batch
+        self.nodes, self.weights = [], []
+
+    def constant(self, value, name=None):
+        name = name or f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def floats(self, *shape):
+        return self.random.standard_normal(shape).astype(np.float32)
+
+    def op(self, kind, *inputs, output=None, **attributes):
+        output = output or f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [output], name=output, **attributes))
+        return output
+
+    def conv(self, x, before, after, kernel, groups=1, **attributes):
+        weight = self.constant(
+            self.floats(after, before // groups, *kernel) / np.float32(np.sqrt(before // groups * np.prod(kernel)))
+        )
+        return self.op(
+            "Conv", x, weight, self.constant(self.floats(after)), group=groups, kernel_shape=kernel, **attributes
+        )
+
+    def linear(self, x, before, after):
+        matrix = self.floats(before, after) / np.float32(np.sqrt(before))
+        return self.op("Gemm", x, self.constant(matrix), self.constant(self.floats(after)))
+
+    def flat(self, x):
+        return self.op("Flatten", x, axis=1)
+
+    def model(self, output, name="x", dims=("N", "K")):
+        body = helper.make_graph(
+            self.nodes,
+            "net",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *self.size])],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, dims)],
+            self.weights,
+        )
+        ir_version = 10 if self.opset > 13 else 7
+        model = helper.make_model(body, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=ir_version)
+        onnx.checker.check_model(model)
+        return model
+
+    def batch_of(self, count):
+        return self.floats(count, *self.size)
+
+
+def unsplit(model, batch):
+    """Run a model as ONNX Runtime has it."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: batch})[0]
+
+
+def cut(model, size, directory, grids="auto", stages=None):
+    """Write the plan of an ONNX model by the splitter's own steps, without its check."""
+    graph = from_onnx(model, *size)
+    source = Source("net", "random", model, lambda batch: unsplit(model, batch))
+    choices = choose(graph, parse_grids(grids), stages, LIMITS, FACTS)
+    directory.mkdir(exist_ok=True)
+    return _write(graph, source, choices, 1769, directory, lambda _: None)
+
+
+def worst_error(model, batch, directory, grids="auto", stages=None, expected=None):
+    plan = cut(model, batch.shape[2:], directory, grids, stages)
+    expected = unsplit(model, batch) if expected is None else expected
+    return relative_error(run_tiles(plan, directory, batch), expected)

@@ -7,6 +7,7 @@ these. Everything that is not hot goes through boto3.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from typing import Any
 
@@ -20,6 +21,7 @@ from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import Report, Task, decode_report, encode_task
 
 _MARGIN_S = 5.0  # for what happens around a task that uses all of its function's time
+_AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
 _THROTTLED, _OK = 429, 200
 _KINDS = {
     "Sandbox.Timedout": FailureKind.TIMED_OUT,
@@ -42,10 +44,11 @@ class LambdaInvoker:
         body = encode_task(task)
         request = AWSRequest("POST", url, headers={"X-Amz-Invocation-Type": "RequestResponse"}, data=body)
         self._signer.add_auth(request)
+        data = body if len(body) <= _AT_ONCE else io.BytesIO(body)
         try:
             async with (
                 asyncio.timeout(timeout_s + _MARGIN_S),
-                self._http.post(url, data=body, headers=dict(request.headers), skip_auto_headers=_UNUSED) as response,
+                self._http.post(url, data=data, headers=dict(request.headers), skip_auto_headers=_UNUSED) as response,
             ):
                 answer = await response.read()
                 return _result(function, response.status, response.headers, answer)

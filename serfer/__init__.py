@@ -9,6 +9,7 @@ Importing this package imports neither torch nor boto3: its attributes load what
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from serfer.pipeline import Pipeline as Pipeline
     from serfer.wiring import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
     from splitter.split import split as split
+
+# ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 __all__ = ["Pipeline", "Plan", "__version__", "open", "split"]

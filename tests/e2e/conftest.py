@@ -1,0 +1,216 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from serfer.local.redis_server import RedisServer
+from serfer.settings import Settings
+from storage import open_store
+from tests.e2e.small import split_small
+
+SERFER = str(Path(sys.executable).with_name("serfer"))
+PATIENCE = 30.0  # s until a test that waits for another process gives up
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def settings(cache):
+    return Settings(cache_dir=cache)
+
+
+@pytest.fixture(scope="session")
+def plan(tmp_path_factory):
+    """Four tiles, four tiles, one."""
+    return split_small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
+def lean(tmp_path_factory):
+    """Two tiles and one: three cold starts make a query."""
+    return split_small(tmp_path_factory.mktemp("lean"), grids=[(1, 2), (1, 1)])
+
+
+@pytest.fixture(scope="session")
+def _redis():
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis(_redis):
+    """The URL of a Redis server of the tests' own; every test must leave it empty."""
+    yield _redis.url
+    assert keys(_redis.url) == []
+
+
+def keys(url):
+    with open_store(url) as store:
+        return store._ask([("KEYS", "*")])[0]
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as /proc shows it; `stage` is the stage whose function it serves, if any."""
+
+    pid: int
+    kind: str
+    stage: int | None = None
+
+    def send(self, number):
+        os.kill(self.pid, number)
+
+
+def processes(main):
+    """Return what the command with process id `main` has started: redis-servers and workers, orphaned ones too."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if f"SERFER_TEST={main}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(Process(int(entry.name), "redis"))  # it inherits the environment
+            elif any(word.endswith(b"/bootstrap.py") for word in words) and str(main).encode() in words:
+                name = Path((entry / "cwd").readlink()).name
+                found.append(Process(int(entry.name), "worker", int(name.split("-")[-2])))
+    return [process for process in found if process.pid != main]
+
+
+def eventually(condition, what):
+    """Wait, at most PATIENCE, until another process has made `condition()` true, and return what it gives."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.004)
+    return value
+
+
+@dataclass
+class Command:
+    """A running `serfer`."""
+
+    process: subprocess.Popen
+    places: tuple[Path, ...]
+    cache: Path
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def started(self, kind, stage=None):
+        """Wait for a process that the command starts, and return it."""
+
+        def look():
+            assert self.process.poll() is None, self.process.communicate()
+            return next((one for one in processes(self.pid) if (one.kind, one.stage) == (kind, stage)), None)
+
+        return eventually(look, f"{kind} {stage} of the command")
+
+    def interrupt(self, number=signal.SIGINT):
+        """Do what a terminal does: signal the whole process group."""
+        os.killpg(self.pid, number)
+
+    def end(self, data=None):
+        """Wait for the command's end and return a Result; nothing that it started may be left then."""
+        out, err = (text.decode() for text in self.process.communicate(data, timeout=PATIENCE))
+        result = Result(self.process.returncode, out, err)
+        assert "Traceback" not in err, err
+        assert processes(self.pid) == [], err
+        assert [path for place in self.places for path in place.iterdir()] == []
+        places = {path.name for path in self.cache.iterdir()}
+        assert places <= {"plans", "functions", "dependencies", "runtime"}
+        assert [path for path in self.cache.glob("*/.*")] == []  # noqa: C416 - reads best in a failure
+        return result
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+    lines: list[str] = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "lines", self.out.splitlines())
+
+    def complains(self, code, *words):
+        """Check the exit code and the one line on standard error, and return that line."""
+        assert (self.code, self.err.count("\n")) == (code, 1), f"exit code {self.code}: {self.err}"
+        assert self.err.startswith("serfer: ")
+        for word in words:
+            assert word in self.err
+        return self.err
+
+
+@pytest.fixture
+def start(cache, tmp_path):
+    """Start `serfer` with arguments; whatever a test does, it is gone at the test's end."""
+    running = []
+    temporary, home = tmp_path / "tmp", tmp_path / "home"
+    temporary.mkdir()
+    home.mkdir()
+
+    def launch(*arguments, **variables):
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("SERFER_")},
+            "SERFER_CACHE_DIR": str(cache),
+            "TMPDIR": str(temporary),
+            "COLUMNS": "200",
+            "HOME": str(home),
+            **variables,
+        }
+        # The process id is known only to the process itself, so a shell puts it into the environment.
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", 'SERFER_TEST=$$ exec "$@"', "sh", SERFER, *map(str, arguments)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            cwd=tmp_path,
+        )
+        command = Command(process, (temporary, home), cache)
+        running.append(command)
+        return command
+
+    yield launch
+    for command in running:
+        command.process.kill()
+        command.process.communicate()
+
+
+@pytest.fixture
+def serfer_(start):
+    """Run `serfer` to its end."""
+
+    def run(*arguments, stdin=None, **variables):
+        return start(*arguments, **variables).end(stdin)
+
+    return run
+
+
+@contextmanager
+def stopped(process):
+    """Hold a process still."""
+    process.send(signal.SIGSTOP)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.send(signal.SIGCONT)
+
+
+@pytest.fixture(scope="session")
+def examples():
+    """The photographs that the project ships."""
+    return Path(__file__).parents[2] / "examples" / "images"

@@ -1,0 +1,202 @@
+"""The command line, where all is well."""
+
+import json
+import shutil
+
+import onnx
+import pytest
+from onnx import helper
+
+import serfer
+from serfer.core.plan import Artefact, dump_plan, file_sha256, load_plan, sealed
+from tests.e2e.conftest import keys
+from tests.e2e.small import CLASSES, LABELS, SIZE
+
+COMMANDS = ("classify", "split", "explain", "verify", "doctor", "bench", "bench overhead")
+ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile"}
+FIELDS = {
+    "": {
+        *("model", "images", "latency_ms", "cost_usd", "plan", "target", "stages", "store", "retries", "hedges"),
+    },
+    "images": {"name", "predictions"},
+    "predictions": {"label", "index", "score"},
+    "stages": {"name", "grid", "tasks", "ms", "cold", "bytes_in", "bytes_out"},
+    "store": {"bytes_put", "bytes_get", "puts", "gets", "exists"},
+}
+
+
+def check_fields(answer):
+    assert set(answer) == FIELDS[""]
+    for image in answer["images"]:
+        assert set(image) == FIELDS["images"]
+        assert all(set(prediction) == FIELDS["predictions"] for prediction in image["predictions"])
+    assert all(set(stage) == FIELDS["stages"] for stage in answer["stages"])
+    assert set(answer["store"]) == FIELDS["store"]
+
+
+def test_the_zoo_model_recognises_what_is_in_real_photographs(serfer_, examples, tmp_path):
+    """The main job with all its defaults: split once, local Lambda workers, an embedded Redis."""
+    result = serfer_(
+        *("classify", *(examples / name for name in ANSWERS), "--json", "--top-k", "3"),
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"),  # torch's export would make one in TMPDIR
+    )
+    assert (result.code, result.err) == (0, "")
+    answers = list(map(json.loads, result.lines))
+    for answer, (name, label) in zip(answers, ANSWERS.items(), strict=True):
+        check_fields(answer)
+        [image] = answer["images"]
+        assert image["name"] == str(examples / name)
+        assert len(image["predictions"]) == 3
+        assert image["predictions"][0]["label"] == label
+        assert answer["model"] == "efficientnet-lite0"
+        assert answer["store"]["exists"] == 0
+        assert [stage["grid"] for stage in answer["stages"]] == ["2x2", "2x2", "1"]
+    assert sum(stage["cold"] for stage in answers[0]["stages"]) == 9
+    assert sum(stage["cold"] for stage in answers[2]["stages"]) == 0
+    again = serfer_("classify", examples / "rocket.jpg", "--workers", "inprocess", "--compare")
+    assert again.code == 0
+    assert "missile" in again.out
+    assert "efficientnet-lite0, weights: ImageNet (pretrained)" in again.out
+    assert "same first class" in again.out
+
+
+def test_people_see_classes_stages_and_dollars(serfer_, lean, examples):
+    result = serfer_("classify", "--plan", lean, examples / "rocket.jpg", "--compare", "--top-k", "2")
+    assert (result.code, result.err) == (0, "")
+    assert sum("label-" in line for line in result.lines) == 2
+    assert sum(line.startswith("stage-") for line in result.lines) == 2
+    for words in ("rocket.jpg", "2 cold", "0 polls", "0 retries", "$", "same first class"):
+        assert words in result.out
+
+
+def test_every_store_gives_the_same_answer(serfer_, plan, lean, examples, redis, tmp_path):
+    def scores(*options, directory=plan):
+        result = serfer_("classify", "--plan", directory, examples / "coffee.png", "--json", "--top-k", "7", *options)
+        assert (result.code, result.err) == (0, "")
+        [answer] = map(json.loads, result.lines)
+        check_fields(answer)
+        assert answer["store"]["exists"] == 0
+        return {one["label"]: round(one["score"], 4) for one in answer["images"][0]["predictions"]}
+
+    expected = scores("--workers", "inprocess")
+    assert set(expected) == set(LABELS)
+    assert scores("--workers", "inprocess", "--store", "memory://") == expected
+    assert scores("--workers", "inprocess", "--store", redis) == expected
+    assert scores("--store", f"file://{tmp_path / 'store'}", directory=lean) == expected
+    assert scores("--store", redis, directory=lean) == expected
+    assert keys(redis) == []
+
+
+def test_standard_input_is_an_image_too(serfer_, plan, examples):
+    data = (examples / "rocket.jpg").read_bytes()
+    result = serfer_("classify", "--plan", plan, "--workers", "inprocess", "-", "--json", stdin=data)
+    assert (result.code, result.err) == (0, "")
+    [by_name] = serfer_("classify", "--plan", plan, "--workers", "inprocess", examples / "rocket.jpg", "--json").lines
+    [image], [same] = json.loads(result.out)["images"], json.loads(by_name)["images"]
+    assert image == {**same, "name": "-"}
+
+
+def test_file_names_may_be_anything(serfer_, plan, examples, tmp_path):
+    names = [b"two\nlines.jpg", b"\xff\xfe.jpg", "größe [bold].jpg".encode(), b"-dash.jpg"]
+    for name in names:
+        shutil.copy(examples / "rocket.jpg", bytes(tmp_path / "x").removesuffix(b"x") + name)
+    names = [name.decode(errors="surrogateescape") for name in names]
+    for options in ([], ["--json"]):
+        result = serfer_("classify", "--plan", plan, "--workers", "inprocess", *options, "--", *names)
+        assert (result.code, result.err) == (0, "")
+    assert [json.loads(line)["images"][0]["name"] for line in result.lines] == names
+
+
+def test_split_explain_and_verify_a_network_of_ones_own(serfer_, plan, examples, tmp_path):
+    model = plan.parent / "small.onnx"
+    made = serfer_("split", model, "--out", tmp_path / "mine", "--grids", "1x2,2x2,1", "--json")
+    assert (made.code, made.err) == (0, "")
+    assert json.loads(made.out)["digest"] == load_plan(tmp_path / "mine").digest
+    assert [stage["grid"] for stage in json.loads(made.out)["stages"]] == [
+        {"rows": rows, "cols": cols} for rows, cols in [(1, 2), (2, 2), (1, 1)]
+    ]
+    shown = serfer_("explain", tmp_path / "mine")
+    assert (shown.code, shown.err) == (0, "")
+    assert sum(line.startswith("stage-") and "MB" in line for line in shown.lines) == 3
+    assert f"3x{SIZE}x{SIZE} in, {CLASSES} out, 7 tasks" in shown.out
+    assert json.loads(serfer_("explain", tmp_path / "mine", "--json").out) == json.loads(made.out)
+    checked = serfer_("verify", tmp_path / "mine", "--json", "--random", "3")
+    assert (checked.code, checked.err) == (0, "")
+    answers = list(map(json.loads, checked.lines))
+    assert [answer["exact"] for answer in answers] == [True] * 3
+    assert all(answer["error"] <= 1e-4 for answer in answers)
+    pictured = serfer_("verify", plan, "--images", examples / "coffee.png", "--random", "0")
+    assert (pictured.code, pictured.err) == (0, "")
+    assert "coffee.png" in pictured.out
+
+
+@pytest.fixture
+def tampered(plan, tmp_path):
+    """A plan that is consistent in itself, but whose unsplit model answers otherwise."""
+    directory = tmp_path / "tampered"
+    shutil.copytree(plan, directory)
+    path = directory / "unsplit.onnx"
+    model = onnx.load(path, load_external_data=False)
+    name = model.graph.output[0].name
+    last = next(node for node in model.graph.node if name in node.output)
+    last.output[:] = ["before"]
+    model.graph.node.append(helper.make_node("Neg", ["before"], [name], "tampered"))
+    path.write_bytes(model.SerializeToString())
+    old = load_plan(plan)
+    artefact = Artefact("unsplit.onnx", path.stat().st_size, file_sha256(path))
+    fields = {name: getattr(old, name) for name in old.__slots__}
+    new = sealed(type(old)(**{**fields, "unsplit": artefact}))
+    (directory / "plan.json").write_text(dump_plan(new))
+    return directory
+
+
+def test_verify_finds_a_plan_that_is_another_network(serfer_, tampered):
+    result = serfer_("verify", tampered, "--json")
+    result.complains(1, "differ from the unsplit model's by more than 0.0001 of their range")
+    assert [json.loads(line)["exact"] for line in result.lines] == [False, False]
+    assert "NO" in serfer_("verify", tampered).out
+
+
+def test_doctor_finds_nothing_missing_here(serfer_, cache):
+    result = serfer_("doctor", "--json")
+    checks = list(map(json.loads, result.lines))
+    assert (result.code, result.err) == (0, "")
+    assert all(set(check) == {"name", "ok", "found", "remedy"} for check in checks)
+    assert all(check["ok"] for check in checks)
+    found = {check["name"]: check["found"] for check in checks}
+    assert {"python", "platform", "redis-server", "torch", "onnxruntime", "cache", "space"} <= set(found)
+    assert found["cache"] == str(cache)
+    assert sum(line.startswith("ok") for line in serfer_("doctor").lines) == len(checks)
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(serfer_):
+    result = serfer_("doctor", "--json", SERFER_CACHE_DIR="/proc/nowhere")
+    result.complains(4, "something is missing")
+    missing = [check for check in map(json.loads, result.lines) if not check["ok"]]
+    assert "cache" in {check["name"] for check in missing}
+    assert all("SERFER_CACHE_DIR" in check["remedy"] for check in missing)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_explains_itself(serfer_, command):
+    result = serfer_(*command.split(), "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Usage: serfer {command}".rstrip())
+    assert len(result.lines) > 5
+
+
+def test_version(serfer_):
+    result = serfer_("--version")
+    assert (result.code, result.out, result.err) == (0, f"serfer {serfer.__version__}\n", "")
+
+
+def test_without_arguments_the_help_is_shown_as_a_usage_error(serfer_):
+    result = serfer_()
+    assert result.code == 2
+    assert "classify" in result.err
+
+
+def test_the_help_of_the_top_names_every_command(serfer_):
+    help_text = serfer_("--help").out
+    assert all(command.split()[0] in help_text for command in COMMANDS)
+    assert "Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input" in help_text

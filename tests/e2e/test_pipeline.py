@@ -1,0 +1,182 @@
+"""The Python API, over every store and kind of worker."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import serfer
+from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.plan import load_plan
+from serfer.unsplit import difference, unsplit
+from tests.e2e.small import CLASSES, LABELS, SIZE, batch, small_onnx, split_small
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (3, SIZE, SIZE, 3), dtype=np.uint8)
+PICTURES = ("chelsea.png", "coffee.png", "rocket.jpg")
+
+
+def check_exact(pipeline, directory):
+    whole = unsplit(pipeline.plan, directory)
+    for images in (batch(1), batch(3, seed=1), PIXELS[:1], PIXELS):
+        logits = pipeline.run(images)
+        assert (logits.shape, logits.dtype) == ((len(images), CLASSES), np.float32)
+        assert difference(logits, whole(images)).exact
+        report = pipeline.last_report
+        assert (report.store.exists, report.retries, report.hedges) == (0, 0, 0)
+        assert report.store.puts == sum(stage.tasks for stage in report.stages[:-1])
+        assert report.images == ()
+        assert report.cost_usd > 0
+        assert images.nbytes <= report.stages[0].bytes_in < 2 * images.nbytes
+        assert report.stages[-1].bytes_out == logits.nbytes
+
+
+def store_url(kind, tmp_path, redis):
+    return {"default": None, "memory": "memory://", "file": f"file://{tmp_path / 'store'}", "redis": redis}[kind]
+
+
+@pytest.mark.parametrize("kind", ["default", "memory", "file", "redis"])
+def test_workers_in_process_answer_as_the_unsplit_model_over_every_store(plan, settings, kind, tmp_path, redis):
+    with serfer.open(plan, store=store_url(kind, tmp_path, redis), settings=settings) as pipeline:
+        check_exact(pipeline, plan)
+    if kind == "file":
+        assert [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.name != "#lock"] == []
+
+
+@pytest.mark.parametrize("kind", ["default", "file", "redis"])
+def test_local_workers_answer_as_the_unsplit_model_over_every_store_they_share(lean, settings, kind, tmp_path, redis):
+    url = store_url(kind, tmp_path, redis)
+    with serfer.open(lean, store=url, workers="local", settings=settings) as pipeline:
+        check_exact(pipeline, lean)
+        assert pipeline.last.weight_loads == 1
+        assert sum(stage.cold for stage in pipeline.last_report.stages) == 0  # the first query warmed them
+
+
+def test_crops_ride_along_up_to_lambdas_limit_and_go_through_the_store_beyond(lean, settings, redis):
+    whole = unsplit(load_plan(lean), lean)
+    with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:
+        for count, stored in [(580, 0), (1000, 2)]:  # 4.3 and 7.3 MB for each tile; 6 MB are 4.5 before base64
+            images = batch(count)
+            assert difference(pipeline.run(images), whole(images)).exact
+            assert pipeline.last_report.store.puts == 2 + stored
+            assert pipeline.last_report.retries == 0
+
+
+def test_a_report_says_what_a_query_cost(plan, settings, examples):
+    with serfer.open(str(plan), settings=settings) as pipeline:
+        paths = [examples / name for name in PICTURES]
+        answers = pipeline.classify([*paths, paths[0].read_bytes()], top_k=2)
+        report = pipeline.last_report
+    assert [answer.name for answer in answers] == [*map(str, paths), "image 3"]
+    assert answers[0].predictions == answers[3].predictions
+    assert all(len(answer.predictions) == 2 for answer in answers)
+    assert [stage.grid for stage in report.stages] == ["2x2", "2x2", "1"]
+    assert [stage.tasks for stage in report.stages] == [4, 4, 1]
+    assert sum(stage.ms for stage in report.stages) <= report.latency_ms
+    best = answers[0].predictions[0]
+    assert best.label == LABELS[best.index]
+    assert 0 < best.score <= 1
+
+
+def test_there_is_no_report_before_the_first_query(plan, settings):
+    with serfer.open(plan, settings=settings) as pipeline:
+        with pytest.raises(UsageError, match="no query yet"):
+            _ = pipeline.last_report
+        pipeline.run(batch())
+        assert pipeline.last_report.model == "small"
+
+
+def test_a_closed_pipeline_says_so(plan, settings):
+    pipeline = serfer.open(plan, settings=settings)
+    pipeline.close()
+    pipeline.close()
+    with pytest.raises(UsageError, match="closed"):
+        pipeline.run(batch())
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        batch()[0],
+        batch().astype(np.float64),
+        batch()[:, :, :-1],
+        batch()[:0],
+        np.zeros((1, 3, SIZE, SIZE), dtype=np.uint8),
+        np.zeros((1025, 1, 1, 1), dtype=np.float32),
+        np.float32(1),
+        ["a"],
+    ],
+    ids=lambda array: f"{np.asarray(array).dtype}{np.shape(array)}",
+)
+def test_arrays_that_the_plan_does_not_take_are_refused(plan, settings, array):
+    with serfer.open(plan, settings=settings) as pipeline, pytest.raises(InputError, match="this plan takes"):
+        pipeline.run(array)
+
+
+def test_the_parameters_of_classify_are_checked(plan, settings, examples):
+    with serfer.open(plan, settings=settings) as pipeline:
+        for images, top_k in [([], 1), ([examples / PICTURES[0]], 0), ([examples / PICTURES[0]], CLASSES + 1)]:
+            with pytest.raises(UsageError):
+                pipeline.classify(images, top_k=top_k)
+
+
+def test_a_plan_without_preprocessing_runs_but_does_not_classify(settings, tmp_path, examples):
+    directory = split_small(tmp_path, grids=(1, 1), preprocess=None, labels=())
+    with serfer.open(directory, settings=settings) as pipeline:
+        assert pipeline.run(batch()).shape == (1, CLASSES)
+        for images in ([examples / PICTURES[0]], [b"x"]):
+            with pytest.raises(PlanError, match="preprocess"):
+                pipeline.classify(images)
+        with pytest.raises(PlanError, match="preprocess"):
+            pipeline.run(PIXELS)
+
+
+def test_several_pipelines_live_side_by_side(plan, lean, settings):
+    with serfer.open(plan, settings=settings) as one, serfer.open(lean, settings=settings) as other:
+        assert np.allclose(one.run(batch()), other.run(batch()), atol=1e-5)
+
+
+def test_the_same_network_split_again_is_the_same_plan(plan, tmp_path):
+    again = split_small(tmp_path)
+    assert (again / "plan.json").read_bytes() == (plan / "plan.json").read_bytes()
+    assert small_onnx().SerializeToString() == small_onnx().SerializeToString()
+
+
+def test_importing_serfer_imports_nothing_heavy():
+    heavy = {
+        "torch",
+        "torchvision",
+        "boto3",
+        "botocore",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "aiohttp",
+        "PIL",
+        "numpy",
+    }
+    code = f"import sys, serfer; print(sorted({heavy!r} & set(sys.modules)), serfer.__version__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == f"[] {serfer.__version__}\n"
+
+
+def test_opening_and_running_a_plan_imports_neither_torch_nor_boto3(plan, cache):
+    code = """
+import sys, numpy, serfer
+with serfer.open(sys.argv[1]) as pipeline:
+    pipeline.run(numpy.zeros((1, 3, 34, 34), numpy.float32))
+print(sorted({"torch", "boto3", "onnx", "onnxscript"} & set(sys.modules)))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(plan)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"SERFER_CACHE_DIR": str(cache)},
+    )
+    assert run.stdout == "[]\n"
+
+
+def test_what_serfer_does_not_have_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = serfer.nonsense

@@ -28,8 +28,19 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Stop the loop and its thread."""
-        self.wait(self._loop.shutdown_asyncgens())
+        """Cancel what still runs, let it end, and stop the loop and its thread."""
+        self.wait(_end_everything())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_everything() -> None:
+    """Do what `asyncio.run` does at its end."""
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()

@@ -266,8 +266,11 @@ def _opened(directory: Path, store: str | None, workers: str) -> Iterator[Pipeli
     with _progress() as progress:
         progress("starting workers and store")
         pipeline = open_pipeline(directory, store=store, workers=workers)
-    with pipeline:
+    try:
         yield pipeline
+    finally:
+        _ignore_signals()  # cleaning up takes no time; a second Ctrl-C must not leave it half done
+        pipeline.close()
 
 
 def _unsplit(plan: Plan, directory: Path) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -316,6 +319,11 @@ def _complain(problem: object) -> None:
     err.print(f"serfer: {line}", soft_wrap=True, markup=False)
 
 
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
 
@@ -327,8 +335,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
     code = _exit_code(sys.argv[1:])
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # all is cleaned up; what is left takes no time
+    _ignore_signals()
     sys.exit(code)
 
 

@@ -29,8 +29,9 @@ class Settings(BaseSettings):
             return shipped_aws()
         try:
             text = self.aws_file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"SERFER_AWS_FILE: {self.aws_file} cannot be read: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise InputError(f"SERFER_AWS_FILE: {self.aws_file} cannot be read: {reason}") from error
         return parse_aws(text, shipped_aws())
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from botocore.credentials import Credentials
@@ -121,10 +121,13 @@ def _default_store(workers: str, parts: AsyncExitStack) -> str:
 
 def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settings) -> LambdaService:
     cache = settings.cache_dir
+    with _cache_in_use(cache):
+        directories = [function_directory(plan, directory, number, cache) for number in range(len(plan.stages))]
+        runtime = runtime_directory(cache / "runtime")
     functions = [
         FunctionConfig(
             name=plan.function(number),
-            directory=function_directory(plan, directory, number, cache),
+            directory=directories[number],
             handler=HANDLER,
             memory_mb=stage.memory_mb,
             timeout_s=_TASK_TIMEOUT_S,
@@ -135,10 +138,19 @@ def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settin
     return LambdaService(
         functions,
         facts=settings.facts(),
-        runtime=runtime_directory(cache / "runtime"),
+        runtime=runtime,
         concurrency=settings.local_concurrency,
         port=settings.local_port,
     )
+
+
+@contextmanager
+def _cache_in_use(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UnavailableError(f"SERFER_CACHE_DIR: {cache} cannot be used: {reason}") from error
 
 
 async def _start(service: LambdaService) -> None:

@@ -160,7 +160,7 @@ def start(cache, tmp_path):
     temporary.mkdir()
     home.mkdir()
 
-    def launch(*arguments, **variables):
+    def launch(*arguments, stdout="", **variables):
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SERFER_")},
             "SERFER_CACHE_DIR": str(cache),
@@ -171,7 +171,14 @@ def start(cache, tmp_path):
         }
         # The process id is known only to the process itself, so a shell puts it into the environment.
         process = subprocess.Popen(
-            ["/bin/sh", "-c", 'SERFER_TEST=$$ exec "$@"', "sh", SERFER, *map(str, arguments)],
+            [
+                "/bin/sh",
+                "-c",
+                f'SERFER_TEST=$$ exec "$@" {stdout and ">" + stdout}',
+                "sh",
+                SERFER,
+                *map(str, arguments),
+            ],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,311 @@
+"""The command line, where something is wrong: one clear line, a fitting exit code, nothing left behind."""
+
+import json
+import shutil
+import signal
+import socket
+
+import pytest
+
+from serfer.local.redis_server import RedisServer
+from tests.e2e.conftest import eventually, keys, processes
+
+INTERRUPTED, TERMINATED = 130, 143
+
+
+@pytest.fixture
+def picture(examples):
+    return examples / "rocket.jpg"
+
+
+@pytest.fixture
+def copy(plan, tmp_path):
+    """A plan of the test's own, to be damaged."""
+    shutil.copytree(plan, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+class TestImages:
+    @pytest.fixture
+    def classify(self, serfer_, plan):
+        return lambda *names: serfer_("classify", "--plan", plan, "--workers", "inprocess", "--json", "--", *names)
+
+    def test_one_bad_image_does_not_spoil_the_good_ones(self, classify, picture, tmp_path):
+        (tmp_path / "text.jpg").write_text("no picture")
+        result = classify(picture, "text.jpg", picture)
+        result.complains(3, "text.jpg is no image of a known format (JPEG, PNG")
+        assert [json.loads(line)["images"][0]["name"] for line in result.lines] == [str(picture)] * 2
+
+    def test_every_bad_image_has_its_line(self, classify, picture, tmp_path):
+        (tmp_path / "empty.jpg").touch()
+        (tmp_path / "cut.jpg").write_bytes(picture.read_bytes()[:5000])
+        (tmp_path / "two\nlines.jpg").write_text("x")
+        (tmp_path / "directory").mkdir()
+        result = classify("none.jpg", "directory", "empty.jpg", "cut.jpg", "two\nlines.jpg")
+        assert (result.code, result.out) == (3, "")
+        for line, words in zip(
+            result.err.splitlines(),
+            (
+                "none.jpg does not exist",
+                "directory is a directory",
+                "empty.jpg is empty",
+                "cut.jpg cannot",
+                "two lines",
+            ),
+            strict=True,
+        ):
+            assert line.startswith(f"serfer: {words}")
+
+    def test_an_image_over_the_limits(self, serfer_, plan, picture):
+        common = ("classify", "--plan", plan, "--workers", "inprocess", picture)
+        serfer_(*common, SERFER_MAX_IMAGE_BYTES="1000").complains(3, "rocket.jpg is larger than 1,000 bytes")
+        serfer_(*common, SERFER_MAX_IMAGE_PIXELS="1000").complains(3, "rocket.jpg has 640 x 427 pixels")
+
+    def test_empty_standard_input(self, serfer_, plan):
+        serfer_("classify", "--plan", plan, "--workers", "inprocess", "-", stdin=b"").complains(3, "- is empty")
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ("--plan x --model alexnet", "--plan or --model, not both"),
+            ("--plan {plan} --store memory://", "memory:// cannot be shared with local workers"),
+            ("--plan {plan} --workers inprocess --store ftp://x:hush@y", "no store is known for 'ftp://x:***@y'"),
+            ("--plan {plan} --store redis:/x", "no store is known"),
+            ("--plan {plan} --workers moon", "workers are inprocess or local, not 'moon'"),
+            ("--plan {plan} --workers inprocess --top-k 8", "top-k must be 1 to 7, not 8"),
+            ("--top-k 0", "--top-k"),
+            ("--deadline-ms 0", "--deadline-ms"),
+            ("--modle alexnet", "No such option: --modle"),
+            ("- -", "standard input can be read only once"),
+        ],
+    )
+    def test_a_request_that_contradicts_itself(self, serfer_, plan, picture, arguments, words):
+        result = serfer_("classify", picture, *arguments.format(plan=plan).split())
+        assert "hush" not in result.complains(2, words)
+
+    def test_no_image_and_no_such_command(self, serfer_):
+        serfer_("classify").complains(2, "Missing argument 'IMAGE...'", "serfer classify --help")
+        serfer_("clasify", "x").complains(2, "No such command 'clasify'", "serfer --help")
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ("--size 3", "'3' is no size"),
+            ("--grids 0x2", "'0x2' is no grid"),
+            ("--stages many", 'stages must be "auto" or a number'),
+            ("--memory 5", "memory must be 128 to 10240 MB, not 5"),
+        ],
+    )
+    def test_a_split_that_cannot_be(self, serfer_, plan, tmp_path, arguments, words):
+        result = serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "out", *arguments.split())
+        result.complains(2, words)
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "code", "words"),
+        [
+            ("SERFER_LOCAL_PORT", "many", 2, "SERFER_LOCAL_PORT: "),
+            ("SERFER_LOCAL_CONCURRENCY", "0", 2, "SERFER_LOCAL_CONCURRENCY: "),
+            ("SERFER_AWS_FILE", "/nowhere.toml", 3, "SERFER_AWS_FILE: /nowhere.toml cannot be read: No such file"),
+            ("SERFER_AWS_FILE", "{bad}", 3, "AWS facts file is not TOML"),
+            ("SERFER_AWS_FILE", "{binary}", 3, "SERFER_AWS_FILE: "),
+            ("SERFER_CACHE_DIR", "/proc/nowhere", 4, "SERFER_CACHE_DIR: /proc/nowhere"),
+        ],
+    )
+    def test_a_bad_variable_is_named(self, serfer_, plan, picture, tmp_path, variable, value, code, words):
+        (tmp_path / "bad").write_text("no = = toml")
+        (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+        value = value.format(bad=tmp_path / "bad", binary=tmp_path / "binary")
+        serfer_("classify", "--plan", plan, picture, **{variable: value}).complains(code, words)
+
+
+class TestPlans:
+    @pytest.fixture
+    def classify(self, serfer_, picture):
+        return lambda directory: serfer_("classify", "--plan", directory, picture, "--workers", "inprocess")
+
+    def test_a_model_that_nobody_knows(self, serfer_, picture, tmp_path):
+        serfer_("classify", picture, "--model", "vgg99").complains(3, "unknown model 'vgg99'", "efficientnet-lite0")
+        serfer_("split", "vgg99", "--out", tmp_path / "out").complains(3, "unknown model 'vgg99'")
+        serfer_("split", "none.onnx", "--out", tmp_path / "out").complains(3, "none.onnx cannot be read")
+
+    def test_no_plan_directory(self, classify, tmp_path):
+        classify(tmp_path / "none").complains(3, "none is no plan directory", "serfer split")
+
+    def test_an_edited_plan(self, classify, serfer_, copy):
+        path = copy / "plan.json"
+        path.write_text(path.read_text().replace('"label-1"', '"label-9"'))
+        classify(copy).complains(3, "plan.json was edited: its digest does not match")
+        serfer_("explain", copy).complains(3, "plan.json was edited")
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 99}', '{"format": 1}', "\xff"])
+    def test_what_is_no_plan(self, classify, copy, text):
+        (copy / "plan.json").write_bytes(text.encode("latin-1"))
+        classify(copy).complains(3, "plan.json")
+
+    def test_a_missing_weights_file(self, classify, copy):
+        (copy / "stage-1" / "weights.bin").unlink()
+        classify(copy).complains(3, "stage-1/weights.bin is missing")
+
+    def test_an_altered_weights_file(self, classify, copy):
+        path = copy / "stage-1" / "weights.bin"
+        data = bytearray(path.read_bytes())
+        data[7] ^= 1
+        path.write_bytes(data)
+        classify(copy).complains(3, "stage-1/weights.bin was altered")
+
+    def test_an_artefact_outside_the_directory(self, classify, copy):
+        (copy / "plan.json").write_text((copy / "plan.json").read_text().replace("unsplit.onnx", "../small.onnx"))
+        classify(copy).complains(3, "edited")
+
+
+class TestUnavailable:
+    @pytest.fixture
+    def closed(self):
+        """A port that nobody listens on: it stays bound, so that nobody can."""
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", 0))
+            yield holder.getsockname()[1]
+
+    @pytest.mark.parametrize("workers", ["inprocess", "local"])
+    def test_a_redis_that_is_not_there(self, serfer_, lean, picture, closed, workers):
+        url = f"redis://:hush@127.0.0.1:{closed}/0"
+        result = serfer_("classify", "--plan", lean, picture, "--store", url, "--workers", workers)
+        assert "hush" not in result.complains(4, f"Redis at 127.0.0.1:{closed} does not answer")
+
+    def test_a_port_that_is_taken(self, serfer_, lean, picture):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            result = serfer_("classify", "--plan", lean, picture, SERFER_LOCAL_PORT=str(port))
+        result.complains(4, f"cannot listen at http://127.0.0.1:{port}", "address already in use")
+
+    def test_a_port_of_ones_own_is_free_again_afterwards(self, serfer_, lean):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+        for _ in range(2):
+            result = serfer_("classify", "--plan", lean, "none.jpg", SERFER_LOCAL_PORT=str(port))
+            result.complains(3, "none.jpg does not exist")
+
+    def test_a_store_that_goes_while_a_query_runs(self, start, lean, picture):
+        with RedisServer() as server:
+            command = start("classify", "--plan", lean, picture, "--store", server.url)
+            worker = command.started("worker", 0)
+            worker.send(signal.SIGSTOP)
+            server.stop()
+            worker.send(signal.SIGCONT)
+            command.end().complains(4, "Redis at 127.0.0.1:", "does not answer")
+
+    def test_a_directory_that_cannot_be_a_store(self, serfer_, lean, picture):
+        result = serfer_("classify", "--plan", lean, picture, "--store", "file:///proc/nowhere")
+        result.complains(4, "/proc/nowhere")
+
+
+class TestQueries:
+    @pytest.fixture
+    def query(self, start, lean, picture, redis):
+        return lambda *more: start("classify", "--plan", lean, picture, "--store", redis, "--json", *more)
+
+    @pytest.mark.parametrize("stage", [0, 1])
+    def test_a_worker_that_is_killed_costs_a_retry_and_no_more(self, query, serfer_, lean, picture, stage):
+        command = query()
+        command.started("worker", stage).send(signal.SIGKILL)
+        result = command.end()
+        assert (result.code, result.err) == (0, "")
+        answer = json.loads(result.out)
+        assert answer["retries"] == 1
+        calm = serfer_("classify", "--plan", lean, picture, "--json", "--workers", "inprocess")
+        assert [one["label"] for one in answer["images"][0]["predictions"]] == [
+            one["label"] for one in json.loads(calm.out)["images"][0]["predictions"]
+        ]
+
+    def test_workers_that_cannot_live_end_the_query(self, query):
+        command = query()
+        killed = set()
+
+        def kill_all():
+            for process in processes(command.pid):
+                if process.kind == "worker" and process.pid not in killed:
+                    process.send(signal.SIGKILL)
+                    killed.add(process.pid)
+            return command.process.poll() is not None
+
+        eventually(kill_all, "the command gives up")
+        command.end().complains(1, "failed in code: stage 0", "signal: killed")
+
+    def test_the_deadline(self, serfer_, lean, picture, redis):
+        result = serfer_("classify", "--plan", lean, picture, "--store", redis, "--deadline-ms", "1")
+        result.complains(1, "the deadline passed in stage 0 of 2")
+
+    def test_an_interrupt_during_a_query_deletes_its_keys(self, query, redis):
+        command = query()
+        command.started("worker", 1).send(signal.SIGSTOP)
+        assert len(keys(redis)) == 2
+        command.interrupt()
+        command.end().complains(INTERRUPTED, "interrupted")
+        assert keys(redis) == []
+
+    def test_termination_during_a_query_deletes_its_keys(self, query, redis):
+        command = query()
+        command.started("worker", 1).send(signal.SIGSTOP)
+        command.process.terminate()
+        command.end().complains(TERMINATED, "terminated")
+        assert keys(redis) == []
+
+
+class TestInterrupted:
+    def test_during_start_up(self, start, plan, picture):
+        command = start("classify", "--plan", plan, picture)
+        command.started("redis")
+        command.interrupt()
+        command.end().complains(INTERRUPTED, "interrupted")
+
+    def test_during_start_up_by_sigterm(self, start, plan, picture):
+        command = start("classify", "--plan", plan, picture)
+        command.started("redis")
+        command.process.terminate()
+        command.end().complains(TERMINATED, "terminated")
+
+    def test_an_impatient_user_interrupts_twice(self, start, plan, picture):
+        command = start("classify", "--plan", plan, picture)
+        command.started("worker", 0).send(signal.SIGSTOP)
+        command.interrupt()
+        command.interrupt()
+        command.end().complains(INTERRUPTED, "interrupted")
+
+    def test_a_split_leaves_no_half_of_a_plan(self, start, plan, tmp_path):
+        model = plan.parent / "small.onnx"
+        command = start("split", model, "--out", tmp_path / "out" / "plan", "--grids", "4x4,4x4,1")
+        eventually((tmp_path / "out").exists, "the split writes")
+        command.interrupt()
+        result = command.end()
+        if result.code == 0:  # it was faster
+            assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
+        else:
+            result.complains(INTERRUPTED, "interrupted")
+            assert list((tmp_path / "out").iterdir()) == []
+
+    def test_killed_outright_it_takes_workers_and_redis_along(self, start, plan, picture):
+        command = start("classify", "--plan", plan, picture)
+        command.started("redis")
+        command.started("worker", 0)
+        command.process.kill()
+        command.process.communicate()
+        eventually(lambda: processes(command.pid) == [], "workers and redis end")
+
+
+class TestOutput:
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_a_reader_that_has_enough_is_no_error(self, start, plan, picture, options):
+        command = start("classify", "--plan", plan, *[picture] * 3, "--workers", "inprocess", *options)
+        command.process.stdout.close()
+        command.process.stdout = None
+        command.process.stdin.close()
+        command.process.stdin = None
+        err = command.process.stderr.read()
+        assert (command.process.wait(), err) == (0, b"")
+
+    def test_a_full_disk_is_told_in_one_line(self, start):
+        command = start("doctor", "--json", stdout="/dev/full")
+        command.end().complains(4, "No space left on device")

@@ -1,0 +1,97 @@
+import asyncio
+import threading
+
+import pytest
+
+from serfer.background import LoopThread
+
+PATIENCE = 10.0
+
+
+def loop_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "serfer-loop"]
+
+
+@pytest.fixture
+def loop():
+    thread = LoopThread()
+    yield thread
+    assert loop_threads() == []
+
+
+def test_a_coroutine_runs_on_the_loops_own_thread(loop):
+    async def where():
+        return threading.current_thread().name
+
+    assert loop.wait(where()) == "serfer-loop"
+    loop.close()
+
+
+def test_an_error_reaches_whoever_waits(loop):
+    async def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop.wait(fail())
+    loop.close()
+
+
+def test_several_threads_may_wait_at_once(loop):
+    async def main():
+        both = asyncio.Barrier(2)
+
+        async def meet():
+            await both.wait()
+
+        return meet
+
+    meet = loop.wait(main())
+    other = threading.Thread(target=lambda: loop.wait(meet()))
+    other.start()
+    loop.wait(meet())
+    other.join(PATIENCE)
+    assert not other.is_alive()
+    loop.close()
+
+
+def test_an_interrupt_cancels_what_was_waited_for(loop, monkeypatch):
+    started, cancelled = threading.Event(), threading.Event()
+
+    async def hang():
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    def interrupted(_future, _timeout=None):
+        assert started.wait(PATIENCE)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("concurrent.futures.Future.result", interrupted)
+        loop.wait(hang())
+    assert cancelled.wait(PATIENCE)
+    loop.close()
+
+
+def test_closing_cancels_what_runs_and_lets_it_clean_up(loop):
+    steps = []
+
+    async def main():
+        async def work():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for step in range(5):
+                    await asyncio.sleep(0)
+                    steps.append(step)
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        return task
+
+    task = loop.wait(main())
+    loop.close()
+    assert task.cancelled()
+    assert steps == list(range(5))

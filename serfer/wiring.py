@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
 from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, load_plan
+from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, file_sha256, load_plan
 from serfer.core.wire import Report, Task
 from serfer.images import ImageLimits
 from serfer.local.function import REGION, FunctionConfig
@@ -122,7 +123,7 @@ def _default_store(workers: str, parts: AsyncExitStack) -> str:
 def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settings) -> LambdaService:
     cache = settings.cache_dir
     with _cache_in_use(cache):
-        directories = [function_directory(plan, directory, number, cache) for number in range(len(plan.stages))]
+        directories = [_package(plan, directory, number, cache) for number in range(len(plan.stages))]
         runtime = runtime_directory(cache / "runtime")
     functions = [
         FunctionConfig(
@@ -142,6 +143,24 @@ def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settin
         concurrency=settings.local_concurrency,
         port=settings.local_port,
     )
+
+
+def _package(plan: Plan, directory: Path, stage: int, cache: Path) -> Path:
+    """Return the package of a stage's function, made anew where it is no longer what the plan says.
+
+    A package shares its files with the plan directory that it was made from, and so whatever was done to them since.
+    """
+    package = function_directory(plan, directory, stage, cache)
+    part = plan.stages[stage]
+    for path in (PLAN_FILE, part.weights.path, *(graph.path for graph in part.graphs)):
+        if not _same(package / path, directory / path):
+            shutil.rmtree(package)
+            return function_directory(plan, directory, stage, cache)
+    return package
+
+
+def _same(one: Path, checked: Path) -> bool:
+    return one.is_file() and (one.samefile(checked) or file_sha256(one) == file_sha256(checked))
 
 
 @contextmanager

@@ -62,6 +62,25 @@ def test_crops_ride_along_up_to_lambdas_limit_and_go_through_the_store_beyond(le
             assert pipeline.last_report.retries == 0
 
 
+@pytest.mark.parametrize("file", ["plan.json", "stage-0/weights.bin"])
+def test_what_was_altered_and_split_again_leaves_no_trace_in_the_cache(settings, tmp_path, file):
+    """Function packages share files with plan directories: an alteration in place reaches both."""
+
+    def check():
+        with serfer.open(directory, workers="local", settings=settings) as pipeline:
+            assert difference(pipeline.run(batch()), unsplit(pipeline.plan, directory)(batch())).exact
+
+    directory = split_small(tmp_path, seed=len(file), grids=[(1, 1)])
+    check()
+    with (directory / file).open("r+b") as opened:
+        opened.seek(100)
+        opened.write(np.full(50, 3.0, dtype=np.float32).tobytes())
+    with pytest.raises(PlanError):
+        check()
+    split_small(tmp_path, seed=len(file), grids=[(1, 1)])
+    check()
+
+
 def test_a_report_says_what_a_query_cost(plan, settings, examples):
     with serfer.open(str(plan), settings=settings) as pipeline:
         paths = [examples / name for name in PICTURES]

@@ -68,9 +68,10 @@ def test_an_interrupt_cancels_what_was_waited_for(loop, monkeypatch):
         assert started.wait(PATIENCE)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("concurrent.futures.Future.result", interrupted)
+    monkeypatch.setattr("concurrent.futures.Future.result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         loop.wait(hang())
+    monkeypatch.undo()
     assert cancelled.wait(PATIENCE)
     loop.close()
 

@@ -122,5 +122,5 @@ def _scores(logits: NDArray[np.float64], activation: str) -> NDArray[np.float64]
         powers = np.exp(logits - logits.max())
         return np.asarray(powers / powers.sum())
     if activation == "sigmoid":
-        return np.asarray(1 / (1 + np.exp(-logits)))
+        return np.asarray((1 + np.tanh(logits / 2)) / 2)  # the sigmoid, without overflow
     return logits

@@ -1,0 +1,44 @@
+import importlib.metadata
+from collections import namedtuple
+
+from serfer import doctor
+from serfer.doctor import examine
+from serfer.settings import Settings
+
+
+def checks(tmp_path):
+    return {check.name: check for check in examine(Settings(cache_dir=tmp_path / "cache"))}
+
+
+def test_all_is_well_where_the_tests_run(tmp_path):
+    found = checks(tmp_path)
+    assert [check for check in found.values() if not check.ok] == []
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_is_missing_has_a_remedy(tmp_path, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    version = namedtuple("version", "major minor micro releaselevel serial")  # noqa: PYI024 - as sys.version_info
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    monkeypatch.setattr("sys.version_info", version(3, 10, 0, "final", 0))
+    monkeypatch.setattr(doctor, "_NEEDED_BYTES", 1 << 60)
+    (tmp_path / "cache").write_text("a file in the way")
+    found = checks(tmp_path)
+    bad = {name for name, check in found.items() if not check.ok}
+    assert {"python", "platform", "torch", "redis-server", "cache", "space"} <= bad
+    assert "processors" not in bad
+    assert all(found[name].remedy for name in bad)
+    assert found["torch"].remedy == "run make setup"
+    assert "File exists" in found["cache"].found
+
+
+def test_a_newer_python_is_said_to_be_untested(tmp_path, monkeypatch):
+    version = namedtuple("version", "major minor micro releaselevel serial")  # noqa: PYI024 - as sys.version_info
+    monkeypatch.setattr("sys.version_info", version(3, 99, 0, "final", 0))
+    python = checks(tmp_path)["python"]
+    assert python.ok
+    assert "untested" in python.found

@@ -1,0 +1,91 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from drivers.push import Answer
+from serfer.core.aws import shipped_aws
+from serfer.core.counts import StoreCounts
+from serfer.core.plan import load_plan
+from serfer.core.run import StageRun, _Tile
+from serfer.core.wire import Report
+from serfer.report import ImageAnswer, Prediction, best_classes, make_report
+from tests.e2e.small import CLASSES, LABELS, split_small
+
+FACTS = shipped_aws()
+LOGITS = np.array([1.0, 3.0, 2.0, -100.0, 0.0, 3.0, 1.5], dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return load_plan(split_small(tmp_path_factory.mktemp("small"), grids=[(1, 2), (1, 1)]))
+
+
+def done(init_ms, total_ms, counts=None, output=None):
+    return _Tile(Report("e", init_ms, 1.0, 2.0, 3.0, total_ms, 1, 1, counts or StoreCounts(), output))
+
+
+@pytest.fixture
+def answer():
+    first = StageRun(10.0, [done(500.0, 20.0, StoreCounts(100, 0, 1)), done(0.0, 30.2, StoreCounts(200, 0, 1))], 10.7)
+    last = StageRun(10.7, [done(0.0, 5.0, StoreCounts(0, 300, 0, 4), b"x" * 28)], 10.75)
+    return Answer("q", 10.0, 10.8, [first, last], retries=2, driver_counts=StoreCounts(1000, 0, 1))
+
+
+def test_a_report_adds_up_what_the_tasks_said(plan, answer):
+    images = [ImageAnswer("a.jpg", (Prediction("l", 0, 1.0),))]
+    report = make_report(plan, answer, images, crop_bytes=50, latency_s=0.8123456, facts=FACTS)
+    assert (report.model, report.plan, report.target) == ("small", plan.digest, "serverless")
+    assert (report.latency_ms, report.retries, report.hedges) == (812.346, 2, 0)
+    assert report.store == StoreCounts(1300, 300, 3, 4, 0)
+    first, last = report.stages
+    assert (first.name, first.grid, first.tasks, first.cold) == ("stage-0", "1x2", 2, 1)
+    assert (last.name, last.grid, last.tasks, last.cold) == ("stage-1", "1", 1, 0)
+    assert first.ms == pytest.approx(700)
+    assert last.ms == pytest.approx(50)
+    assert (first.bytes_in, first.bytes_out) == (50, 300)
+    assert (last.bytes_in, last.bytes_out) == (300, 28)
+
+
+def test_the_price_is_lambdas(plan, answer):
+    """Each task: its request, and memory times the milliseconds that it began, cold start included."""
+    report = make_report(plan, answer, [], 0, 1.0, FACTS)
+    gb = plan.stages[0].memory_mb / 1024
+    expected = 3 * FACTS.price_request + gb * (520 + 31 + 5) / 1000 * FACTS.price_gb_second
+    assert report.cost_usd == pytest.approx(expected)
+
+
+def test_a_report_is_plain_json(plan, answer):
+    report = make_report(plan, answer, [ImageAnswer("a", (Prediction("l", 0, 1.0),))], 0, 1.0, FACTS)
+    plain = json.loads(json.dumps(report.as_dict()))
+    assert plain["images"] == [{"name": "a", "predictions": [{"label": "l", "index": 0, "score": 1.0}]}]
+    assert plain["store"] == {"bytes_put": 1300, "bytes_get": 300, "puts": 3, "gets": 4, "exists": 0}
+
+
+def test_the_best_classes_come_first_and_ties_by_index(plan):
+    best = best_classes(plan, LOGITS, 3)
+    assert [one.index for one in best] == [1, 5, 2]
+    assert [one.label for one in best] == [LABELS[1], LABELS[5], LABELS[2]]
+
+
+def test_softmax_scores_are_probabilities_even_of_large_logits(plan):
+    scores = [one.score for one in best_classes(plan, LOGITS, CLASSES)]
+    assert sum(scores) == pytest.approx(1)
+    assert scores == sorted(scores, reverse=True)
+    assert best_classes(plan, np.array([0, 5000] + [0] * 5, dtype=np.float32), 1)[0].score == 1
+
+
+def test_other_activations(plan):
+    assert best_classes(replace(plan, activation="sigmoid"), LOGITS, 1)[0].score == pytest.approx(1 / (1 + np.exp(-3)))
+    assert best_classes(replace(plan, activation="none"), LOGITS, 1)[0].score == 3
+
+
+def test_sigmoid_of_extreme_logits_warns_nobody(plan):
+    extreme = np.array([-5000, 5000] + [0] * 5, dtype=np.float32)
+    scores = [one.score for one in best_classes(replace(plan, activation="sigmoid"), extreme, CLASSES)]
+    assert (scores[0], scores[-1]) == (1, 0)
+
+
+def test_without_labels_a_class_is_called_by_its_index(plan):
+    assert best_classes(replace(plan, labels=()), LOGITS, 1)[0].label == "1"

@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import InputError, UsageError
+from serfer.settings import Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"SERFER_{name.upper()}", raising=False)
+
+
+def test_every_setting_has_a_default(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    settings = load_settings()
+    assert settings.cache_dir == Path("/home/someone/.cache/serfer")
+    assert settings.max_image_pixels == 100_000_000
+    assert settings.facts() == shipped_aws()
+
+
+def test_every_setting_is_a_variable(monkeypatch, tmp_path):
+    values = {
+        "cache_dir": tmp_path,
+        "aws_file": tmp_path / "aws.toml",
+        "max_image_bytes": 1,
+        "max_image_pixels": 2,
+        "local_concurrency": 3,
+        "local_port": 4,
+    }
+    assert set(values) == set(Settings.model_fields)
+    for name, value in values.items():
+        monkeypatch.setenv(f"SERFER_{name.upper()}", str(value))
+    assert load_settings().model_dump() == values
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_IMAGE_BYTES", "0"),
+        ("MAX_IMAGE_PIXELS", "-1"),
+        ("LOCAL_CONCURRENCY", "x"),
+        ("LOCAL_PORT", "65536"),
+        ("LOCAL_PORT", ""),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_variable(monkeypatch, name, value):
+    monkeypatch.setenv(f"SERFER_{name}", value)
+    with pytest.raises(UsageError, match=f"^SERFER_{name}: "):
+        load_settings()
+
+
+def test_settings_do_not_change(tmp_path):
+    with pytest.raises(ValueError, match="frozen"):
+        Settings(cache_dir=tmp_path).local_port = 5
+
+
+def test_the_users_own_prices_stand_in_for_the_shipped_ones(tmp_path):
+    (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 0.5\n")
+    facts = Settings(aws_file=tmp_path / "aws.toml").facts()
+    assert facts.price_request == 0.5
+    assert facts.price_gb_second == shipped_aws().price_gb_second
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff\xfe", "no UTF-8 text"),
+        (b"= =", "not TOML"),
+        (b"[lambda]\ncolour = 1", "unknown values: colour"),
+        (b"[lambda]\nprice_request = -1", "no positive number"),
+    ],
+)
+def test_a_file_of_prices_that_cannot_be_used_is_refused(tmp_path, content, words):
+    path = tmp_path / "aws.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        Settings(aws_file=path).facts()

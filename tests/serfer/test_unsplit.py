@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+
+from serfer.core.errors import PlanError
+from serfer.core.plan import load_plan
+from serfer.unsplit import difference, normalised, unsplit
+from tests.e2e.small import CLASSES, PREPROCESS, SIZE, batch, split_small
+
+WHOLE = np.array([[0.0, 10.0, 5.0], [3.0, 1.0, 2.0]], dtype=np.float32)
+
+
+def test_equal_logits_do_not_differ():
+    delta = difference(WHOLE, WHOLE)
+    assert (delta.error, delta.same_top, delta.exact) == (0.0, True, True)
+
+
+def test_the_error_is_relative_to_the_range():
+    delta = difference(WHOLE + np.float32(0.1), WHOLE)
+    assert delta.error == pytest.approx(0.01, rel=1e-3)
+    assert (delta.same_top, delta.exact) == (True, False)
+    assert difference(WHOLE * 1000 + 1, WHOLE * 1000).error == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_another_first_class_of_any_image_is_not_exact_however_small_the_error():
+    whole = np.array([[0.0, 1.0, 1.0 - 5e-5]], dtype=np.float32)
+    split = np.array([[0.0, 1.0 - 5e-5, 1.0]], dtype=np.float32)
+    delta = difference(split, whole)
+    assert delta.error < 1e-4
+    assert (delta.same_top, delta.exact) == (False, False)
+
+
+def test_classes_that_are_as_good_as_equal_are_a_tie():
+    whole = np.array([[0.0, 1.0, 1.0 - 5e-6]], dtype=np.float32)
+    assert difference(whole[:, [0, 2, 1]], whole).exact
+
+
+def test_nothing_equals_nan():
+    broken = WHOLE.copy()
+    broken[0, 0] = np.nan
+    assert difference(broken, WHOLE).error == float("inf")
+    assert not difference(broken, WHOLE).exact
+    assert not difference(WHOLE, broken).exact
+
+
+def test_constant_logits_have_a_range_to_compare_with():
+    assert difference(np.full((1, 3), 2.5), np.full((1, 3), 2.0)).error == 0.5
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("small"))
+
+
+def test_pixels_and_their_normalised_floats_give_the_same(directory):
+    plan = load_plan(directory)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
+    values = normalised(plan, pixels)
+    channel = (pixels[1, 5, 7, 2] / 255 - PREPROCESS.mean[2]) / PREPROCESS.std[2]
+    assert values[1, 2, 5, 7] == pytest.approx(channel, rel=1e-5)
+    run = unsplit(plan, directory)
+    assert np.array_equal(run(pixels), run(values))
+    assert run(batch(3)).shape == (3, CLASSES)
+
+
+def test_pixels_need_a_description(tmp_path):
+    plan = load_plan(split_small(tmp_path, grids=(1, 1), preprocess=None))
+    with pytest.raises(PlanError, match="how pixels become numbers"):
+        normalised(plan, np.zeros((1, SIZE, SIZE, 3), dtype=np.uint8))

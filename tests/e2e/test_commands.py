@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import onnx
 import pytest
@@ -188,6 +190,10 @@ def test_every_command_explains_itself(serfer_, command):
 def test_version(serfer_):
     result = serfer_("--version")
     assert (result.code, result.out, result.err) == (0, f"serfer {serfer.__version__}\n", "")
+    as_module = subprocess.run(
+        [sys.executable, "-m", "serfer", "--version"], capture_output=True, text=True, check=True
+    )
+    assert as_module.stdout == result.out
 
 
 def test_without_arguments_the_help_is_shown_as_a_usage_error(serfer_):

@@ -4,6 +4,8 @@ import json
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -254,7 +256,25 @@ class TestQueries:
         assert keys(redis) == []
 
 
+IMPATIENT = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from serfer.__main__ import main
+main()
+"""
+
+
 class TestInterrupted:
+    def test_while_the_command_line_is_still_imported(self):
+        run = subprocess.run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, check=False)
+        assert (run.returncode, run.stderr) == (INTERRUPTED, "serfer: interrupted\n")
+
     def test_during_start_up(self, start, plan, picture):
         command = start("classify", "--plan", plan, picture)
         command.started("redis")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from serfer.core.errors import WrongAnswerError
+from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.plan import Plan
 from splitter.load import Array
 
@@ -40,9 +40,18 @@ def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
 
 
 def check_exact(plan: Plan, directory: Path, unsplit: Callable[[Array], Array], batch: Array) -> float:
-    """Return the relative error of the plan on `batch`; raises WrongAnswerError where rule 1 does not hold."""
-    expected, got = unsplit(batch), run_tiles(plan, directory, batch)
-    error = relative_error(got, expected)
+    """Return the relative error of the plan on `batch`; raises WrongAnswerError where rule 1 does not hold.
+
+    Raises ModelError where the model, or a part of it, cannot run on a batch at all.
+    """
+    try:
+        expected, got = unsplit(batch), run_tiles(plan, directory, batch)
+    except Exception as failure:  # the user's own code and ONNX Runtime may raise anything
+        raise ModelError(
+            f"the network does not run on a batch of {len(batch)} images: "
+            f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
+        ) from failure
+    error = relative_error(got, expected) if got.shape == expected.shape else np.inf
     if not error <= TOLERANCE:
         raise WrongAnswerError(
             f"the split network differs from the unsplit one by {error:.2g} of its range, more than "

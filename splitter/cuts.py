@@ -21,6 +21,7 @@ from splitter.grids import ONE, GridChoice
 from splitter.tiles import Regions, step_back
 
 MAX_STAGES = 16
+_CUT_RANKS = (2, 4)  # a vector or a map: what a plan's shapes can say
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def cut_points(graph: Graph) -> list[int]:
     points = [0]
     for index, node in enumerate(graph.nodes[:-1]):
         live = {name for name in (*live, node.output) if last_use.get(name, -1) > index}
-        if len(live) == 1 and live == {node.output} and graph.nodes[index + 1].kind not in operators.POINTWISE:
+        alone = live == {node.output} and len(graph.shapes[node.output]) in _CUT_RANKS
+        if alone and graph.nodes[index + 1].kind not in operators.POINTWISE:
             points.append(index + 1)
     return [*points, len(graph.nodes)]
 

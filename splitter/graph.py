@@ -6,6 +6,7 @@ batch size baked into a shape, and only operators that lie between the input and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,8 +68,10 @@ def from_onnx(model: onnx.ModelProto, height: int, width: int) -> Graph:
     """
     model = _with_static_input(model, height, width)
     try:
-        model = onnxscript.optimizer.optimize(model)
+        model = onnxscript.optimizer.optimize(_without_late_windows(model))
         model = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except ModelError:
+        raise
     except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
         raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
     graph = _read(model)
@@ -107,12 +110,42 @@ def _with_static_input(model: onnx.ModelProto, height: int, width: int) -> onnx.
     return copy
 
 
+def _without_late_windows(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Write pools in floor mode where ceil mode adds a window that would start past the map.
+
+    ONNX leaves such a window out, and so do runtimes; ONNX's shape inference counts it.
+    """
+    rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
+    for node in rounded_up:  # in order: each may change the size of the maps after it
+        inferred = shape_inference.infer_shapes(model, data_prop=True)
+        shapes = {value.name: _static_shape(value) for value in (*inferred.graph.value_info, *inferred.graph.input)}
+        sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
+        pads = operators.floor_pads(_attributes(node), *sizes) if all(sizes) else None
+        if pads is None:
+            continue
+        if node.op_type == "AveragePool" and pads != list(_attributes(node).get("pads") or [0, 0, 0, 0]):
+            raise ModelError(f"operator {node.name!r} (AveragePool) has a window past its map; turn its ceil mode off")
+        kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+    return model
+
+
+def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
+    return {item.name: helper.get_attribute_value(item) for item in proto.attribute}
+
+
 def _read(model: onnx.ModelProto) -> Graph:
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    nodes = []
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    shapes = {value.name: _static_shape(value) for value in values}
+    nodes: list[Node] = []
     for index, proto in enumerate(model.graph.node):
         if proto.op_type == "Constant":
             weights[proto.output[0]] = _constant(proto)
+            continue
+        if proto.op_type == "Split":
+            nodes.extend(_slices(proto, shapes, weights))
             continue
         if proto.domain not in ("", "ai.onnx"):
             raise ModelError(f"operator {proto.op_type} of domain {proto.domain!r} is not part of ONNX")
@@ -122,14 +155,24 @@ def _read(model: onnx.ModelProto) -> Graph:
                 kind=proto.op_type,
                 inputs=tuple(proto.input),
                 output=proto.output[0],
-                attributes={item.name: helper.get_attribute_value(item) for item in proto.attribute},
+                attributes=_attributes(proto),
             )
         )
-    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
-    shapes = {value.name: _static_shape(value) for value in values}
     graph_input = next(value.name for value in model.graph.input if value.name not in weights)
     opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
     return Graph(tuple(nodes), weights, graph_input, model.graph.output[0].name, shapes, opset)
+
+
+def _slices(proto: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], weights: Weights) -> Iterator[Node]:
+    """Write a Split as one Slice for each of its outputs; a node has one output here."""
+    axis = _attributes(proto).get("axis", 0)
+    start = 0
+    for output in proto.output:
+        stop = start + shapes[output][axis]
+        bounds = {f"{output}.starts": start, f"{output}.stops": stop, f"{output}.axes": axis}
+        weights.update({name: np.array([value]) for name, value in bounds.items()})
+        yield Node(f"{proto.name}.{output}", "Slice", (proto.input[0], *bounds), output)
+        start = stop
 
 
 def _constant(proto: onnx.NodeProto) -> NDArray[Any]:
@@ -151,6 +194,9 @@ def _without_dead_nodes(graph: Graph) -> Graph:
             kept.append(node)
             needed.update(graph.activations(node))
     kept.reverse()
+    unknown = needed - {graph.input, *(node.output for node in kept)}
+    if unknown:
+        raise ModelError(f"{min(unknown)!r} is a second output of its operator; such a network cannot be split")
     if graph.input not in needed:
         raise ModelError("the model's output does not depend on its input")
     for name in needed:
@@ -177,21 +223,9 @@ def _with_explicit_padding(graph: Graph) -> Graph:
         if node.kind == "Conv":
             attributes["kernel_shape"] = list(graph.weights[node.inputs[1]].shape[2:])
         attributes["pads"] = operators.explicit_pads(attributes, (height, width))
-        _check_last_window(replace(node, attributes=attributes), (height, width), graph.shapes[node.output][2:])
         attributes.pop("auto_pad", None)
         nodes.append(replace(node, attributes=attributes))
     return replace(graph, nodes=tuple(nodes))
-
-
-def _check_last_window(node: Node, size: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-    """Refuse a pool whose last window, added by ceil mode, starts past the map.
-
-    Runtimes leave such a window out, as ONNX says; its shape inference counts it.
-    """
-    for index in (0, 1) if node.attributes.get("ceil_mode") else ():
-        taps = operators.window(node, index + operators.ROW_AXIS)
-        if (outputs[index] - 1) * taps.stride - taps.pad_before >= size[index]:
-            raise ModelError(f"operator {node.name!r} ({node.kind}) has a window past its map; turn its ceil mode off")
 
 
 def _image_shape(graph: Graph, tensor: str, node: Node) -> tuple[int, ...]:

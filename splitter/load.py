@@ -70,7 +70,7 @@ def _load_named(text: str, example: Array | None) -> tuple[Source, Array]:
 def _given(example: Array | None) -> Array:
     if example is None:
         raise ModelError("this model needs an example of its input, (N, C, H, W) float32: give its size")
-    if example.ndim != 4 or example.dtype != np.float32:  # noqa: PLR2004 - (N, C, H, W)
+    if example.ndim != 4 or example.dtype != np.float32 or not example.size:  # noqa: PLR2004 - (N, C, H, W)
         raise ModelError(f"the example is {example.dtype} with shape {example.shape}; (N, C, H, W) float32 is needed")
     return example
 

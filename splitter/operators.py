@@ -44,7 +44,7 @@ POINTWISE = frozenset(
         *("BatchNormalization", "LRN", "Swish", "ThresholdedRelu", "Reciprocal", "Floor", "Ceil", "Round"),
     }
 )
-BROADCAST = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Sum", "Mean"})
+BROADCAST = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Sum", "Mean", "PRelu"})
 CHANNEL_AXIS, ROW_AXIS, COL_AXIS = 1, 2, 3
 _RANK = 4
 
@@ -102,15 +102,32 @@ def explicit_pads(attributes: Mapping[str, Any], size: Sequence[int]) -> list[in
     return [*before, *after]
 
 
+def floor_pads(attributes: Mapping[str, Any], size: Sequence[int], outputs: Sequence[int]) -> list[int] | None:
+    """Return the pads with which a pool in floor mode has the windows of ceil mode that start on the map.
+
+    None where all of them do; `outputs` counts what ceil mode has.
+    """
+    pads = explicit_pads(attributes, size)
+    windows = [_window({**attributes, "pads": pads}, index) for index in (0, 1)]
+    starts = [(outputs[index] - 1) * taps.stride - taps.pad_before for index, taps in enumerate(windows)]
+    late = [start >= size[index] for index, start in enumerate(starts)]
+    if not any(late):
+        return None
+    for index, taps in enumerate(windows):
+        if not late[index]:
+            pads[index + 2] = max(pads[index + 2], starts[index] + taps.reach - size[index])
+    return pads
+
+
 def tileable(graph: Graph, node: Node) -> bool:
     """Say whether a rectangle of the operator's output needs only a rectangle of each input."""
     tensors = [*graph.activations(node), node.output]
     if any(len(graph.shapes[name]) != _RANK for name in tensors):
         return False
-    if node.kind in WINDOWED or node.kind in POINTWISE:
-        return True
     if node.kind in BROADCAST:
         return _broadcasts_by_channel(graph, node)
+    if node.kind in WINDOWED or node.kind in POINTWISE:
+        return True
     if node.kind == "Concat":
         return node.attributes["axis"] in (CHANNEL_AXIS, CHANNEL_AXIS - _RANK)
     if node.kind == "Pad":

@@ -94,7 +94,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     facts = facts or shipped_aws()
     grid_choice = parse_grids(grids)
     stage_count = None if stages == "auto" else _whole_number(stages)
-    memory_mb = _memory(memory_mb or facts.memory_per_vcpu, facts)
+    memory_mb = _memory(facts.memory_per_vcpu if memory_mb is None else memory_mb, facts)
+    limit = _package_limit(limit_mb, facts)
     progress("reading the network")
     source, sample = load(model, _as_array(example))
     source = replace(
@@ -104,9 +105,9 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         activation=activation or source.activation,
     )
     graph = from_onnx(source.onnx, *sample.shape[2:])
+    _check_example(graph, sample)
     _check_answer(graph, source)
     progress("choosing cuts and grids")
-    limit = facts.package_limit if limit_mb is None else limit_mb * _MB
     choices = choose(graph, grid_choice, stage_count, Limits(limit, DEPENDENCY_LIMIT, memory_mb), facts)
     with _appearing_whole(Path(out)) as directory:
         plan = _write(graph, source, choices, memory_mb, directory, progress)
@@ -116,20 +117,36 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 
 
 def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array or tensor
-    return None if example is None else np.asarray(example)
+    try:
+        return None if example is None else np.asarray(example)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the example is no array: {str(error).splitlines()[0]}") from error
 
 
 def _whole_number(stages: int | str) -> int:
-    try:
-        return int(stages)
-    except ValueError:
-        raise UsageError(f'stages must be "auto" or a number, not {stages!r}') from None
+    if isinstance(stages, bool) or not (isinstance(stages, int) or str(stages).isdecimal()):
+        raise UsageError(f'stages must be "auto" or a number, not {stages!r}')
+    return int(stages)
 
 
 def _memory(memory_mb: int, facts: LambdaFacts) -> int:
     if not facts.memory_min <= memory_mb <= facts.memory_max:
         raise UsageError(f"memory must be {facts.memory_min} to {facts.memory_max} MB, not {memory_mb}")
     return memory_mb
+
+
+def _package_limit(limit_mb: int | None, facts: LambdaFacts) -> int:
+    limit = facts.package_limit if limit_mb is None else limit_mb * _MB
+    if limit <= DEPENDENCY_LIMIT:
+        least = -(-DEPENDENCY_LIMIT // _MB)
+        raise UsageError(f"a function's package needs at least {least} MB for its dependencies, not {limit // _MB}")
+    return limit
+
+
+def _check_example(graph: Graph, sample: Array) -> None:
+    channels = graph.shape(graph.input).channels
+    if sample.shape[1] != channels:
+        raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
 
 
 def _check_answer(graph: Graph, source: Source) -> None:

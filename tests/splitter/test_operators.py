@@ -1,0 +1,299 @@
+"""Every operator that can be tiled, position by position: its whole output map is the network's answer."""
+
+import numpy as np
+import pytest
+
+from serfer.core.errors import ModelError
+from splitter import operators
+from splitter.check import relative_error
+from splitter.cuts import cut_points
+from splitter.graph import from_onnx
+from splitter.load import OPSET, mean_matrix
+from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
+
+GRIDS = ["1", "1x3", "2x2", "3x2"]
+EXACT = 1e-6
+
+
+@pytest.fixture(scope="session")
+def functional():
+    import torch  # noqa: PLC0415 - slow to import
+
+    return torch.nn.functional
+
+
+def tiled(net, x, batch, directory, grid):
+    """Return the map `x` of a network, computed in tiles, flattened; x must be tileable."""
+    model = net.model(net.flat(x))
+    plan = cut(model, batch.shape[2:], directory, [grid, "1"])
+    return run_tiles(plan, directory, batch)
+
+
+def from_torch(tensor):
+    return tensor.flatten(1).numpy()
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("include", [0, 1])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "ceil", "size"),
+    [
+        ((2, 2), (2, 2), (0, 0), True, (13, 17)),
+        ((3, 3), (2, 2), (1, 1), True, (12, 15)),
+        ((3, 2), (2, 2), (1, 1), True, (14, 12)),
+        ((3, 3), (3, 3), (1, 1), True, (17, 17)),
+        ((3, 3), (1, 1), (1, 1), False, (9, 10)),
+        ((5, 3), (3, 2), (2, 0), True, (16, 16)),
+    ],
+)
+def test_average_pooling_counts_as_torch_does(  # noqa: PLR0913, PLR0917 - parameters
+    functional, tmp_path, grid, include, kernel, stride, padding, ceil, size
+):
+    import torch  # noqa: PLC0415 - slow to import
+
+    net = Net(2, *size)
+    batch = net.batch_of(2)
+    x = net.op(
+        "AveragePool",
+        "x",
+        kernel_shape=kernel,
+        strides=stride,
+        pads=padding * 2,
+        ceil_mode=int(ceil),
+        count_include_pad=include,
+    )
+    expected = functional.avg_pool2d(torch.from_numpy(batch), kernel, stride, padding, ceil, bool(include))
+    assert relative_error(tiled(net, x, batch, tmp_path, grid), from_torch(expected)) <= EXACT
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "ceil"),
+    [(3, 2, 1, 1, True), (2, 2, 0, 1, True), (3, 2, 1, 2, True), (3, 1, 1, 3, False), (3, 3, 1, 1, True)],
+)
+def test_max_pooling_is_torchs(functional, tmp_path, grid, kernel, stride, padding, dilation, ceil):
+    import torch  # noqa: PLC0415 - slow to import
+
+    net = Net(2, 17, 14)
+    batch = net.batch_of(2) - 5  # all negative: a zero from the padding would win
+    x = net.op(
+        "MaxPool",
+        "x",
+        kernel_shape=[kernel] * 2,
+        strides=[stride] * 2,
+        pads=[padding] * 4,
+        dilations=[dilation] * 2,
+        ceil_mode=int(ceil),
+    )
+    expected = functional.max_pool2d(torch.from_numpy(batch), kernel, stride, padding, dilation, ceil)
+    assert np.array_equal(tiled(net, x, batch, tmp_path, grid), from_torch(expected))
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("groups", "stride", "dilation", "pads"),
+    [
+        (1, (1, 1), (1, 1), (1, 1, 1, 1)),
+        (2, (2, 1), (1, 1), (1, 0, 1, 2)),
+        (4, (1, 2), (1, 1), (0, 1, 2, 1)),
+        (1, (2, 2), (2, 3), (2, 3, 1, 0)),
+        (1, (3, 3), (1, 1), (2, 2, 2, 2)),
+        (1, (1, 1), (1, 1), (0, 0, 0, 0)),
+        (1, (1, 1), (1, 1), (5, 4, 3, 6)),
+    ],
+)
+def test_convolution_is_torchs(functional, tmp_path, grid, groups, stride, dilation, pads):
+    import torch  # noqa: PLC0415 - slow to import
+
+    net = Net(4, 15, 18)
+    batch = net.batch_of(2)
+    x = net.conv("x", 4, 8, [3, 3], groups, strides=stride, dilations=dilation, pads=pads)
+    weight, bias = (torch.from_numpy(from_onnx_weight(tensor)) for tensor in net.weights)
+    padded = functional.pad(torch.from_numpy(batch), (pads[1], pads[3], pads[0], pads[2]))
+    expected = functional.conv2d(padded, weight, bias, stride, 0, dilation, groups)
+    assert relative_error(tiled(net, x, batch, tmp_path, grid), from_torch(expected)) <= EXACT
+
+
+def from_onnx_weight(tensor):
+    from onnx import numpy_helper  # noqa: PLC0415 - beside its only use
+
+    return numpy_helper.to_array(tensor).copy()
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("size", "outputs"), [((13, 17), (6, 6)), ((5, 4), (7, 9)), ((12, 12), (6, 4)), ((9, 9), (3, 3))]
+)
+def test_adaptive_average_pooling_is_torchs_at_any_size(functional, tmp_path, grid, size, outputs):
+    import torch  # noqa: PLC0415 - slow to import
+
+    net = Net(3, *size)
+    batch = net.batch_of(2)
+    cols = net.constant(np.ascontiguousarray(mean_matrix(size[1], outputs[1]).T))
+    rows = net.constant(mean_matrix(size[0], outputs[0]))
+    x = net.op("MatMul", rows, net.op("MatMul", "x", cols))
+    expected = functional.adaptive_avg_pool2d(torch.from_numpy(batch), outputs)
+    assert relative_error(tiled(net, x, batch, tmp_path, grid), from_torch(expected)) <= EXACT
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("kind", ["Conv", "MaxPool", "AveragePool"])
+@pytest.mark.parametrize("grid", ["2x2", "3x3"])
+def test_automatic_padding(tmp_path, mode, kind, grid):
+    net = Net(2, 14, 11)
+    window = {"kernel_shape": [4, 3], "strides": [2, 2], "auto_pad": mode}
+    if kind == "Conv":
+        x = net.op("Conv", "x", net.constant(net.floats(3, 2, 4, 3)), **window)
+    else:
+        x = net.op(kind, "x", **window)
+    model = net.model(net.flat(x))
+    assert worst_error(model, net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
+
+
+@pytest.mark.parametrize("grid", ["2x2", "3x3"])
+@pytest.mark.parametrize("then", ["Conv", "MaxPool", "AveragePool", "Relu"])
+@pytest.mark.parametrize("axes", [None, [2, 3], [-1, -2]])
+def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
+    net = Net(2, 9, 10)
+    amounts = [0, 0, 4, 1, 0, 0, 2, 3] if axes is None else [4, 1, 2, 3]
+    inputs = ["x", net.constant(np.array(amounts)), net.constant(np.float32(-0.5))]
+    x = net.op("Pad", *inputs, *([net.constant(np.array(axes))] if axes else []))
+    if then == "Conv":
+        x = net.conv(x, 2, 3, [3, 3])
+    else:
+        x = net.op(then, x, **({"kernel_shape": [2, 2]} if then != "Relu" else {}))
+    assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_padding_that_repeats_the_image_stays_in_one_tile_and_is_exact(tmp_path, mode):
+    net = Net(2, 9, 9)
+    x = net.op("Pad", "x", net.constant(np.array([0, 0, 1, 1, 0, 0, 1, 1])), mode=mode)
+    model = net.model(net.flat(net.op("Relu", net.conv(x, 2, 2, [3, 3]))))
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
+@pytest.mark.parametrize("grid", ["2x2", "3x3"])
+def test_old_opsets_are_converted(tmp_path, grid):
+    from splitter.load import load  # noqa: PLC0415 - beside its only use
+
+    net = Net(2, 13, 13, opset=13, batch=1)
+    x = net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.op("Relu", x)
+    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
+    x = net.op("ReduceMean", x, axes=[2, 3], keepdims=0)
+    path = tmp_path / "old.onnx"
+    path.write_bytes(net.model(net.linear(x, 4, 3), dims=(1, 3)).SerializeToString())
+    source, sample = load(path, None)
+    assert source.onnx.opset_import[0].version == OPSET
+    assert sample.shape == (1, 2, 13, 13)
+    batch = net.batch_of(3)
+    assert worst_error(source.onnx, batch, tmp_path / "plan", grid, expected=source.run(batch)) <= EXACT
+
+
+def normalised(net, x, channels):
+    scale, bias, mean = (net.constant(net.floats(channels)) for _ in range(3))
+    return net.op("BatchNormalization", x, scale, bias, mean, net.constant(np.abs(net.floats(channels)) + 0.5))
+
+
+def test_batch_norm_after_a_convolution_is_folded_into_it(tmp_path):
+    net = Net(2, 10, 10)
+    x = normalised(net, net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1]), 4)
+    model = net.model(net.flat(x))
+    assert [node.kind for node in from_onnx(model, 10, 10).nodes] == ["Conv", "Flatten"]
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= 5e-6
+
+
+def test_batch_norm_that_cannot_be_folded_is_tiled(tmp_path):
+    net = Net(2, 10, 10)
+    x = normalised(net, net.op("MaxPool", "x", kernel_shape=[3, 3], pads=[1, 1, 1, 1]), 2)
+    model = net.model(net.flat(x))
+    assert "BatchNormalization" in [node.kind for node in from_onnx(model, 10, 10).nodes]
+    assert worst_error(model, net.batch_of(2), tmp_path, ["3x3", "1"]) <= EXACT
+
+
+@pytest.mark.parametrize("grid", ["2x2", "3x3"])
+def test_a_residual_is_cropped_to_what_its_other_branch_keeps(tmp_path, grid):
+    net = Net(3, 16, 13)
+    base = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    inner = net.conv(net.conv(base, 4, 4, [5, 5], pads=[2, 2, 2, 2]), 4, 4, [3, 3], pads=[1, 1, 1, 1])
+    joined = net.op("Relu", net.op("Add", inner, base))
+    again = net.op("Concat", joined, net.op("AveragePool", joined, kernel_shape=[3, 3], pads=[1, 1, 1, 1]), axis=-3)
+    model = net.model(net.flat(net.op("Mul", again, again)))
+    plan = cut(model, (16, 13), tmp_path, [grid, "1"])
+    batch = net.batch_of(2)
+    assert relative_error(run_tiles(plan, tmp_path, batch), unsplit(model, batch)) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("shape", "spread"),
+    [((4, 1, 1), True), ((1,), True), ((), True), ((9, 9), False), ((4, 9, 9), False), ((9,), False)],
+)
+@pytest.mark.parametrize("kind", ["Add", "Mul", "PRelu"])
+def test_a_constant_that_varies_over_the_map_is_not_tiled_and_any_is_exact(tmp_path, kind, shape, spread):
+    net = Net(3, 9, 9)
+    x = net.op(kind, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), net.constant(net.floats(*shape)))
+    model = net.model(net.flat(x))
+    graph = from_onnx(model, 9, 9)
+    assert all(operators.tileable(graph, node) for node in graph.nodes if node.kind == kind) is spread
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
+def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
+    net = Net(3, 12, 12)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", x), 4, 4, [1, 1]))
+    model = net.model(net.flat(net.op("Mul", x, gate)))
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
+def test_tensors_that_are_called_input_or_output_do_not_get_in_the_way(tmp_path):
+    net = Net(2, 9, 9)
+    weight = net.constant(net.floats(2, 2, 3, 3), "output")
+    x = net.op("Conv", "x", weight, output="input", kernel_shape=[3, 3])
+    x = net.op("Sigmoid", net.conv(x, 2, 2, [2, 2]))
+    model = net.model(net.flat(x))
+    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
+def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path):
+    net = Net(3, 8, 8)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.op("Reshape", x, net.constant(np.array([0, 4, 64])))
+    x = net.op("Softmax", x, axis=2)
+    x = net.op("ReduceSum", x, net.constant(np.array([1])), keepdims=0)
+    model = net.model(net.linear(x, 64, 5))
+    for stages in range(1, len(cut_points(from_onnx(model, 8, 8)))):
+        assert worst_error(model, net.batch_of(2), tmp_path / str(stages), "2x2", stages) <= EXACT
+
+
+def test_an_operator_with_two_outputs_is_exact(tmp_path):
+    net = Net(4, 8, 8)
+    x = net.conv("x", 4, 6, [3, 3], pads=[1, 1, 1, 1])
+    net.op("Split", x, output="left", axis=1, num_outputs=2)
+    net.nodes[-1].output.append("right")
+    x = net.op("Concat", "right", net.op("Sigmoid", "left"), axis=1)
+    assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+def test_a_window_that_ceil_mode_would_start_past_the_map_is_left_out(tmp_path, kind):
+    net = Net(1, 8, 8)
+    x = net.op(kind, "x", kernel_shape=[1, 1], strides=[2, 2], ceil_mode=1)
+    assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def test_a_mean_that_ceil_mode_ends_differently_in_each_direction_is_refused():
+    net = Net(1, 8, 7)
+    x = net.op("AveragePool", "x", kernel_shape=[1, 2], strides=[2, 2], ceil_mode=1)
+    with pytest.raises(ModelError, match="past its map"):
+        from_onnx(net.model(net.flat(x)), 8, 7)
+
+
+def test_a_second_output_that_no_rule_covers_is_refused():
+    net = Net(1, 8, 8)
+    net.op("MaxPool", "x", output="top", kernel_shape=[2, 2])
+    net.nodes[-1].output.append("where")
+    x = net.op("Cast", "where", to=1)
+    with pytest.raises(ModelError, match="second output"):
+        from_onnx(net.model(net.flat(x)), 8, 8)

@@ -1,0 +1,344 @@
+"""What split() promises: exact and complete, or one clear error and nothing left behind."""
+
+import os
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from serfer.core.errors import InputError, ModelError, UsageError, WrongAnswerError
+from serfer.core.plan import check_artefacts, load_plan
+from splitter import split as splitting
+from splitter.split import split
+from tests.splitter.models import Net
+
+LABELS = [f"class {index}" for index in range(5)]
+
+
+def network(dims=("N", "K")):
+    net = Net(3, 16, 16)
+    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+    return net.model(net.linear(net.flat(x), 256, 5), dims=dims)
+
+
+def save(model, path):
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return save(network(), tmp_path / "net.onnx")
+
+
+@pytest.fixture
+def example():
+    return np.random.default_rng(5).standard_normal((1, 3, 16, 16), dtype=np.float32)
+
+
+@pytest.fixture
+def home(tmp_path):
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+def test_a_directory_that_appears_is_complete(file, home):
+    plan = split(file, out=home / "a" / "plan", grids=["2x2", "1"], labels=LABELS, activation="softmax")
+    assert load_plan(home / "a" / "plan") == plan
+    check_artefacts(plan, home / "a" / "plan")
+    assert plan.labels == tuple(LABELS)
+    assert [path.name for path in (home / "a").iterdir()] == ["plan"]
+
+
+def test_the_directory_has_the_rights_that_the_umask_gives(file, home):
+    old = os.umask(0o027)
+    try:
+        split(file, out=home / "plan")
+    finally:
+        os.umask(old)
+    assert (home / "plan").stat().st_mode & 0o777 == 0o750
+
+
+def test_the_same_model_gives_the_same_plan(file, home):
+    assert split(file, out=home / "one", grids="2x2") == split(file, out=home / "two", grids="2x2")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("disk on fire"), KeyboardInterrupt(), OSError(28, "No space left")])
+@pytest.mark.parametrize("step", ["_stage", "check_exact", "dump_plan"])
+def test_a_failure_on_the_way_leaves_nothing(file, home, monkeypatch, error, step):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(splitting, step, fail)
+    with pytest.raises((type(error), InputError)):
+        split(file, out=home / "plan")
+    assert list(home.iterdir()) == []
+
+
+def test_a_failure_on_the_way_keeps_the_plan_that_was_there(file, home, monkeypatch):
+    plan = split(file, out=home / "plan", grids="1")
+    monkeypatch.setattr(splitting, "check_exact", lambda *_: pytest.fail("stop"))
+    with pytest.raises(pytest.fail.Exception):
+        split(file, out=home / "plan", grids="2x2")
+    assert load_plan(home / "plan") == plan
+    assert [path.name for path in home.iterdir()] == ["plan"]
+
+
+def test_a_plan_that_exists_is_replaced_whole(file, home):
+    split(file, out=home / "plan", grids="1", stages=3)
+    plan = split(file, out=home / "plan", grids="2x2", stages=2)
+    assert load_plan(home / "plan") == plan
+    assert not (home / "plan" / "stage-2").exists()
+    assert [path.name for path in home.iterdir()] == ["plan"]
+
+
+def test_an_empty_directory_is_filled(file, home):
+    split(file, out=home)
+    assert load_plan(home)
+
+
+def test_any_other_directory_or_file_is_refused_and_kept(file, home):
+    (home / "thesis.txt").write_text("x")
+    for out in (home, home / "thesis.txt"):
+        with pytest.raises(InputError, match="no plan directory"):
+            split(file, out=out)
+    assert [path.name for path in home.iterdir()] == ["thesis.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_named(file, home):
+    (home / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot be written"):
+        split(file, out=home / "file" / "plan")
+
+
+def test_a_network_that_mixes_the_images_of_a_batch_is_caught(home):
+    net = Net(2, 8, 8, batch="N")
+    x = net.conv("x", 2, 3, [3, 3])
+    x = net.op("Sub", x, net.op("ReduceMean", x, net.constant(np.array([0])), keepdims=1))
+    path = save(net.model(net.linear(net.flat(x), 108, 4)), home / "mixing.onnx")
+    with pytest.raises(WrongAnswerError, match="depends on the batch"):
+        split(path, np.ones((1, 2, 8, 8), np.float32), home / "plan")
+    assert not (home / "plan").exists()
+
+
+@pytest.mark.parametrize("labels", [["one"], LABELS[:4], [*LABELS, "more"]])
+def test_labels_must_be_as_many_as_outputs(file, home, labels):
+    with pytest.raises(ModelError, match=f"{len(labels)} labels for a network with 5 outputs"):
+        split(file, out=home / "plan", labels=labels)
+
+
+def test_an_output_that_is_no_kind_of_answer_is_refused(file, home):
+    with pytest.raises(UsageError, match="softmax, sigmoid or none"):
+        split(file, out=home / "plan", activation="argmax")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.ones((1, 3, 16, 16)),
+        np.ones((3, 16, 16), np.float32),
+        np.ones((1, 3, 16, 16), np.uint8),
+        np.ones((0, 3, 16, 16), np.float32),
+        np.ones((1, 3, 0, 16), np.float32),
+        np.ones((1, 1, 16, 16), np.float32),
+        np.float32(3),
+        "text",
+        [[1.0], [1.0, 2.0]],
+    ],
+    ids=["float64", "three axes", "uint8", "no image", "no rows", "channels", "scalar", "text", "ragged"],
+)
+def test_an_example_of_the_wrong_kind_is_refused(file, home, bad):
+    with pytest.raises(ModelError):
+        split(file, bad, home / "plan")
+    assert list(home.iterdir()) == []
+
+
+def test_an_example_of_another_size_than_the_file_fixes_is_refused(home):
+    net = Net(3, 16, 16)
+    path = save(net.model(net.linear(net.flat("x"), 768, 5)), home / "net.onnx")
+    with pytest.raises(ModelError, match="takes 16 x 16 images, the example has 20 x 16"):
+        split(path, np.ones((1, 3, 20, 16), np.float32), home / "plan")
+
+
+@pytest.mark.parametrize("model", [42, None, object(), {"a": 1}])
+def test_what_is_no_module_is_refused(model, example, home):
+    with pytest.raises(ModelError, match=r"no torch\.nn\.Module"):
+        split(model, example, home / "plan")
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(home):
+    with pytest.raises(ModelError, match=r"unknown model 'resnet1337': .*alexnet, efficientnet-lite0"):
+        split("resnet1337", out=home / "plan")
+
+
+FACTORY = """
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(784, 5))
+def boom():
+    raise ValueError("no weights here")
+def nothing():
+    return None
+value = 3
+"""
+
+
+def test_a_factory_in_a_file_is_called(example, home):
+    (home / "mine.py").write_text(FACTORY)
+    plan = split(f"{home}/mine.py:make", example, home / "plan", grids=["2x2", "1"])
+    assert plan.model == "make"
+    assert plan.output.channels == 5
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("boom", "boom failed: ValueError: no weights here"),
+        ("absent", "absent failed: AttributeError"),
+        ("nothing", r"NoneType, no torch\.nn\.Module"),
+        ("value", "value failed: TypeError"),
+    ],
+)
+def test_a_factory_that_makes_no_model_is_named(example, home, factory, message):
+    (home / "mine.py").write_text(FACTORY)
+    with pytest.raises(ModelError, match=message):
+        split(f"{home}/mine.py:{factory}", example, home / "plan")
+
+
+def test_a_factory_file_that_is_not_there_or_not_python_is_named(example, home):
+    with pytest.raises(ModelError, match=r"absent\.py is no Python file"):
+        split(f"{home}/absent.py:make", example, home / "plan")
+    (home / "broken.py").write_text("def make(:\n")
+    with pytest.raises(ModelError, match="SyntaxError"):
+        split(f"{home}/broken.py:make", example, home / "plan")
+
+
+def test_a_module_file_needs_an_example(home):
+    (home / "mine.py").write_text(FACTORY)
+    with pytest.raises(ModelError, match="needs an example"):
+        split(f"{home}/mine.py:make", out=home / "plan")
+
+
+def torch_model(forward):
+    import torch  # noqa: PLC0415 - slow to import
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(768, 5)
+
+        def forward(self, x):
+            return forward(torch, self.layer, x)
+
+    return Model()
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda _torch, layer, x: layer(x.reshape(-1, 768)) if bool(x.sum() > 0) else layer(x.reshape(-1, 768)) * 2,
+        lambda _torch, layer, x: {"scores": layer(x.reshape(-1, 768))},
+        lambda _torch, layer, x: layer(x.reshape(1, 768)),
+        lambda torch, _layer, x: torch.nonzero(x).float(),
+    ],
+    ids=["depends on the data", "answers a dict", "is tied to one image", "dynamic shape"],
+)
+def test_a_module_that_cannot_be_split_is_refused_in_one_line(forward, example, home):
+    with pytest.raises((ModelError, WrongAnswerError)) as caught:
+        split(torch_model(forward), example, home / "plan")
+    assert "\n" not in str(caught.value)
+    assert not (home / "plan").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00", bytes(range(256)) * 40, b"not a model at all"])
+def test_bytes_that_are_no_model_are_refused(home, content):
+    (home / "bad.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match=r"bad\.onnx is no ONNX model"):
+        split(home / "bad.onnx", out=home / "plan")
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_model_is_refused(file, home, part):
+    data = file.read_bytes()
+    (home / "cut.onnx").write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(ModelError):
+        split(home / "cut.onnx", out=home / "plan")
+    assert not (home / "plan").exists()
+
+
+def test_a_file_that_is_not_there_and_a_directory_are_refused(home):
+    with pytest.raises(ModelError, match="cannot be read"):
+        split(home / "absent.onnx", out=home / "plan")
+    (home / "dir.onnx").mkdir()
+    with pytest.raises(ModelError):
+        split(home / "dir.onnx", out=home / "plan")
+
+
+def test_a_second_input_is_refused(home):
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    other = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, 8, 8])
+    nodes = [helper.make_node("Add", ["x", "y"], ["s"]), helper.make_node("Flatten", ["s"], ["z"])]
+    answer = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", 192])
+    model = helper.make_model(
+        helper.make_graph(nodes, "two", [image, other], [answer]),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    onnx.checker.check_model(model)
+    with pytest.raises(ModelError, match="2 inputs and 1 outputs"):
+        split(save(model, home / "two.onnx"), out=home / "plan")
+
+
+def test_an_output_that_is_a_map_is_refused(home):
+    net = Net(3, 8, 8)
+    path = save(net.model(net.conv("x", 3, 2, [3, 3]), dims=("N", 2, 6, 6)), home / "map.onnx")
+    with pytest.raises(ModelError, match=r"\(N, K\), is needed"):
+        split(path, out=home / "plan")
+
+
+def test_a_shape_that_depends_on_the_data_is_refused(home):
+    net = Net(1, 4, 4, batch=1)
+    x = net.op("Transpose", net.op("Cast", net.op("NonZero", "x"), to=1), perm=[1, 0])
+    path = save(net.model(x, dims=("A", "B")), home / "dynamic.onnx")
+    with pytest.raises(ModelError, match="depends on the data"):
+        split(path, out=home / "plan")
+
+
+def test_a_batch_that_is_fixed_at_more_than_one_is_refused(home):
+    net = Net(3, 8, 8, batch=4)
+    path = save(net.model(net.linear(net.flat("x"), 192, 5), dims=(4, 5)), home / "four.onnx")
+    with pytest.raises(ModelError):
+        split(path, out=home / "plan")
+
+
+@pytest.mark.parametrize("memory", [0, 127, 10241, -1])
+def test_memory_that_lambda_does_not_offer_is_refused(file, home, memory):
+    with pytest.raises(UsageError, match="128 to 10240 MB"):
+        split(file, out=home / "plan", memory_mb=memory)
+
+
+@pytest.mark.parametrize("limit", [0, -5, 85])
+def test_a_limit_that_leaves_no_room_for_weights_is_refused(file, home, limit):
+    with pytest.raises(UsageError, match="at least 86 MB"):
+        split(file, out=home / "plan", limit_mb=limit)
+
+
+@pytest.mark.parametrize("stages", ["two", "", "1.5", 2.5, None, True])
+def test_stages_that_are_no_number_are_refused(file, home, stages):
+    with pytest.raises(UsageError, match="stages must be"):
+        split(file, out=home / "plan", stages=stages)
+
+
+def test_stages_may_come_as_text(file, home):
+    assert len(split(file, out=home / "plan", stages="2").stages) == 2
+
+
+def test_progress_is_told_in_words(file, home):
+    told = []
+    split(file, out=home / "plan", stages=2, progress=told.append)
+    assert told[0] == "reading the network"
+    assert "writing stage 1 of 2" in told
+    assert told[-1] == "checking the parts against the whole"

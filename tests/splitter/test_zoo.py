@@ -1,0 +1,126 @@
+"""The two networks that ship: split answers equal the torch model's, for every grid, number of stages and size."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from serfer.core.plan import check_artefacts, load_plan
+from splitter import cuts
+from splitter import split as splitting
+from splitter.bundle import DEPENDENCY_LIMIT
+from splitter.check import relative_error
+from splitter.cuts import choose
+from splitter.emit import WeightsFile
+from splitter.grids import parse_grids
+from splitter.split import _nodes, _tile_parts, split
+from tests.splitter.models import FACTS, LIMITS
+
+LIMIT = 1e-4
+WORST = {"efficientnet-lite0": 5e-6, "alexnet": 5e-6}  # 6e-7 and 3e-7 were seen
+
+
+class Runner:
+    """Runs chains of stages of one network; what two chains have in common is run once."""
+
+    def __init__(self, graph, sample, directory):
+        self.graph, self.sample, self.directory = graph, sample, directory
+        self.weights = WeightsFile(graph.weights, list(graph.weights))
+        self.weights.write(directory / "weights.bin")
+        self.known = {}
+
+    def run(self, choices):
+        value, done = self.sample, ()
+        for index, choice in enumerate(choices):
+            done = (*done, (choice.start, choice.stop, choice.grid))
+            if done not in self.known:
+                self.known[done] = self.stage(choice, index, value)
+            value = self.known[done]
+        return value
+
+    def stage(self, choice, index, value):
+        shape = self.graph.shape(_nodes(self.graph, choice)[-1].output)
+        result = np.empty(shape.of(shape.whole, len(value)), np.float32)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(splitting, "WeightsFile", lambda *_: self.weights)  # one file serves all stages
+            parts = _tile_parts(self.graph, choice, index)
+        for number, part in enumerate(parts):
+            path = self.directory / f"{number}.onnx"
+            path.write_bytes(part.model)
+            session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+            view = value[:, :, *part.input.slices] if value.ndim == 4 else value
+            where = (...,) if shape.flat else (slice(None), slice(None), *part.output.slices)
+            result[where] = session.run(None, {"input": np.ascontiguousarray(view)})[0]
+        return result
+
+
+@pytest.fixture(
+    scope="module",
+    params=["efficientnet-lite0-224x224", "efficientnet-lite0-225x301", "alexnet-224x224", "alexnet-225x301"],
+)
+def network(request, zoo, tmp_path_factory):
+    name, _, size = request.param.rpartition("-")
+    source, sample, graph = zoo(name, *map(int, size.split("x")))
+    return name, graph, Runner(graph, sample, tmp_path_factory.mktemp(name)), source.run(sample)
+
+
+@pytest.fixture
+def predictions_kept(monkeypatch):
+    """Predict the stages of a network on a grid once, not once for every number of stages."""
+    known, options = {}, cuts._Predictor.options
+
+    def kept(predictor, grids):
+        if grids not in known:
+            known[grids] = options(predictor, grids)
+        return known[grids]
+
+    monkeypatch.setattr(cuts._Predictor, "options", kept)
+
+
+@pytest.mark.usefixtures("predictions_kept")
+def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
+    name, graph, runner, expected = network
+    worst = 0.0
+    for grid in ("1", "1x2", "2x2", "3x3"):
+        for stages in (1, 2, 3, 4):
+            choices = choose(graph, parse_grids(grid), stages, LIMITS, FACTS)
+            assert len(choices) == stages
+            assert stages == 1 or str(choices[0].grid) == grid
+            got = runner.run(choices)
+            error = relative_error(got, expected)
+            assert error <= LIMIT, f"{grid}, {stages} stages: {error}"
+            assert (got.argmax(1) == expected.argmax(1)).all()
+            worst = max(worst, error)
+    print(f"{name}: worst relative error {worst:.2g}")  # noqa: T201 - a figure worth having
+    assert worst <= WORST[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "grids"), [("efficientnet-lite0", ["2x2", "3x3", "1"]), ("alexnet", ["2x2", "2x2", "1", "1"])]
+)
+def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, monkeypatch, tmp_path):
+    source, sample, _ = zoo(name)
+    monkeypatch.setattr(splitting, "load", lambda model, _: (source, sample) if model == name else pytest.fail(model))
+    plan = split(name, out=tmp_path / "plan", grids=grids)
+    assert load_plan(tmp_path / "plan") == plan
+    check_artefacts(plan, tmp_path / "plan")
+    assert [str(stage.grid) for stage in plan.stages] == grids
+    assert len(plan.labels) == 1000
+    whole = ort.InferenceSession(tmp_path / "plan" / "unsplit.onnx", providers=["CPUExecutionProvider"])
+    assert relative_error(whole.run(None, {"input": sample})[0], source.run(sample)) <= LIMIT
+    for number, stage in enumerate(plan.stages):
+        files = [stage.weights, *stage.graphs]
+        assert sum(file.bytes for file in files) + DEPENDENCY_LIMIT < 262_144_000, f"stage {number}"
+        assert {file.path.split("/")[0] for file in files} == {f"stage-{number}"}
+    on_disk = {
+        path.relative_to(tmp_path / "plan").as_posix() for path in (tmp_path / "plan").rglob("*") if path.is_file()
+    }
+    assert on_disk == {"plan.json", *(file.path for file in plan.artefacts)}
+
+
+def test_alexnets_random_weights_are_the_same_every_time(zoo):
+    from splitter.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
+
+    again = ZOO["alexnet"].build().state_dict()
+    stored = zoo("alexnet")[2].weights["features.0.weight"]
+    assert np.array_equal(again["features.0.weight"].numpy(), stored)
+    assert "random" in ZOO["alexnet"].weights

@@ -1,14 +1,20 @@
 """The Python API, over every store and kind of worker."""
 
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import serfer
-from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import load_plan
+from serfer.settings import Settings
 from serfer.unsplit import difference, unsplit
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, small_onnx, split_small
 
@@ -199,3 +205,70 @@ print(sorted({"torch", "boto3", "onnx", "onnxscript"} & set(sys.modules)))
 def test_what_serfer_does_not_have_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = serfer.nonsense
+
+
+def children():
+    """Return the processes that this one has started and not yet waited for."""
+    lists = [(path / "children").read_text() for path in Path("/proc/self/task").iterdir()]
+    return sorted(int(pid) for text in lists for pid in text.split())
+
+
+def traces():
+    ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("serfer")]
+    return children(), ours, len(list(Path("/proc/self/fd").iterdir()))
+
+
+class TestLibraryUse:
+    """Inside a program of somebody's own, a pipeline that is closed, or never opens, leaves no trace."""
+
+    def test_an_open_and_closed_pipeline(self, lean, settings, redis):
+        before = traces()
+        for store in (None, redis):
+            with serfer.open(lean, store=store, workers="local", settings=settings) as pipeline:
+                pipeline.run(batch())
+                assert len(children()) > len(before[0])
+        assert traces() == before
+
+    def test_a_pipeline_whose_service_finds_its_port_taken(self, lean, cache):
+        before = traces()
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            settings = Settings(cache_dir=cache, local_port=other.getsockname()[1])
+            with pytest.raises(UnavailableError, match="cannot listen"):
+                serfer.open(lean, workers="local", settings=settings)
+        assert traces() == before
+
+    def test_a_pipeline_whose_store_does_not_exist(self, lean, settings):
+        before = traces()
+        for workers in ("inprocess", "local"):
+            with pytest.raises(UsageError, match="no store is known"):
+                serfer.open(lean, store="ftp://x", workers=workers, settings=settings)
+        assert traces() == before
+
+    def test_a_query_that_fails(self, lean, settings, tmp_path):
+        before = traces()
+        store = tmp_path / "store"
+        with (
+            serfer.open(lean, store=f"file://{store}", workers="local", settings=settings) as pipeline,
+            pytest.raises(DeadlineError),
+        ):
+            pipeline.run(batch(), deadline_s=0.001)
+        assert traces() == before
+        assert [path for path in store.iterdir() if path.name != "#lock"] == []
+
+    def test_an_interrupted_query(self, lean, settings, redis):
+        """What Ctrl-C does to a notebook: the query ends, the pipeline goes on."""
+        with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:
+            here = threading.main_thread().ident
+            timer = threading.Timer(0.1, signal.pthread_kill, [here, signal.SIGINT])
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.run(batch())  # cold: takes at least 300 ms
+            timer.join()
+            assert pipeline.run(batch()).shape == (1, CLASSES)
+
+    def test_threads_may_share_a_pipeline(self, plan, settings):
+        whole = unsplit(load_plan(plan), plan)
+        with serfer.open(plan, settings=settings) as pipeline, ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda seed: pipeline.run(batch(seed=seed)), range(12)))
+        for seed, logits in enumerate(answers):
+            assert difference(logits, whole(batch(seed=seed))).exact

@@ -1,7 +1,10 @@
+import shutil
+
 import numpy as np
 import pytest
 
 from splitter import load as loading
+from splitter import split as splitting
 from splitter.graph import from_onnx
 
 
@@ -16,5 +19,29 @@ def zoo():
             source, _ = loading.load(name, sample)
             known[name, height, width] = (source, sample, from_onnx(source.onnx, height, width))
         return known[name, height, width]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory):
+    """A directory for what is large: it goes when the tests end, while pytest keeps others for three runs."""
+    path = tmp_path_factory.mktemp("shelf")
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def zoo_plan(zoo, shelf):
+    """Return a function (name, grids) to (plan, directory), by way of split() itself but for the export."""
+    known = {}
+
+    def get(name, grids):
+        if name not in known:
+            source, sample, _ = zoo(name)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(splitting, "load", lambda model, _: (source, sample) if model == name else None)
+                known[name] = splitting.split(name, out=shelf / name, grids=grids), shelf / name
+        return known[name]
 
     return get

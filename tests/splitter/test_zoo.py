@@ -12,7 +12,7 @@ from splitter.check import relative_error
 from splitter.cuts import choose
 from splitter.emit import WeightsFile
 from splitter.grids import parse_grids
-from splitter.split import _nodes, _tile_parts, split
+from splitter.split import _nodes, _tile_parts
 from tests.splitter.models import FACTS, LIMITS
 
 LIMIT = 1e-4
@@ -57,10 +57,12 @@ class Runner:
     scope="module",
     params=["efficientnet-lite0-224x224", "efficientnet-lite0-225x301", "alexnet-224x224", "alexnet-225x301"],
 )
-def network(request, zoo, tmp_path_factory):
+def network(request, zoo, shelf):
     name, _, size = request.param.rpartition("-")
     source, sample, graph = zoo(name, *map(int, size.split("x")))
-    return name, graph, Runner(graph, sample, tmp_path_factory.mktemp(name)), source.run(sample)
+    directory = shelf / request.param
+    directory.mkdir()
+    return name, graph, Runner(graph, sample, directory), source.run(sample)
 
 
 @pytest.fixture
@@ -97,23 +99,20 @@ def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
 @pytest.mark.parametrize(
     ("name", "grids"), [("efficientnet-lite0", ["2x2", "3x3", "1"]), ("alexnet", ["2x2", "2x2", "1", "1"])]
 )
-def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, monkeypatch, tmp_path):
+def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, zoo_plan):
     source, sample, _ = zoo(name)
-    monkeypatch.setattr(splitting, "load", lambda model, _: (source, sample) if model == name else pytest.fail(model))
-    plan = split(name, out=tmp_path / "plan", grids=grids)
-    assert load_plan(tmp_path / "plan") == plan
-    check_artefacts(plan, tmp_path / "plan")
+    plan, directory = zoo_plan(name, grids)
+    assert load_plan(directory) == plan
+    check_artefacts(plan, directory)
     assert [str(stage.grid) for stage in plan.stages] == grids
     assert len(plan.labels) == 1000
-    whole = ort.InferenceSession(tmp_path / "plan" / "unsplit.onnx", providers=["CPUExecutionProvider"])
+    whole = ort.InferenceSession(directory / "unsplit.onnx", providers=["CPUExecutionProvider"])
     assert relative_error(whole.run(None, {"input": sample})[0], source.run(sample)) <= LIMIT
     for number, stage in enumerate(plan.stages):
         files = [stage.weights, *stage.graphs]
         assert sum(file.bytes for file in files) + DEPENDENCY_LIMIT < 262_144_000, f"stage {number}"
         assert {file.path.split("/")[0] for file in files} == {f"stage-{number}"}
-    on_disk = {
-        path.relative_to(tmp_path / "plan").as_posix() for path in (tmp_path / "plan").rglob("*") if path.is_file()
-    }
+    on_disk = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
     assert on_disk == {"plan.json", *(file.path for file in plan.artefacts)}
 
 

@@ -1,0 +1,177 @@
+import base64
+import os
+import subprocess
+import sys
+import time
+
+import msgpack
+import numpy as np
+import pytest
+
+from serfer.core.errors import ModelError
+from splitter import bundle
+from splitter.bundle import DEPENDENCY_LIMIT, dependencies, directory_bytes, function_directory
+from splitter.split import split
+from tests.splitter.models import Net
+
+PACKAGE_LIMIT = 262_144_000
+WEEK = 7 * 24 * 3600
+
+RUN = """
+import sys, types
+from lambdas import bootstrap
+loaded = sorted({name.split('.')[0] for name in sys.modules})
+assert not {'torch', 'onnx', 'onnxscript', 'boto3', 'splitter'} & set(loaded), loaded
+assert not any('site-packages' in path for path in sys.path), sys.path
+answer = bootstrap.handler({'task': sys.argv[1]}, types.SimpleNamespace(aws_request_id='1'))
+print(answer['report'])
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    home = tmp_path_factory.mktemp("planned")
+    net = Net(3, 8, 8)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    path = home / "net.onnx"
+    path.write_bytes(net.model(net.linear(net.flat(x), 256, 5)).SerializeToString())
+    return split(path, out=home / "plan", grids=["2x2", "1"]), home / "plan"
+
+
+@pytest.fixture(scope="module")
+def functions(planned, cache):
+    plan, directory = planned
+    return [function_directory(plan, directory, stage, cache) for stage in range(2)]
+
+
+def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, functions):
+    plan, _ = planned
+    crop = np.ones(
+        (1, 3, *[span.size for span in (plan.stages[0].tiles[0].input.rows, plan.stages[0].tiles[0].input.cols)]),
+        np.float32,
+    )
+    task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()]]
+    text = base64.b64encode(msgpack.packb(task)).decode()
+    root = str(functions[0])
+    environment = {"PYTHONPATH": root, "LAMBDA_TASK_ROOT": root, "SERFER_STORE": "memory://", "PATH": os.defpath}
+    done = subprocess.run(
+        [sys.executable, "-S", "-B", "-c", RUN, text],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    report = msgpack.unpackb(base64.b64decode(done.stdout.strip().splitlines()[-1]))
+    assert report["counts"]["puts"] == 1
+    assert report["counts"]["bytes_put"] == 4 * 4 * sum(cell.area for cell in plan.stages[0].tiles[0].cells)
+
+
+def test_dependencies_stay_within_their_limit(functions, cache):
+    size = directory_bytes(dependencies(cache))
+    assert size <= DEPENDENCY_LIMIT == 90_000_000
+    assert functions
+
+
+def test_no_function_carries_torch_nor_what_nobody_imports(functions):
+    for directory in functions:
+        names = {path.name for path in directory.iterdir()}
+        assert not {"torch", "onnx", "onnxscript", "boto3", "splitter", "drivers"} & names
+        assert {"lambdas", "storage", "serfer", "numpy", "onnxruntime", "msgpack", "plan.json"} <= names
+        files = [path.relative_to(directory) for path in directory.rglob("*")]
+        assert not [path for path in files if path.suffix == ".pyi" or "tests" in path.parts]
+        assert {path.parts[1] for path in files if path.parts[0] == "serfer" and len(path.parts) > 1} <= {
+            "core",
+            "__init__.py",
+            "__pycache__",
+        }
+
+
+def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
+    plan, source = planned
+    for stage, directory in enumerate(functions):
+        mine = {file.path for file in (plan.stages[stage].weights, *plan.stages[stage].graphs)}
+        found = {path.relative_to(directory).as_posix() for path in directory.glob("stage-*/*")}
+        assert found == mine
+        assert all((directory / path).read_bytes() == (source / path).read_bytes() for path in mine)
+
+
+def test_the_same_inputs_give_the_same_directory_and_nothing_is_built_again(planned, functions, cache, monkeypatch):
+    monkeypatch.setattr(bundle, "_assembled", lambda _: pytest.fail("was built again"))
+    plan, directory = planned
+    assert [function_directory(plan, directory, stage, cache) for stage in range(2)] == functions
+    assert len(set(functions)) == 2
+
+
+def test_another_plan_has_other_directories(functions, cache, tmp_path):
+    net = Net(3, 8, 8, seed=1)
+    (tmp_path / "net.onnx").write_bytes(net.model(net.linear(net.flat("x"), 192, 5)).SerializeToString())
+    plan = split(tmp_path / "net.onnx", out=tmp_path / "plan")
+    assert function_directory(plan, tmp_path / "plan", 0, cache) not in functions
+
+
+def test_a_change_of_the_code_changes_the_stamp(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1")
+    sources = [("a.py", tmp_path / "a.py")]
+    before = bundle._stamp(sources)
+    assert bundle._stamp(sources) == before
+    os.utime(tmp_path / "a.py", (1, 1))
+    assert bundle._stamp(sources) != before
+
+
+def test_what_nobody_has_used_for_a_week_is_forgotten(tmp_path):
+    for name, age in (("old", WEEK + 60), ("young", WEEK - 60)):
+        (tmp_path / "functions" / name).mkdir(parents=True)
+        (tmp_path / "functions" / name / "file").write_text("x")
+        moment = time.time() - age
+        os.utime(tmp_path / "functions" / name, (moment, moment))
+    with bundle._assembled(tmp_path / "functions" / "new") as directory:
+        (directory / "file").write_text("x")
+    assert sorted(path.name for path in (tmp_path / "functions").iterdir()) == ["new", "young"]
+
+
+def test_using_a_directory_keeps_it(tmp_path):
+    (tmp_path / "used").mkdir()
+    os.utime(tmp_path / "used", (1, 1))
+    assert bundle._in_use(tmp_path / "used")
+    bundle._forget_unused(tmp_path)
+    assert (tmp_path / "used").is_dir()
+    assert not bundle._in_use(tmp_path / "absent")
+
+
+def test_an_assembly_that_fails_leaves_nothing(tmp_path):
+    def assemble():
+        with bundle._assembled(tmp_path / "parent" / "x") as directory:
+            (directory / "file").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        assemble()
+    assert list((tmp_path / "parent").iterdir()) == []
+
+
+def test_dependencies_that_grew_past_the_limit_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "big.py").write_text("x = 1\n" * 100)
+    monkeypatch.setattr(bundle, "_our_files", lambda _: {("serfer/big.py", tmp_path / "big.py")})
+    monkeypatch.setattr(bundle, "_dependency_files", set)
+    monkeypatch.setattr(bundle, "DEPENDENCY_LIMIT", 100)
+    with pytest.raises(ModelError, match=r"dependencies take .* more than 100"):
+        dependencies(tmp_path / "cache")
+    assert list((tmp_path / "cache" / "dependencies").iterdir()) == []
+
+
+def test_every_stage_of_alexnet_fits_the_package_limit(zoo_plan, shelf):
+    plan, home = zoo_plan("alexnet", ["2x2", "2x2", "1", "1"])
+    base = directory_bytes(dependencies(shelf / "cache"))
+    for number, stage in enumerate(plan.stages):
+        size = directory_bytes(function_directory(plan, home, number, shelf / "cache"))
+        files = [stage.weights, *stage.graphs]
+        assert size < PACKAGE_LIMIT
+        assert size == base + sum(file.bytes for file in files) + (home / "plan.json").stat().st_size

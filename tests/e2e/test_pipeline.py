@@ -61,7 +61,7 @@ def test_local_workers_answer_as_the_unsplit_model_over_every_store_they_share(l
 def test_crops_ride_along_up_to_lambdas_limit_and_go_through_the_store_beyond(lean, settings, redis):
     whole = unsplit(load_plan(lean), lean)
     with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:
-        for count, stored in [(580, 0), (1000, 2)]:  # 4.3 and 7.3 MB for each tile; 6 MB are 4.5 before base64
+        for count, stored in [(540, 0), (1000, 2)]:  # 4.2 and 7.7 MB for each tile; 6 MB are 4.5 before base64
             images = batch(count)
             assert difference(pipeline.run(images), whole(images)).exact
             assert pipeline.last_report.store.puts == 2 + stored

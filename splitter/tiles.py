@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from serfer.core.geometry import Rect, Span, hull
+from serfer.core.geometry import Rect, hull
 from serfer.core.plan import Padding
 from splitter import operators
 from splitter.graph import Graph, Node
@@ -20,12 +20,7 @@ def needed_input(graph: Graph, node: Node, region: Rect) -> Rect:
     """
     unclipped = unclipped_input(graph, node, region)
     height, width = graph.shapes[graph.activations(node)[0]][2:]
-    return Rect(_on_map(unclipped.rows, height), _on_map(unclipped.cols, width))
-
-
-def _on_map(span: Span, size: int) -> Span:
-    start = min(max(span.start, 0), size - 1)
-    return Span(start, max(min(span.stop, size), start + 1))
+    return Rect(unclipped.rows.clip(height), unclipped.cols.clip(width))
 
 
 def unclipped_input(graph: Graph, node: Node, region: Rect) -> Rect:

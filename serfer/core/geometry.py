@@ -20,8 +20,9 @@ class Span:
         return self.stop - self.start
 
     def clip(self, size: int) -> Span:
-        """Return the part inside a map of `size` rows."""
-        return Span(max(self.start, 0), min(self.stop, size))
+        """Return the part inside a map of `size` rows, or the row nearest to it where there is none."""
+        start = min(max(self.start, 0), size - 1)
+        return Span(start, max(min(self.stop, size), start + 1))
 
     def within(self, other: Span) -> Span:
         """Return this span in the coordinates of `other`, whose first row becomes 0."""

@@ -44,6 +44,11 @@ def test_clip_keeps_what_lies_on_the_map():
     assert Span(1, 2).clip(3) == Span(1, 2)
 
 
+def test_clip_keeps_the_nearest_row_of_what_lies_beside_the_map():
+    assert Span(-5, -3).clip(3) == Span(0, 1)
+    assert Span(7, 9).clip(3) == Span(2, 3)
+
+
 def test_within_is_relative_to_the_other_rectangles_corner():
     assert Rect(Span(5, 8), Span(2, 3)).within(Rect(Span(4, 9), Span(1, 9))) == Rect(Span(1, 4), Span(1, 2))
 

@@ -57,7 +57,9 @@ class _Terminated(BaseException):
     """SIGTERM, as an exception, so that workers, store and keys are cleaned up on the way out."""
 
 
-out = _Output(highlight=False)
+_FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
+
+out = _Output(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 err = Console(stderr=True, highlight=False)
 
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]

@@ -131,9 +131,9 @@ def print_checks(out: Console, checks: Sequence[Check]) -> None:
     """Print what the doctor found."""
     for check in checks:
         mark = "[green]ok     [/]" if check.ok else "[red]MISSING[/]"
-        out.print(f"{mark}  {plain(check.name):<22} {plain(check.found)}", soft_wrap=True)
+        out.print(f"{mark}  {plain(check.name):<22} {plain(check.found)}")
         if not check.ok:
-            out.print(f"         {plain(check.remedy)}", soft_wrap=True)
+            out.print(f"         {plain(check.remedy)}")
 
 
 def print_overhead(out: Console, result: Overhead) -> None:

@@ -129,6 +129,8 @@ class Pipeline:
             raise UsageError(f"top-k must be 1 to {self.plan.output.channels}, not {top_k}")
         if not 1 <= len(images) <= MAX_BATCH:
             raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
+        if names is not None and len(names) != len(images):
+            raise UsageError(f"{len(names)} names were given for {len(images)} images")
         started = time.perf_counter()
         names = _names(images) if names is None else names
         crops = self._crops(self.pixels(images, names))

@@ -30,25 +30,31 @@ from splitter.bundle import HANDLER, code_stamp, function_directory
 from storage import Store, open_store
 
 WORKERS = ("inprocess", "local")
+DRIVERS = ("push",)
 _TASK_TIMEOUT_S = 60.0
 _CONNECTIONS = 256
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
 
 
 def open_pipeline(
-    directory: Path | str, *, store: str | None = None, workers: str = "inprocess", settings: Settings | None = None
+    directory: Path | str,
+    *,
+    store: str | None = None,
+    workers: str = "inprocess",
+    driver: str = "push",
+    settings: Settings | None = None,
 ) -> Pipeline:
-    """Open a plan directory for queries, through the push driver.
+    """Open a plan directory for queries.
 
     `workers` is "inprocess" (threads of this process) or "local" (the local Lambda service, one process for each
     execution environment). `store` is a URL; by default workers in process share memory, and local ones a Redis server
-    that is started for them. Every artefact's digest is checked first.
+    that is started for them. `driver` is "push". Every artefact's digest is checked first.
 
     Raises PlanError for a directory that is not whole, UsageError for a pair that cannot work, UnavailableError where
     something does not come up; then nothing is left running.
     """
     settings = settings or load_settings()
-    _check_pair(store, workers)
+    _check_choices(store, workers, driver)
     path = Path(directory)
     plan = load_plan(path)
     check_artefacts(plan, path)
@@ -75,9 +81,11 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
     return target
 
 
-def _check_pair(store: str | None, workers: str) -> None:
+def _check_choices(store: str | None, workers: str, driver: str) -> None:
     if workers not in WORKERS:
         raise UsageError(f"workers are {' or '.join(WORKERS)}, not {workers!r}")
+    if driver not in DRIVERS:
+        raise UsageError(f"the driver is {' or '.join(DRIVERS)}, not {driver!r}")
     if workers == "local" and (store or "").startswith("memory:"):
         raise UsageError("memory:// cannot be shared with local workers, which are processes: use redis:// or file://")
 

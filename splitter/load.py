@@ -143,13 +143,22 @@ def _innermost(error: BaseException) -> str:
 
 
 def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
-    """Write adaptive average pooling as rows @ x @ columns, whose constants say which positions each mean covers."""
+    """Write adaptive average pooling as what it is at this size: nothing, a plain pool, or rows @ x @ columns.
+
+    The matrices' zeros say which positions each mean covers; they are needed where windows differ in size.
+    """
     import onnxscript  # noqa: PLC0415 - only exporting needs it
     from onnxscript import opset20  # noqa: PLC0415 - same
 
-    height, width = int(x.shape[2]), int(x.shape[3])
-    rows: Any = onnxscript.ir.tensor(mean_matrix(height, int(output_size[0])))
-    cols: Any = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(width, int(output_size[1])).T))
+    size = int(x.shape[2]), int(x.shape[3])
+    out = int(output_size[0]), int(output_size[1])
+    if size == out:
+        return opset20.Identity(x)
+    if size[0] % out[0] == 0 == size[1] % out[1]:
+        window = [size[0] // out[0], size[1] // out[1]]
+        return opset20.AveragePool(x, kernel_shape=window, strides=window)
+    rows: Any = onnxscript.ir.tensor(mean_matrix(size[0], out[0]))
+    cols: Any = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(size[1], out[1]).T))
     return opset20.MatMul(opset20.Constant(value=rows), opset20.MatMul(x, opset20.Constant(value=cols)))
 
 

@@ -142,6 +142,6 @@ def _unpack(payload: Any, field: str) -> Any:  # noqa: ANN401 - any plain value
     if not isinstance(text, str) or len(text) > _MAX_BYTES:
         raise InputError(f"the payload carries no {field}")
     try:
-        return msgpack.unpackb(base64.b64decode(text, validate=True))
+        return msgpack.unpackb(binascii.a2b_base64(text))
     except (ValueError, msgpack.UnpackException, binascii.Error) as error:
         raise InputError(f"the payload's {field} cannot be decoded") from error

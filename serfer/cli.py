@@ -25,7 +25,7 @@ from serfer import __version__, display
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.structure import unstructure
 from serfer.settings import load_settings
-from serfer.unsplit import TOLERANCE, difference
+from splitter.exactness import TOLERANCE, difference
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bench.overhead import Overhead
     from serfer.doctor import Check
     from serfer.report import QueryReport
-    from serfer.unsplit import Difference
+    from splitter.exactness import Difference
 
 _MB = 1024 * 1024
 _QUERIES = 1_000_000
@@ -94,9 +94,11 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
     for number, stage in enumerate(plan.stages):
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
-    requests = sum(stage.grid.tiles * invocation_usd(stage.memory_mb, 0, facts) for stage in plan.stages)
+    latency = sum(stage.predicted_ms for stage in plan.stages)
+    usd = sum(stage.grid.tiles * invocation_usd(stage.memory_mb, stage.predicted_ms, facts) for stage in plan.stages)
     out.print(
-        f"requests alone cost ${requests * _QUERIES:.2f} for a million queries; times are measured by serfer classify"
+        f"predicted, warm, on Lambda: {latency:.0f} ms and at most ${usd * _QUERIES:.2f} for a million queries "
+        "(a model: see serfer/core/cost.py)"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,6 @@ from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
 
 Array = NDArray[np.float32]
-TOLERANCE = 1e-4
-_TIE = 1e-5
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far split logits are from unsplit ones: relative to their range, and whether the first class is the same.
-
-    Classes whose unsplit logits are closer than 1e-5 of the range count as a tie.
-    """
-
-    error: float
-    same_top: bool
-
-    @property
-    def exact(self) -> bool:
-        """Whether rule 1 holds."""
-        return self.error <= TOLERANCE and self.same_top
-
-
-def difference(split: NDArray[Any], whole: NDArray[Any]) -> Difference:
-    """Compare (N, K) logits; NaN anywhere counts as the largest difference."""
-    span = float(np.ptp(whole)) or 1.0
-    error = float(np.abs(split - whole).max()) / span
-    best = whole.max(axis=1)
-    chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
-    return Difference(error if error == error else float("inf"), bool((best - chosen <= _TIE * span).all()))  # noqa: PLR0124 - NaN
 
 
 def unsplit(plan: Plan, directory: Path) -> Callable[[NDArray[Any]], Array]:

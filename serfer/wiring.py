@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -15,8 +14,8 @@ from drivers.invoker import Invoker
 from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
 from serfer.background import LoopThread
-from serfer.core.errors import UnavailableError, UsageError
-from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, file_sha256, load_plan
+from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.core.plan import Plan, check_artefacts, load_plan
 from serfer.core.wire import Report, Task
 from serfer.images import ImageLimits
 from serfer.local.function import REGION, FunctionConfig
@@ -27,6 +26,7 @@ from serfer.pipeline import Pipeline
 from serfer.settings import Settings, load_settings
 from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, function_directory
+from splitter.cache import forget_unused, in_use
 from storage import Store, open_store
 
 WORKERS = ("inprocess", "local")
@@ -69,16 +69,25 @@ def open_pipeline(
 def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> Path:
     """Return the plan directory of a zoo model, in the grids that the zoo shows it in, splitting it when first asked.
 
-    It is split again whenever the splitter's own code changes. Raises ModelError for an unknown name.
+    It is split again whenever the splitter's own code changes, or its files did. Raises ModelError for an unknown name.
     """
     entry = zoo.find(name)
     target = settings.cache_dir / "plans" / f"{name}-{code_stamp(('splitter', 'serfer.core'))}"
-    if not (target / PLAN_FILE).is_file():
+    if not (in_use(target) and _is_whole(target)):
         from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
         progress(f"splitting {name}, once: the plan stays in {target.parent}")
         split(name, out=target, grids=list(entry.grids), progress=progress)
+        forget_unused(target.parent)
     return target
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        check_artefacts(load_plan(directory), directory)
+    except PlanError:
+        return False
+    return True
 
 
 def _check_choices(store: str | None, workers: str, driver: str) -> None:
@@ -131,7 +140,7 @@ def _default_store(workers: str, parts: AsyncExitStack) -> str:
 def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settings) -> LambdaService:
     cache = settings.cache_dir
     with _cache_in_use(cache):
-        directories = [_package(plan, directory, number, cache) for number in range(len(plan.stages))]
+        directories = [function_directory(plan, directory, number, cache) for number in range(len(plan.stages))]
         runtime = runtime_directory(cache / "runtime")
     functions = [
         FunctionConfig(
@@ -151,24 +160,6 @@ def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settin
         concurrency=settings.local_concurrency,
         port=settings.local_port,
     )
-
-
-def _package(plan: Plan, directory: Path, stage: int, cache: Path) -> Path:
-    """Return the package of a stage's function, made anew where it is no longer what the plan says.
-
-    A package shares its files with the plan directory that it was made from, and so whatever was done to them since.
-    """
-    package = function_directory(plan, directory, stage, cache)
-    part = plan.stages[stage]
-    for path in (PLAN_FILE, part.weights.path, *(graph.path for graph in part.graphs)):
-        if not _same(package / path, directory / path):
-            shutil.rmtree(package)
-            return function_directory(plan, directory, stage, cache)
-    return package
-
-
-def _same(one: Path, checked: Path) -> bool:
-    return one.is_file() and (one.samefile(checked) or file_sha256(one) == file_sha256(checked))
 
 
 @contextmanager

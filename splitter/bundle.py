@@ -15,15 +15,13 @@ import importlib.metadata
 import os
 import py_compile
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import PLAN_FILE, Plan
+from serfer.core.plan import PLAN_FILE, Plan, file_sha256
+from splitter.cache import assembled, in_use
 
 DEPENDENCY_LIMIT = 90_000_000
 """Bytes that a function's code and dependencies may take; the splitter plans with it, assembling checks it."""
@@ -31,7 +29,6 @@ DEPENDENCY_LIMIT = 90_000_000
 DISTRIBUTIONS = ("aws_lambda_powertools", "jmespath", "msgpack", "numpy", "onnxruntime", "redis", "typing_extensions")
 _OUR_PACKAGES = ("lambdas", "serfer.core", "storage")
 HANDLER = "lambdas.bootstrap.handler"
-_UNUSED_S = 7 * 24 * 3600
 
 # What a worker never imports, as path prefixes inside site-packages. Each was found by importing without it.
 _PRUNED = (
@@ -61,22 +58,28 @@ _PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"}
 
 
 def function_directory(plan: Plan, plan_directory: Path, stage: int, cache: Path) -> Path:
-    """Return the package directory of a stage's function, assembled in `cache` unless it is there already.
+    """Return the package directory of a stage's function, assembled in `cache` unless it is there, and right, already.
 
     Raises ModelError where the dependencies take more than DEPENDENCY_LIMIT.
     """
     base = dependencies(cache)
     target = cache / "functions" / f"{plan.function(stage)}-{base.name}"
-    if _in_use(target):
-        return target
-    with _assembled(target) as directory:
+    part = plan.stages[stage]
+    files = [PLAN_FILE, part.weights.path, *(graph.path for graph in part.graphs)]
+    if in_use(target):
+        if all(_same(target / file, plan_directory / file) for file in files):
+            return target
+        shutil.rmtree(target)  # it shares files with the plan directory of its day, and whatever was done to them since
+    with assembled(target) as directory:
         shutil.copytree(base, directory, copy_function=_link, dirs_exist_ok=True)
-        _link(plan_directory / PLAN_FILE, directory / PLAN_FILE)
-        part = plan.stages[stage]
-        for artefact in (part.weights, *part.graphs):
-            (directory / artefact.path).parent.mkdir(exist_ok=True)
-            _link(plan_directory / artefact.path, directory / artefact.path)
+        for file in files:
+            (directory / file).parent.mkdir(exist_ok=True)
+            _link(plan_directory / file, directory / file)
     return target
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.is_file() and (one.samefile(other) or file_sha256(one) == file_sha256(other))
 
 
 def dependencies(cache: Path) -> Path:
@@ -84,9 +87,9 @@ def dependencies(cache: Path) -> Path:
     sources = sorted(_our_files(_OUR_PACKAGES) | _dependency_files())
     stamp = _stamp(sources)
     target = cache / "dependencies" / stamp
-    if _in_use(target):
+    if in_use(target):
         return target
-    with _assembled(target) as directory:
+    with assembled(target) as directory:
         for relative, path in sources:
             (directory / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, directory / relative)
@@ -147,38 +150,6 @@ def _compile(directory: Path) -> None:
     compileall.compile_dir(
         directory, quiet=2, stripdir=str(directory), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
     )
-
-
-def _in_use(target: Path) -> bool:
-    """Say whether a directory is there, and note that it is still wanted."""
-    try:
-        os.utime(target)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _forget_unused(parent: Path) -> None:
-    """Remove what nobody has asked for in a week, so that a cache does not grow for ever."""
-    for directory in parent.iterdir():
-        with suppress(OSError):
-            if directory.stat().st_mtime < time.time() - _UNUSED_S:
-                shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _assembled(target: Path) -> Iterator[Path]:
-    """Give a directory to fill that takes its final name when all went well, and vanishes otherwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _forget_unused(target.parent)
-    directory = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
-    try:
-        yield directory
-        directory.chmod(0o755)
-        with suppress(OSError):  # another process was faster; its directory is the same
-            directory.rename(target)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _link(source: Path | str, target: Path | str) -> None:

@@ -14,15 +14,8 @@ import onnxruntime as ort
 
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.plan import Plan
+from splitter.exactness import TOLERANCE, difference
 from splitter.load import Array
-
-TOLERANCE = 1e-4
-
-
-def relative_error(got: Array, expected: Array) -> float:
-    """Return the largest difference relative to the range of `expected`; both are (N, K)."""
-    span = float(np.ptp(expected)) or 1.0
-    return float(np.abs(got - expected).max()) / span
 
 
 def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
@@ -51,11 +44,15 @@ def check_exact(plan: Plan, directory: Path, unsplit: Callable[[Array], Array], 
             f"the network does not run on a batch of {len(batch)} images: "
             f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
         ) from failure
-    error = relative_error(got, expected) if got.shape == expected.shape else np.inf
-    if not error <= TOLERANCE:
+    if got.shape != expected.shape:
         raise WrongAnswerError(
-            f"the split network differs from the unsplit one by {error:.2g} of its range, more than "
-            f"{TOLERANCE:g}: "
+            f"the split network answers with shape {got.shape}, the unsplit one with {expected.shape}"
+        )
+    found = difference(got, expected)
+    if not found.exact:
+        raise WrongAnswerError(
+            f"the split network differs from the unsplit one by {found.error:.2g} of its range (at most "
+            f"{TOLERANCE:g} is allowed), or in its first class: "
             "an operator depends on the batch, the size, or chance; nothing was written"
         )
-    return error
+    return found.error

@@ -43,11 +43,11 @@ def parse_grid(grid: GridLike) -> Grid:
 
 
 def parse_grids(grids: GridLike | Sequence[GridLike]) -> GridChoice:
-    """Read the `grids` argument: "auto", one grid, a list, or a list as text with commas."""
+    """Read the `grids` argument: "auto", one grid, a list or tuple of them, or a list as text with commas."""
     if grids == "auto":
         return GridChoice()
     if isinstance(grids, str) and "," in grids:
         grids = [part.strip() for part in grids.split(",")]
-    if isinstance(grids, list):
+    if isinstance(grids, list) or (isinstance(grids, tuple) and not all(isinstance(part, int) for part in grids)):
         return GridChoice(per_stage=tuple(parse_grid(grid) for grid in grids))
-    return GridChoice(options=(parse_grid(grids),))  # type: ignore[arg-type]  # a list was handled above
+    return GridChoice(options=(parse_grid(grids),))  # type: ignore[arg-type]  # lists were handled above

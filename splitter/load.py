@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,9 +52,10 @@ def load(model: Any, example: Array | None) -> tuple[Source, Array]:  # noqa: AN
 
     `example` is (N, C, H, W) float32; a zoo model brings its own. Raises ModelError for what is no model.
     """
-    if isinstance(model, Path | str):
-        return _load_named(str(model), example)
-    return _from_module(model, _given(example), type(model).__name__.lower(), "given by the caller")
+    with _inductor_cache():
+        if isinstance(model, Path | str):
+            return _load_named(str(model), example)
+        return _from_module(model, _given(example), type(model).__name__.lower(), "given by the caller")
 
 
 def _load_named(text: str, example: Array | None) -> tuple[Source, Array]:
@@ -133,6 +137,20 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> onnx.ModelProto:
     if program is None:
         raise ModelError("the network cannot be exported")
     return program.model_proto
+
+
+@contextmanager
+def _inductor_cache() -> Iterator[None]:
+    """Give torch's compiler, which is woken here, a directory that goes away again."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    with tempfile.TemporaryDirectory() as directory:
+        before = os.environ.get(name)
+        os.environ.setdefault(name, directory)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
 
 
 def _innermost(error: BaseException) -> str:

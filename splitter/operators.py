@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Span
-
-if TYPE_CHECKING:
-    from splitter.graph import Graph, Node
+from splitter.graph import Graph, Node
 
 POOLS = frozenset({"MaxPool", "AveragePool"})
 WINDOWED = POOLS | {"Conv"}

@@ -44,8 +44,9 @@ from splitter.cells import lay_out, pieces_for
 from splitter.check import check_exact
 from splitter.cuts import Choice, Limits, choose
 from splitter.emit import WeightsFile, tile_model
-from splitter.graph import Graph, Node, from_onnx
+from splitter.graph import Graph, Node
 from splitter.grids import GridLike, parse_grids
+from splitter.ingest import from_onnx
 from splitter.load import Array, Source, load
 from splitter.tiles import Regions, input_padding, tile_macs, walk_back, whole_regions
 
@@ -302,6 +303,7 @@ def _stage(
         operators=tuple(_operator(graph, node) for node in nodes),
         grid=choice.grid,
         memory_mb=memory_mb,
+        predicted_ms=round(choice.seconds * 1000, 3),
         input=source,
         output=target,
         tiles=tuple(tiles),

@@ -127,11 +127,15 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A contiguous part of the network: one function."""
+    """A contiguous part of the network: one function.
+
+    `predicted_ms` is what the cost model gave its slowest tile, warm, when the network was split.
+    """
 
     operators: tuple[Operator, ...]
     grid: Grid
     memory_mb: int
+    predicted_ms: float
     input: Shape
     output: Shape
     tiles: tuple[Tile, ...]

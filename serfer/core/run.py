@@ -152,6 +152,7 @@ class Run:
     def __init__(self, tiles: Sequence[int], deadline: float, seed: int, retry: Retry | None = None) -> None:
         self._tiles = tuple(tiles)
         self._deadline = deadline
+        self._started = deadline
         self._retry = retry or Retry()
         self._random = random.Random(seed)  # noqa: S311 - jitter, no secret
         self.stages: list[StageRun] = []
@@ -160,6 +161,7 @@ class Run:
 
     def start(self, now: float) -> list[Action]:
         """Release the first stage."""
+        self._started = now
         return [WakeAt(self._deadline), *self._release(now)]
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -216,8 +218,9 @@ class Run:
 
     def _time_passed(self, now: float) -> list[Action]:
         if now >= self._deadline:
-            done = len(self.stages) - 1
-            return self._finish(DeadlineError(f"the deadline passed in stage {done} of {len(self._tiles)}"))
+            allowed_ms = (self._deadline - self._started) * 1000
+            where = f"stage {len(self.stages) - 1} of {len(self._tiles)} was running"
+            return self._finish(DeadlineError(f"no answer by the deadline of {allowed_ms:.0f} ms: {where}; allow more"))
         actions: list[Action] = []
         stage = len(self.stages) - 1
         for number, tile in enumerate(self.stages[stage].tiles):

@@ -238,7 +238,7 @@ class TestQueries:
 
     def test_the_deadline(self, serfer_, lean, picture, redis):
         result = serfer_("classify", "--plan", lean, picture, "--store", redis, "--deadline-ms", "1")
-        result.complains(1, "the deadline passed in stage 0 of 2")
+        result.complains(1, "no answer by the deadline of 1 ms: stage 0 of 2 was running")
 
     def test_an_interrupt_during_a_query_deletes_its_keys(self, query, redis):
         command = query()

@@ -15,7 +15,8 @@ import serfer
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import load_plan
 from serfer.settings import Settings
-from serfer.unsplit import difference, unsplit
+from serfer.unsplit import unsplit
+from splitter.exactness import difference
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, small_onnx, split_small
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (3, SIZE, SIZE, 3), dtype=np.uint8)

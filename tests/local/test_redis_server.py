@@ -69,7 +69,7 @@ def test_listens_on_loopback_only_and_wants_its_password():
 
 def test_dies_with_a_parent_that_is_killed():
     command = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:  # noqa: S603
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         process = os.pidfd_open(int(parent.stdout.readline()))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
@@ -100,6 +100,6 @@ def test_what_the_server_says_is_passed_on():
 
 def test_helper_refuses_to_outlive_a_parent_that_is_gone():
     command = [sys.executable, "-I", "-S", die_with_parent.__file__, "1", "/bin/true"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert run.stderr == "parent 1 is gone\n"

@@ -5,7 +5,7 @@ import pytest
 
 from splitter import load as loading
 from splitter import split as splitting
-from splitter.graph import from_onnx
+from splitter.ingest import from_onnx
 
 
 @pytest.fixture(scope="session")

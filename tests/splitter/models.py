@@ -7,10 +7,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.aws import shipped_aws
 from splitter.bundle import DEPENDENCY_LIMIT
-from splitter.check import relative_error, run_tiles
+from splitter.check import run_tiles
 from splitter.cuts import Limits, choose
-from splitter.graph import from_onnx
+from splitter.exactness import relative_error
 from splitter.grids import parse_grids
+from splitter.ingest import from_onnx
 from splitter.load import Source
 from splitter.split import _write
 

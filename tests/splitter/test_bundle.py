@@ -11,6 +11,7 @@ import pytest
 from serfer.core.errors import ModelError
 from splitter import bundle
 from splitter.bundle import DEPENDENCY_LIMIT, dependencies, directory_bytes, function_directory
+from splitter.cache import assembled, forget_unused, in_use
 from splitter.split import split
 from tests.splitter.models import Net
 
@@ -104,7 +105,7 @@ def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
 
 
 def test_the_same_inputs_give_the_same_directory_and_nothing_is_built_again(planned, functions, cache, monkeypatch):
-    monkeypatch.setattr(bundle, "_assembled", lambda _: pytest.fail("was built again"))
+    monkeypatch.setattr(bundle, "assembled", lambda _: pytest.fail("was built again"))
     plan, directory = planned
     assert [function_directory(plan, directory, stage, cache) for stage in range(2)] == functions
     assert len(set(functions)) == 2
@@ -132,7 +133,7 @@ def test_what_nobody_has_used_for_a_week_is_forgotten(tmp_path):
         (tmp_path / "functions" / name / "file").write_text("x")
         moment = time.time() - age
         os.utime(tmp_path / "functions" / name, (moment, moment))
-    with bundle._assembled(tmp_path / "functions" / "new") as directory:
+    with assembled(tmp_path / "functions" / "new") as directory:
         (directory / "file").write_text("x")
     assert sorted(path.name for path in (tmp_path / "functions").iterdir()) == ["new", "young"]
 
@@ -140,15 +141,15 @@ def test_what_nobody_has_used_for_a_week_is_forgotten(tmp_path):
 def test_using_a_directory_keeps_it(tmp_path):
     (tmp_path / "used").mkdir()
     os.utime(tmp_path / "used", (1, 1))
-    assert bundle._in_use(tmp_path / "used")
-    bundle._forget_unused(tmp_path)
+    assert in_use(tmp_path / "used")
+    forget_unused(tmp_path)
     assert (tmp_path / "used").is_dir()
-    assert not bundle._in_use(tmp_path / "absent")
+    assert not in_use(tmp_path / "absent")
 
 
 def test_an_assembly_that_fails_leaves_nothing(tmp_path):
     def assemble():
-        with bundle._assembled(tmp_path / "parent" / "x") as directory:
+        with assembled(tmp_path / "parent" / "x") as directory:
             (directory / "file").write_text("x")
             raise KeyboardInterrupt
 

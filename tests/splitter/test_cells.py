@@ -144,6 +144,6 @@ def test_pieces_put_together_are_slices_of_the_whole_map(world, channels, batch)
             for run in piece.ranges
         ]
         empty = Artefact("w", 0, "")
-        stage = Stage((), Grid(1, 1), 1769, shape, shape, (), empty, ())
+        stage = Stage((), Grid(1, 1), 1769, 1.0, shape, shape, (), empty, ())
         found = pieces_to_input(values, batch, stage, tile(rect, (), pieces))
         assert np.array_equal(found, whole[:, :, *rect.slices])

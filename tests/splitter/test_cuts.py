@@ -8,8 +8,8 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid, grid_rects
 from splitter import operators
 from splitter.cuts import Limits, choose, cut_points, weight_bytes
-from splitter.graph import from_onnx
 from splitter.grids import parse_grid, parse_grids
+from splitter.ingest import from_onnx
 from splitter.tiles import walk_back
 from tests.splitter.models import FACTS, LIMITS, Net
 

@@ -5,9 +5,9 @@ import pytest
 
 from serfer.core.errors import ModelError
 from splitter import operators
-from splitter.check import relative_error
 from splitter.cuts import cut_points
-from splitter.graph import from_onnx
+from splitter.exactness import relative_error
+from splitter.ingest import from_onnx
 from splitter.load import OPSET, mean_matrix
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 

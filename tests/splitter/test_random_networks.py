@@ -5,7 +5,7 @@ import pytest
 
 from serfer.core.errors import ModelError
 from splitter.cuts import cut_points
-from splitter.graph import from_onnx
+from splitter.ingest import from_onnx
 from tests.splitter.models import Net, worst_error
 
 EXAMPLES = 160

@@ -9,7 +9,7 @@ from serfer.core.errors import ModelError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
 from splitter import operators, tiles
-from splitter.graph import from_onnx
+from splitter.ingest import from_onnx
 from splitter.operators import Window, explicit_pads
 from tests.splitter.models import Net
 

@@ -8,9 +8,9 @@ from serfer.core.plan import check_artefacts, load_plan
 from splitter import cuts
 from splitter import split as splitting
 from splitter.bundle import DEPENDENCY_LIMIT
-from splitter.check import relative_error
 from splitter.cuts import choose
 from splitter.emit import WeightsFile
+from splitter.exactness import relative_error
 from splitter.grids import parse_grids
 from splitter.split import _nodes, _tile_parts
 from tests.splitter.models import FACTS, LIMITS

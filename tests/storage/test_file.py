@@ -74,7 +74,7 @@ class TestFile(StoreContract):
         command = [sys.executable, "-c", OTHER_PROCESS, url]
         with (
             open_store(url) as store,
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,  # noqa: S603
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
         ):
             assert other.stdout.readline() == b"ready\n"
             store.put("shared", min(values), 60)

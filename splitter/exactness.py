@@ -1,0 +1,45 @@
+"""Rule 1 as numbers: how far a split network's answer may be from the unsplit one's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOLERANCE = 1e-4
+_TIE = 1e-5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far split logits are from unsplit ones: relative to their range, and whether the first class is the same.
+
+    Classes whose unsplit logits are closer than 1e-5 of the range count as a tie.
+    """
+
+    error: float
+    same_top: bool
+
+    @property
+    def exact(self) -> bool:
+        """Whether rule 1 holds."""
+        return self.error <= TOLERANCE and self.same_top
+
+
+def relative_error(split: NDArray[Any], whole: NDArray[Any]) -> float:
+    """Return the largest difference of (N, K) logits relative to the range of `whole`; NaN is infinite."""
+    error = float(np.abs(split - whole).max()) / _span(whole)
+    return float("inf") if np.isnan(error) else error
+
+
+def difference(split: NDArray[Any], whole: NDArray[Any]) -> Difference:
+    """Compare (N, K) logits."""
+    best = whole.max(axis=1)
+    chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
+    return Difference(relative_error(split, whole), bool((best - chosen <= _TIE * _span(whole)).all()))
+
+
+def _span(logits: NDArray[Any]) -> float:
+    return float(np.ptp(logits)) or 1.0

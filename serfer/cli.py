@@ -70,6 +70,7 @@ WorkersOption = Annotated[
 StoreOption = Annotated[
     str | None, typer.Option(help="A store's URL (redis://, file:///, memory://); by default one is started.")
 ]
+DriverOption = Annotated[str, typer.Option(help="push: an invoke's own return says that a tile is done.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 
@@ -118,6 +119,7 @@ def classify(
     plan: PlanOption = None,
     store: StoreOption = None,
     workers: WorkersOption = "local",
+    driver: DriverOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, help="Give up on an image after this time.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     compare: Annotated[
@@ -130,7 +132,7 @@ def classify(
         raise UsageError("standard input can be read only once")
     directory = _plan_directory(plan, model)
     failures = []
-    with _opened(directory, store, workers) as pipeline:
+    with _opened(directory, store, workers, driver) as pipeline:
         whole = _unsplit(pipeline.plan, directory) if compare else None
         for name in images:
             try:
@@ -262,12 +264,12 @@ def overhead(
 
 
 @contextmanager
-def _opened(directory: Path, store: str | None, workers: str) -> Iterator[Pipeline]:
+def _opened(directory: Path, store: str | None, workers: str, driver: str = "push") -> Iterator[Pipeline]:
     from serfer.wiring import open_pipeline  # noqa: PLC0415 - the command line starts fast
 
     with _progress() as progress:
         progress("starting workers and store")
-        pipeline = open_pipeline(directory, store=store, workers=workers)
+        pipeline = open_pipeline(directory, store=store, workers=workers, driver=driver)
     try:
         yield pipeline
     finally:

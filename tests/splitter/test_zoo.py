@@ -4,6 +4,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+import serfer
 from serfer.core.plan import check_artefacts, load_plan
 from splitter import cuts
 from splitter import split as splitting
@@ -123,3 +124,14 @@ def test_alexnets_random_weights_are_the_same_every_time(zoo):
     stored = zoo("alexnet")[2].weights["features.0.weight"]
     assert np.array_equal(again["features.0.weight"].numpy(), stored)
     assert "random" in ZOO["alexnet"].weights
+
+
+def test_the_papers_network_through_driver_and_store_is_exact_moves_little_and_polls_nothing(zoo, zoo_plan):
+    source, sample, _ = zoo("alexnet")
+    _, directory = zoo_plan("alexnet", ["2x2", "2x2", "1", "1"])
+    with serfer.open(directory) as pipeline:
+        assert relative_error(pipeline.run(sample), source.run(sample)) <= LIMIT
+        store, last = pipeline.last_report.store, pipeline.last
+    assert (store.puts, store.exists) == (9, 0)
+    assert store.bytes_put + store.bytes_get <= 900_000
+    assert last.weight_loads == 4  # one worker runs all four stages here, and each stage has one weights file

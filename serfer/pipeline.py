@@ -84,10 +84,10 @@ class Pipeline:
         tiles = [tile.input.slices for tile in self.plan.stages[0].tiles]
         if 1 <= count <= MAX_BATCH:
             if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
-                return [Crop("float32", _bytes(array[:, :, *slices].astype("<f4", copy=False))) for slices in tiles]
+                return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]
             if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
                 self._preprocess()
-                return [Crop("uint8", _bytes(array[:, *slices])) for slices in tiles]
+                return [Crop("uint8", array[:, *slices].tobytes()) for slices in tiles]
         raise InputError(
             f"the batch is {array.dtype} with shape {array.shape}; this plan takes (N, {shape.channels}, "
             f"{shape.height}, {shape.width}) float32, or (N, {shape.height}, {shape.width}, {shape.channels}) uint8 "
@@ -185,7 +185,3 @@ async def _run(close: Callable[[], Awaitable[None]]) -> None:
 
 def _names(images: Sequence[Image]) -> list[str]:
     return [f"image {number}" if isinstance(image, bytes) else str(image) for number, image in enumerate(images)]
-
-
-def _bytes(array: NDArray[Any]) -> bytes:
-    return np.ascontiguousarray(array).tobytes()

@@ -24,6 +24,8 @@ from serfer.core.geometry import Grid, Rect
 from serfer.core.structure import structure, unstructure
 
 FORMAT = 1
+MAX_ELEMENTS = 2**28
+"""The most values that one image's share of a tensor may have: 1 GiB of float32."""
 PLAN_FILE = "plan.json"
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
@@ -233,7 +235,29 @@ def parse_plan(text: str) -> Plan:
     plan = structure(Plan, value, "plan.json")
     if _digest(plan) != plan.digest:
         raise PlanError("plan.json was edited: its digest does not match; split the model again")
+    _check_sound(plan)
     return plan
+
+
+def _check_sound(plan: Plan) -> None:
+    """Refuse a plan that no splitter of ours writes, before anything is allocated or indexed by its numbers."""
+    shapes = [plan.input, plan.output, *(shape for stage in plan.stages for shape in (stage.input, stage.output))]
+    if not all(0 < size <= MAX_ELEMENTS for shape in shapes for size in (shape.channels, shape.height, shape.width)):
+        raise PlanError("plan.json has a shape with a side of no or too many values")
+    if max(shape.elements for shape in shapes) > MAX_ELEMENTS:
+        raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
+    if not plan.stages or plan.stages[0].input != plan.input or plan.stages[-1].output != plan.output:
+        raise PlanError("plan.json's stages do not lead from its input to its output")
+    before: Stage | None = None
+    for number, stage in enumerate(plan.stages):
+        if stage.grid.tiles != len(stage.tiles) or (before and before.output != stage.input):
+            raise PlanError(f"plan.json's stage {number} does not follow from the stage before, or lacks tiles")
+        sources = len(before.tiles) if before else 0
+        for tile in stage.tiles:
+            inside = stage.input.whole.contains(tile.input) and stage.output.whole.contains(tile.output)
+            if not inside or any(not 0 <= piece.source < sources for piece in tile.pieces):
+                raise PlanError(f"plan.json's stage {number} has a tile outside its map, or a piece of no tile")
+        before = stage
 
 
 def load_plan(directory: Path) -> Plan:

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.errors import PlanError
-from serfer.core.plan import Artefact, check_artefacts, dump_plan, file_sha256, load_plan, parse_plan, sealed
+from serfer.core.plan import (
+    Artefact,
+    Piece,
+    Shape,
+    check_artefacts,
+    dump_plan,
+    file_sha256,
+    load_plan,
+    parse_plan,
+    sealed,
+)
 from tests.core.plans import FILES, small_plan, write_plan
 
 PLAN = small_plan()
@@ -171,3 +181,27 @@ def test_a_files_digest_is_that_of_all_its_blocks(tmp_path):
     before = file_sha256(tmp_path / "file")
     (tmp_path / "file").write_bytes(bytes(2_999_999) + b"\1")
     assert before != file_sha256(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"input": Shape(3, 10**6, 10**6, flat=False)}, "more than"),
+        ({"input": Shape(3, 0, 4, flat=False)}, "no or too many"),
+        ({"output": Shape(11, 1, 1, flat=True)}, "do not lead"),
+        ({"stages": ()}, "do not lead"),
+        ({"stages": (replace(PLAN.stages[0], tiles=PLAN.stages[0].tiles[:1]), PLAN.stages[1])}, "lacks tiles"),
+        (
+            {
+                "stages": (
+                    PLAN.stages[0],
+                    replace(PLAN.stages[1], tiles=(replace(PLAN.stages[1].tiles[0], pieces=(Piece(7, ()),)),)),
+                )
+            },
+            "piece of no tile",
+        ),
+    ],
+)
+def test_a_plan_with_a_right_digest_and_impossible_numbers_is_refused(change, complaint):
+    with pytest.raises(PlanError, match=complaint):
+        parse_plan(dump_plan(sealed(replace(PLAN, **change))))

@@ -34,7 +34,7 @@ from serfer.core.wire import Crop, Report, Task
 from storage.counting import CountingStore
 from storage.store import Store
 
-_TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
+TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
 _STRAGGLER_S = 30.0
 
 
@@ -109,7 +109,7 @@ class _Query:
         self._route = route
         self._name = name
         self._batch = batch
-        self._ttl = deadline_s + _TTL_MARGIN_S
+        self._ttl = deadline_s + TTL_MARGIN_S
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         tiles = [stage.grid.tiles for stage in route.plan.stages]

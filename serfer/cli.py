@@ -120,7 +120,7 @@ def classify(
     store: StoreOption = None,
     workers: WorkersOption = "local",
     driver: DriverOption = "push",
-    deadline_ms: Annotated[int, typer.Option(min=1, help="Give up on an image after this time.")] = 120_000,
+    deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run the unsplit model here and print the difference.")

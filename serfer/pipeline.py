@@ -12,18 +12,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.push import PushDriver
+from drivers.push import TTL_MARGIN_S, PushDriver
 from serfer.background import LoopThread
 from serfer.core.aws import LambdaFacts
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan, Preprocess
-from serfer.core.wire import MAX_BATCH, Crop
+from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
 from serfer.images import ImageLimits, decode_image, read_image
 from serfer.report import ImageAnswer, QueryReport, best_classes, make_report
 
 Logits = NDArray[np.float32]
 Image = bytes | str | Path
 DEADLINE_S = 120.0
+MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 
 
 @dataclass(frozen=True)
@@ -147,19 +148,21 @@ class Pipeline:
     ) -> Result:
         if self._closed:
             raise UsageError("the pipeline is closed")
+        if not 0 < deadline_s <= MAX_DEADLINE_S:
+            raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
         answer = self._loop.wait(self._driver.run(crops, batch, deadline_s))
-        logits = np.frombuffer(answer.output.output or b"", dtype="<f4").reshape(batch, -1)
+        logits = np.frombuffer(answer.output.output or b"", dtype="<f4").reshape(batch, -1).copy()  # the caller's own
         images = [
             ImageAnswer(name, best_classes(self.plan, row, top_k)) for name, row in zip(names, logits, strict=False)
         ]
-        crop_bytes = sum(len(crop.data or b"") for crop in crops)
+        crop_bytes = sum(len(crop.data or b"") for crop in crops) - answer.driver_counts.bytes_put  # what rode along
         elapsed = time.perf_counter() - started
-        self._last = Result(
+        result = self._last = Result(
             logits,
             make_report(self.plan, answer, images, crop_bytes, elapsed, self._facts),
             max(report.weight_loads for run in answer.stages for report in run.reports),
         )
-        return self._last
+        return result
 
     def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""

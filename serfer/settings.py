@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from serfer.core.aws import LambdaFacts, parse_aws, shipped_aws
@@ -14,7 +14,7 @@ from serfer.core.errors import InputError, UsageError
 class Settings(BaseSettings):
     """Settings with their defaults; every field `x` is set by the variable SERFER_X."""
 
-    model_config = SettingsConfigDict(env_prefix="SERFER_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="SERFER_", env_ignore_empty=True, frozen=True)
 
     cache_dir: Path = Field(default_factory=lambda: Path.home() / ".cache" / "serfer")
     aws_file: Path | None = None
@@ -22,6 +22,12 @@ class Settings(BaseSettings):
     max_image_pixels: int = Field(default=100_000_000, gt=0)
     local_concurrency: int = Field(default=16, gt=0)
     local_port: int = Field(default=0, ge=0, le=65535)
+
+    @field_validator("cache_dir", "aws_file")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        """Workers have working directories of their own, so a relative path must not reach them."""
+        return path and path.expanduser().absolute()
 
     def facts(self) -> LambdaFacts:
         """Return AWS's prices and quotas, with the user's own where `aws_file` has them."""

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import PLAN_FILE, Plan, file_sha256
+from serfer.core.plan import PLAN_FILE, Plan
 from splitter.cache import assembled, in_use
 
 DEPENDENCY_LIMIT = 90_000_000
@@ -69,17 +69,21 @@ def function_directory(plan: Plan, plan_directory: Path, stage: int, cache: Path
     if in_use(target):
         if all(_same(target / file, plan_directory / file) for file in files):
             return target
-        shutil.rmtree(target)  # it shares files with the plan directory of its day, and whatever was done to them since
+        shutil.rmtree(target)  # somebody has altered it
     with assembled(target) as directory:
         shutil.copytree(base, directory, copy_function=_link, dirs_exist_ok=True)
         for file in files:
             (directory / file).parent.mkdir(exist_ok=True)
-            _link(plan_directory / file, directory / file)
+            shutil.copy2(plan_directory / file, directory / file)  # never linked: a plan directory is its owner's
     return target
 
 
 def _same(one: Path, other: Path) -> bool:
-    return one.is_file() and (one.samefile(other) or file_sha256(one) == file_sha256(other))
+    """Compare size and time of change: the plan's own file has just been hashed, and a copy keeps its time."""
+    if not one.is_file():
+        return False
+    mine, theirs = one.stat(), other.stat()
+    return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
 
 
 def dependencies(cache: Path) -> Path:
@@ -152,9 +156,11 @@ def _compile(directory: Path) -> None:
     )
 
 
-def _link(source: Path | str, target: Path | str) -> None:
-    """Give a file a second name, or copy it where the file system cannot."""
+def _link(source: str, target: str) -> None:
+    """Give a file of the cache a second name, or copy it where the file system cannot."""
     try:
         os.link(source, target)
+    except FileExistsError:
+        raise
     except OSError:
         shutil.copyfile(source, target)

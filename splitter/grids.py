@@ -13,7 +13,7 @@ ONE = Grid(1, 1)
 AUTO = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4))
 _PATTERN = re.compile(r"([1-9]\d?)x([1-9]\d?)")
 
-GridLike = str | tuple[int, int] | Grid
+GridLike = str | int | tuple[int, int] | Grid
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ def parse_grid(grid: GridLike) -> Grid:
     """Read a grid: (rows, cols), "RxC", or "1"; raises UsageError for anything else."""
     if isinstance(grid, Grid):
         return grid
-    if isinstance(grid, tuple) and len(grid) == 2 and all(isinstance(n, int) and 0 < n < 100 for n in grid):  # noqa: PLR2004
+    if isinstance(grid, tuple) and len(grid) == 2 and all(type(n) is int and 0 < n < 100 for n in grid):  # noqa: PLR2004
         return Grid(*grid)
-    if grid == "1":
+    if grid == "1" or (type(grid) is int and grid == 1):
         return ONE
     match = _PATTERN.fullmatch(grid) if isinstance(grid, str) else None
     if match is None:

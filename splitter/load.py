@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,6 +56,8 @@ def load(model: Any, example: Array | None) -> tuple[Source, Array]:  # noqa: AN
     with _inductor_cache():
         if isinstance(model, Path | str):
             return _load_named(str(model), example)
+        if getattr(model, "training", False):
+            raise ModelError("the module is in training mode: call its eval() first")
         return _from_module(model, _given(example), type(model).__name__.lower(), "given by the caller")
 
 
@@ -73,7 +76,7 @@ def _load_named(text: str, example: Array | None) -> tuple[Source, Array]:
 
 def _given(example: Array | None) -> Array:
     if example is None:
-        raise ModelError("this model needs an example of its input, (N, C, H, W) float32: give its size")
+        raise ModelError("this model needs an example of its input, (N, C, H, W) float32, or --size HEIGHTxWIDTH")
     if example.ndim != 4 or example.dtype != np.float32 or not example.size:  # noqa: PLR2004 - (N, C, H, W)
         raise ModelError(f"the example is {example.dtype} with shape {example.shape}; (N, C, H, W) float32 is needed")
     return example
@@ -90,15 +93,19 @@ def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array
 
 
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    spec = importlib.util.spec_from_file_location(f"serfer_model_{path.stem}", path) if path.is_file() else None
     if spec is None or spec.loader is None:
         raise ModelError(f"{path} is no Python file")
     code = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))  # as for a script: its neighbours can be imported
+    sys.modules[spec.name] = code
     try:
         spec.loader.exec_module(code)
         return getattr(code, factory)()
     except Exception as error:  # the user's own code may raise anything
         raise ModelError(f"{path}:{factory} failed: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
 
 
 def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[Source, Array]:  # noqa: ANN401

@@ -8,6 +8,7 @@ DIR/stage-0/3f2a....onnx        named by content: tiles of the same shape share 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -24,6 +25,7 @@ from serfer.core.aws import LambdaFacts, shipped_aws
 from serfer.core.errors import InputError, ModelError, UsageError
 from serfer.core.geometry import Grid, Rect, grid_rects
 from serfer.core.plan import (
+    ACTIVATIONS,
     FORMAT,
     PLAN_FILE,
     Artefact,
@@ -154,7 +156,7 @@ def _check_answer(graph: Graph, source: Source) -> None:
     classes = graph.shape(graph.output).channels
     if source.labels and len(source.labels) != classes:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
-    if source.activation not in ("softmax", "sigmoid", "none"):
+    if source.activation not in ACTIVATIONS:
         raise UsageError(f"the output is softmax, sigmoid or none, not {source.activation!r}")
 
 
@@ -167,6 +169,9 @@ def _check_batch(sample: Array) -> Array:
 @contextmanager
 def _appearing_whole(out: Path) -> Iterator[Path]:
     """Give a directory to fill that becomes `out` when all went well, and vanishes otherwise."""
+    out = out.absolute()
+    if out == Path.cwd():
+        raise InputError(f"{out} is the working directory, which cannot be replaced; choose another --out")
     if out.exists() and not (out / PLAN_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists and is no plan directory; choose another --out")
     try:
@@ -177,15 +182,38 @@ def _appearing_whole(out: Path) -> Iterator[Path]:
     try:
         yield directory
         directory.chmod(0o777 & ~_umask())
-        old = directory.with_name(f"{directory.name}.old")
-        if out.exists():
-            out.rename(old)
-        directory.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
+        with _alone_in(out.parent):
+            _replace(out, directory)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _alone_in(parent: Path) -> Iterator[None]:
+    """Let one process at a time replace a plan in this directory."""
+    handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _replace(out: Path, directory: Path) -> None:
+    """Give `directory` the name `out`; what had it comes back if that fails, and goes if it does not."""
+    old = directory.with_name(f"{directory.name}.old")
+    if not out.exists():
+        directory.rename(out)
+        return
+    out.rename(old)
+    try:
+        directory.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _umask() -> int:

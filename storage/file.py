@@ -11,6 +11,7 @@ directories. None of # % + = can stand in a key, so names never collide and ever
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +25,15 @@ _PART = 200
 _NS = 1_000_000_000
 _SWEEP_EVERY_S = 30.0
 _ABANDONED_S = 3600.0
+_LOCK = "#lock"
+_OURS = re.compile(r"[^#]*=|[^#]*\+|#[0-9a-f]{16}")
 
 
 class FileStore(Store):
     """Values as files, read by range; written aside and renamed, so that a reader sees a whole one.
 
-    Expired values read as missing; opening the store and, every 30 s, a put sweep them away.
+    Expired values read as missing; opening the store and, every 30 s, a put sweep them away. A directory that holds
+    anything else is refused (UsageError), and nothing but the store's own files is ever removed.
     """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
@@ -37,6 +41,8 @@ class FileStore(Store):
         self._clock = clock
         with self._reached():
             root.mkdir(parents=True, exist_ok=True)
+            if not (root / _LOCK).exists() and any(root.iterdir()):
+                raise UsageError(f"{root} is not empty and no file store: give an empty or a new directory")
             self._sweep()
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
@@ -114,25 +120,32 @@ class FileStore(Store):
         """Remove expired values, files that a killed writer left, and directories that have emptied."""
         self._next_sweep = self._clock() + _SWEEP_EVERY_S
         with self._lock(fcntl.LOCK_EX):
-            for folder, folders, files in os.walk(self._root, topdown=False):
-                for name in files:
-                    self._sweep_file(Path(folder, name))
-                for name in folders:
-                    with contextlib.suppress(OSError):  # it is not empty
-                        Path(folder, name).rmdir()
+            self._sweep_folder(self._root)
+
+    def _sweep_folder(self, folder: Path) -> None:
+        """Sweep what carries one of our names; whatever else lies there is not ours to remove."""
+        with os.scandir(folder) as entries:
+            ours = [entry for entry in entries if _OURS.fullmatch(entry.name)]
+        for entry in ours:
+            if not entry.is_dir(follow_symlinks=False):
+                self._sweep_file(Path(entry.path))
+            elif entry.name.endswith("+"):
+                self._sweep_folder(Path(entry.path))
+                with contextlib.suppress(OSError):  # it is not empty
+                    Path(entry.path).rmdir()
 
     def _sweep_file(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # deleted, or renamed into place, since it was listed
             expiry = path.stat().st_mtime
             if path.name.startswith("#"):  # a file being written: its time is that of its last write
                 expiry += _ABANDONED_S
-            if expiry <= self._clock() and path.name != "#lock":
+            if expiry <= self._clock():
                 path.unlink()
 
     @contextlib.contextmanager
     def _lock(self, kind: int) -> Iterator[None]:
         """Hold ROOT/#lock, so that nothing expired is removed just as a fresh value takes its name."""
-        file = os.open(self._root / "#lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(file, kind)
             yield

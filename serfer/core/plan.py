@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from serfer.core.errors import PlanError
@@ -24,6 +26,7 @@ from serfer.core.geometry import Grid, Rect
 from serfer.core.structure import structure, unstructure
 
 FORMAT = 1
+ACTIVATIONS = ("softmax", "sigmoid", "none")
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 PLAN_FILE = "plan.json"
@@ -239,6 +242,18 @@ def parse_plan(text: str) -> Plan:
     return plan
 
 
+def _check_files(number: int, stage: Stage) -> None:
+    """Refuse files but the ones that a stage has: they become part of a function, beside its code."""
+    graphs = [graph.path for graph in stage.graphs]
+    names = stage.weights.path == f"stage-{number}/weights.bin" and all(
+        re.fullmatch(rf"stage-{number}/[A-Za-z0-9]{{1,64}}\.onnx", path) for path in graphs
+    )
+    if not names or any(tile.graph not in graphs for tile in stage.tiles):
+        raise PlanError(f"plan.json names files that are not of stage {number}, or lie outside the directory")
+    if not (0 <= stage.predicted_ms < math.inf and stage.memory_mb > 0):
+        raise PlanError(f"plan.json's stage {number} has impossible figures")
+
+
 def _check_sound(plan: Plan) -> None:
     """Refuse a plan that no splitter of ours writes, before anything is allocated or indexed by its numbers."""
     shapes = [plan.input, plan.output, *(shape for stage in plan.stages for shape in (stage.input, stage.output))]
@@ -248,8 +263,13 @@ def _check_sound(plan: Plan) -> None:
         raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
     if not plan.stages or plan.stages[0].input != plan.input or plan.stages[-1].output != plan.output:
         raise PlanError("plan.json's stages do not lead from its input to its output")
+    if plan.unsplit.path != "unsplit.onnx" or not plan.stages[-1].grid.tiles == 1 == len(plan.stages[-1].tiles):
+        raise PlanError("plan.json's last stage has several tiles, or its unsplit network another name")
+    if plan.activation not in ACTIVATIONS or len(plan.labels) not in (0, plan.output.channels):
+        raise PlanError("plan.json's activation is unknown, or its labels are not one for each output")
     before: Stage | None = None
     for number, stage in enumerate(plan.stages):
+        _check_files(number, stage)
         if stage.grid.tiles != len(stage.tiles) or (before and before.output != stage.input):
             raise PlanError(f"plan.json's stage {number} does not follow from the stage before, or lacks tiles")
         sources = len(before.tiles) if before else 0
@@ -264,9 +284,13 @@ def load_plan(directory: Path) -> Plan:
     """Read plan.json of a plan directory, without looking at its artefacts."""
     path = directory / PLAN_FILE
     try:
-        if path.stat().st_size > _MAX_PLAN_BYTES:
+        if path.exists() and not path.is_file():
+            raise PlanError(f"{path} is no regular file: not a plan")
+        with path.open("rb") as file:
+            data = file.read(_MAX_PLAN_BYTES + 1)
+        if len(data) > _MAX_PLAN_BYTES:
             raise PlanError(f"{path} is larger than {_MAX_PLAN_BYTES} bytes: not a plan")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PlanError(
             f"{directory} is no plan directory: it has no {PLAN_FILE}; make one with serfer split"
@@ -278,10 +302,8 @@ def load_plan(directory: Path) -> Plan:
 
 def check_artefacts(plan: Plan, directory: Path) -> None:
     """Hash every artefact of a plan directory; raises PlanError that names the first wrong file."""
+    _check_sound(plan)
     for artefact in plan.artefacts:
-        parts = PurePosixPath(artefact.path)
-        if parts.is_absolute() or ".." in parts.parts:
-            raise PlanError(f"plan.json names {artefact.path!r}, which lies outside the plan directory")
         path = directory / artefact.path
         if not path.is_file():
             raise PlanError(f"{path} is missing; split the model again")

@@ -84,13 +84,13 @@ def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
     match _unpack(event, "task"):
         case [str(plan), str(query), int(stage), int(tile), int(batch), float(ttl), crop]:
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
-            if not (counted and 1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= _MAX_TTL):
+            if not (counted and 1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= MAX_TTL):
                 raise InputError("the task is out of bounds")
             return Task(plan, check_query_id(query), stage, tile, batch, ttl, _decode_crop(crop))
     raise InputError("the payload is no task")
 
 
-_MAX_TTL = 24 * 3600.0
+MAX_TTL = 24 * 3600.0
 
 
 def _decode_crop(value: Any) -> Crop | None:  # noqa: ANN401 - any plain value

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 HEAD_LIMIT = 65536  # bytes of a request's line and headers
+_LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", ""})
 _PIPELINE_LIMIT = 1 << 20  # bytes read ahead of the request that is being answered
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
@@ -167,6 +168,9 @@ class _Connection(asyncio.Protocol):
         length = headers.get("content-length", "0")
         if len(parts) != 3 or not (length.isascii() and length.isdigit()):  # noqa: PLR2004 - method, target, version
             raise _RefusedError(400)
+        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
+        if "origin" in headers or host not in _LOCAL_HOSTS:  # a web page's doing, not an SDK's
+            raise _RefusedError(403)
         if "transfer-encoding" in headers:
             raise _RefusedError(411)
         self._last = parts[2] != "HTTP/1.1" or headers.get("connection", "").lower() == "close"

@@ -48,7 +48,7 @@ def small_plan():
             output=answer,
             activation="softmax",
             preprocess=Preprocess(256, "bicubic", "RGB", 1 / 255, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)),
-            labels=("tabby", "größer", "犬"),
+            labels=("tabby", "größer", "犬", *map(str, range(3, 10))),
             stages=(
                 Stage(
                     (Operator("conv", "Conv", 190),),

@@ -71,9 +71,13 @@ def test_a_task_that_takes_too_long_is_given_up():
     assert failure.kind is FailureKind.TIMED_OUT
 
 
-def test_a_bug_is_not_hidden():
+@pytest.mark.parametrize(
+    ("bug", "kind"), [(ZeroDivisionError("oops\ntwice"), "failed in code"), (MemoryError(), "out of memory")]
+)
+def test_whatever_a_worker_raises_is_a_failure_as_in_lambda(bug, kind):
     def handler(_task):
-        raise ZeroDivisionError
+        raise bug
 
-    with pytest.raises(ZeroDivisionError):
-        invoke(handler)
+    (failure,) = invoke(handler)
+    assert (failure.kind.value, failure.error_type) == (kind, type(bug).__name__)
+    assert "\n" not in failure.message

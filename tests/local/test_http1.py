@@ -95,3 +95,13 @@ def test_what_is_not_served_is_refused(request_, status):
     answer = talk(request_, until_close=True)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"Connection: close" in answer
+
+
+@pytest.mark.parametrize("header", [b"Origin: https://evil.example", b"Host: evil.example", b"Host: evil.example:80"])
+def test_what_a_web_page_in_a_browser_sends_is_refused(header):
+    assert talk(post(b"{}", header), until_close=True).startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1:4000", b"localhost", b"localhost:4000"])
+def test_this_machines_own_names_are_served(host):
+    assert talk(post(b"{}", b"Host: " + host)).startswith(b"HTTP/1.1 200 ")

@@ -43,7 +43,6 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("MAX_IMAGE_PIXELS", "-1"),
         ("LOCAL_CONCURRENCY", "x"),
         ("LOCAL_PORT", "65536"),
-        ("LOCAL_PORT", ""),
     ],
 )
 def test_a_wrong_value_is_told_with_its_variable(monkeypatch, name, value):
@@ -80,3 +79,14 @@ def test_a_file_of_prices_that_cannot_be_used_is_refused(tmp_path, content, word
         path.write_bytes(content)
     with pytest.raises(InputError, match=words):
         Settings(aws_file=path).facts()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("relative", "{cwd}/relative"), ("~/kept", "{home}/kept"), ("", "{home}/.cache/serfer")],
+)
+)
+def test_the_cache_is_an_absolute_path_whatever_it_is_called(monkeypatch, tmp_path, value, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERFER_CACHE_DIR", value)
+    assert str(load_settings().cache_dir) == expected.format(cwd=tmp_path, home=Path.home())

@@ -1,10 +1,11 @@
+import os
 import subprocess
 import sys
 import time
 
 import pytest
 
-from serfer.core.errors import StoreUnavailableError
+from serfer.core.errors import StoreUnavailableError, UsageError
 from storage import open_store
 from storage.file import FileStore
 from tests.storage.contract import StoreContract
@@ -61,12 +62,13 @@ class TestFile(StoreContract):
         assert names(tmp_path / "store") == ["#lock", "kept=", "new="]
 
     def test_sweep_removes_what_a_killed_writer_left(self, clock, tmp_path):
-        (tmp_path / "#0123").write_bytes(b"half a val")
         FileStore(tmp_path, clock)
-        assert (tmp_path / "#0123").exists()
+        (tmp_path / "#0123456789abcdef").write_bytes(b"half a val")
+        FileStore(tmp_path, clock)
+        assert (tmp_path / "#0123456789abcdef").exists()
         clock.ahead += 3601
         FileStore(tmp_path, clock)
-        assert not (tmp_path / "#0123").exists()
+        assert not (tmp_path / "#0123456789abcdef").exists()
 
     def test_two_processes_share_it(self, tmp_path):
         url = f"file://{tmp_path}/a%20b"
@@ -98,3 +100,25 @@ class TestFile(StoreContract):
         (tmp_path / "store").rmdir()
         with pytest.raises(StoreUnavailableError, match="No such file"):
             store.put("k", b"x", 1)
+
+
+def test_a_directory_with_somebodys_files_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "thesis.txt").write_text("years of work")
+    os.utime(tmp_path / "thesis.txt", (1, 1))
+    with pytest.raises(UsageError, match="not empty"):
+        FileStore(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "thesis.txt"}
+
+
+def test_a_sweep_removes_nothing_but_the_stores_own_files(tmp_path):
+    FileStore(tmp_path)
+    foreign = [tmp_path / name for name in ("thesis.txt", "sub/photo.jpg", "#notes", "sub/a=")]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+        os.utime(path, (1, 1))
+    (tmp_path / "empty").mkdir()
+    FileStore(tmp_path)
+    assert all(path.exists() for path in foreign)
+    assert (tmp_path / "empty").is_dir()

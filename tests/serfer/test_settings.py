@@ -85,7 +85,6 @@ def test_a_file_of_prices_that_cannot_be_used_is_refused(tmp_path, content, word
     ("value", "expected"),
     [("relative", "{cwd}/relative"), ("~/kept", "{home}/kept"), ("", "{home}/.cache/serfer")],
 )
-)
 def test_the_cache_is_an_absolute_path_whatever_it_is_called(monkeypatch, tmp_path, value, expected):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SERFER_CACHE_DIR", value)

@@ -1,0 +1,55 @@
+import sys
+
+import pytest
+import torch
+
+from serfer.core.errors import InputError, ModelError, UsageError
+from serfer.core.geometry import Grid
+from splitter import load
+from splitter.grids import parse_grids
+from splitter.split import _appearing_whole
+
+FACTORY = """
+from __future__ import annotations
+from dataclasses import dataclass
+import neighbour
+
+@dataclass
+class Config:
+    width: int = 3
+
+def make():
+    return neighbour.build(Config().width)
+"""
+
+
+def test_a_factory_file_may_use_dataclasses_and_its_neighbours(tmp_path):
+    (tmp_path / "net.py").write_text(FACTORY)
+    (tmp_path / "neighbour.py").write_text("def build(width):\n    return ['built', width]\n")
+    before = list(sys.path)
+    assert load._call_factory(tmp_path / "net.py", "make") == ["built", 3]
+    assert sys.path == before
+
+
+def test_a_module_in_training_mode_is_refused_and_left_so():
+    module = torch.nn.Linear(2, 2).train()
+    with pytest.raises(ModelError, match="training mode"):
+        load.load(module, None)
+    assert module.training
+
+
+@pytest.mark.parametrize("grids", [[(2, 2), "1x2", 1], ((2, 2), (1, 2), 1), "2x2,1x2,1"])
+def test_grids_for_each_stage_may_be_a_list_a_tuple_or_text(grids):
+    assert parse_grids(grids).per_stage == (Grid(2, 2), Grid(1, 2), Grid(1, 1))
+
+
+@pytest.mark.parametrize("grid", [(True, 2), True, 2, (0, 1)])
+def test_what_only_looks_like_a_grid_is_refused(grid):
+    with pytest.raises(UsageError, match="is no grid"):
+        parse_grids(grid)
+
+
+def test_the_working_directory_is_never_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="working directory"), _appearing_whole(tmp_path):
+        pytest.fail("was given a directory to fill")

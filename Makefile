@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit bench clean
+.PHONY: setup demo test lint unit slow bench clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ lint: setup
 
 unit: setup
 	$(BIN)/python -m pytest
+
+# What takes minutes: every network of the zoo, and thousands of random ones.
+slow: setup
+	$(BIN)/python -m pytest -m slow
 
 bench: setup
 	$(BIN)/serfer bench overhead --model alexnet --at-most 3

@@ -17,7 +17,14 @@ from serfer.images import ImageLimits, decode_image, read_image
 
 LIMITS = ImageLimits()
 SHAPE = Shape(3, 24, 32, flat=False)
-RECIPE = {"resize": None, "interpolation": "nearest", "channels": "RGB", "scale": 1 / 255, "mean": (0,), "std": (1,)}
+RECIPE = {
+    "resize": None,
+    "interpolation": "nearest",
+    "channels": "RGB",
+    "scale": 1 / 255,
+    "mean": (0,) * 3,
+    "std": (1,) * 3,
+}
 EXIF_ORIENTATION = 0x0112
 
 
@@ -297,7 +304,7 @@ from serfer.core.plan import Preprocess, Shape
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)
 try:
-    decode_image(sys.stdin.buffer.read(), "bomb", Preprocess(None, "nearest", "RGB", 1, (0,), (1,)),
+    decode_image(sys.stdin.buffer.read(), "bomb", Preprocess(None, "nearest", "RGB", 1, (0,) * 3, (1,) * 3),
                  Shape(3, 8, 8, flat=False), ImageLimits())
 except ImageError as error:
     print(error)

@@ -1,12 +1,15 @@
-"""An image file to the pixels that a network takes, bounded before anything is decoded."""
+"""Image files to the pixels that a network takes, bounded before anything is decoded."""
 
 from __future__ import annotations
 
 import io
+import os
+import stat
 import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +20,8 @@ from serfer.core.plan import Preprocess, Shape
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
-_INTERPOLATIONS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff")
+MAX_FILES = 1_000_000
 _HIGH_BYTE = 257  # 65535 / 255
 _PILLOWS_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # it refuses more as soon as it sees the header
 
@@ -33,6 +32,42 @@ class ImageLimits:
 
     max_bytes: int = 64 * 1024 * 1024
     max_pixels: int = 100_000_000
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the images in a folder and the folders in it, by their suffixes, in the order of their paths.
+
+    What is hidden (`.name`), is no file (a pipe) or lies behind a linked folder is left out. Raises ImageError for what
+    is no folder, cannot be read, or holds no image.
+    """
+    found = [path for path in folder_files(folder) if path.suffix.lower() in SUFFIXES]
+    if not found:
+        raise ImageError(f"{folder} holds no images: none of its files ends in {', '.join(SUFFIXES)}")
+    return found
+
+
+def folder_files(folder: Path) -> list[Path]:
+    """Return every file that `image_files` would look at, whatever its suffix; raises ImageError as it does."""
+    found: list[Path] = []
+    try:
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            raise ImageError(f"{folder} is no folder: give a folder of images")
+        for place, folders, names in os.walk(folder, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths = [Path(place, name) for name in names if not name.startswith(".")]
+            found += [path for path in paths if path.is_file() or not path.exists()]  # a link to nothing is named later
+            if len(found) > MAX_FILES:
+                raise ImageError(f"{folder} holds more than {MAX_FILES:,} files: give a smaller folder")
+    except FileNotFoundError as error:
+        raise ImageError(f"{error.filename} does not exist: give a folder of images") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        name, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", error)
+        raise ImageError(f"{str(name)!r} cannot be read: {reason}") from error
+    return sorted(found)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def read_image(path: Path, limits: ImageLimits) -> bytes:
@@ -52,9 +87,10 @@ def read_image(path: Path, limits: ImageLimits) -> bytes:
 def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, limits: ImageLimits) -> Pixels:
     """Return an image as (H, W, C) uint8 of the network's input size, upright and in its channel order.
 
-    The first frame of an animation counts; transparency shows white. Raises ImageError that names the image.
+    The first frame of an animation counts; transparency shows white; grey is luma (ITU-R 601). Raises ImageError that
+    names the image, PlanError where the network takes another number of channels than `preprocess` gives.
     """
-    _check_channels(preprocess, shape)
+    check_channels(preprocess, shape)
     if not data:
         raise ImageError(f"{name} is empty")
     if len(data) > limits.max_bytes:
@@ -65,7 +101,7 @@ def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, l
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 _check_pixels(image.size, name, limits)
                 upright = ImageOps.exif_transpose(image)
-                return _fit(_to_rgb(upright), preprocess, shape)
+                return _fit(_to_channels(upright, preprocess), preprocess, shape)
     except UnidentifiedImageError:
         raise ImageError(f"{name} is no image of a known format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
@@ -75,7 +111,15 @@ def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, l
         raise ImageError(f"{name} cannot be decoded: {error}") from error
 
 
-def _check_channels(preprocess: Preprocess, shape: Shape) -> None:
+def normalise(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
+    """Return pixels, (N, H, W, C) uint8, as a network's input, (N, C, H, W) float32: (x * scale - mean) / std."""
+    mean, std = np.array(preprocess.mean, dtype=np.float32), np.array(preprocess.std, dtype=np.float32)
+    values = (pixels.astype(np.float32) * np.float32(preprocess.scale) - mean) / std
+    return np.ascontiguousarray(values.transpose(0, 3, 1, 2), dtype=np.float32)
+
+
+def check_channels(preprocess: Preprocess, shape: Shape) -> None:
+    """Raise PlanError where a network of input `shape` takes another number of channels than `preprocess` gives."""
     if shape.channels != len(preprocess.channels):
         raise PlanError(f"the network takes {shape.channels} channels, its preprocessing gives {preprocess.channels}")
 
@@ -84,6 +128,11 @@ def _check_pixels(size: tuple[int, int], name: str, limits: ImageLimits) -> None
     width, height = size
     if width * height > limits.max_pixels:
         raise ImageError(f"{name} has {width} x {height} pixels, more than the {limits.max_pixels:,} that are accepted")
+
+
+def _to_channels(image: Image.Image, preprocess: Preprocess) -> Image.Image:
+    rgb = _to_rgb(image)
+    return rgb.convert("L") if preprocess.channels == "L" else rgb
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -99,7 +148,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _fit(image: Image.Image, preprocess: Preprocess, shape: Shape) -> Pixels:
     """Resize and crop; the shorter side becomes `resize`, or more where the crop would not fit otherwise."""
-    resample = _INTERPOLATIONS[preprocess.interpolation]
+    resample = Image.Resampling[preprocess.interpolation.upper()]
     if preprocess.resize is None:
         image = image.resize((shape.width, shape.height), resample)
     else:
@@ -118,5 +167,5 @@ def _fit(image: Image.Image, preprocess: Preprocess, shape: Shape) -> Pixels:
             )
         )
         image = image.resize((shape.width, shape.height), resample, box=(box[0], box[1], box[2], box[3]))
-    pixels = np.asarray(image, dtype=np.uint8)
+    pixels = np.asarray(image, dtype=np.uint8).reshape(shape.height, shape.width, shape.channels)
     return np.ascontiguousarray(pixels[..., ::-1]) if preprocess.channels == "BGR" else pixels

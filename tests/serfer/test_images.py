@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from serfer import images
 from serfer.core.errors import ImageError, PlanError
 from serfer.core.plan import Preprocess, Shape
-from serfer.images import ImageLimits, decode_image, read_image
+from serfer.images import ImageLimits, decode_image, image_files, normalise, read_image
 
 LIMITS = ImageLimits()
 SHAPE = Shape(3, 24, 32, flat=False)
@@ -237,6 +239,42 @@ class TestFit:
             decode(encode(quadrants(), "PNG"), shape=Shape(1, 24, 32, flat=False))
 
 
+class TestGrey:
+    GREY = Shape(1, 24, 32, flat=False)
+
+    def decode(self, image, kind="PNG", **changes):
+        values = {"channels": "L", "mean": (0,), "std": (1,)} | changes
+        return decode(encode(image, kind), recipe(**values), self.GREY)
+
+    def test_grey_stays_the_very_grey(self):
+        ramp = np.arange(24 * 32, dtype=np.uint16).reshape(24, 32).astype(np.uint8)
+        got = self.decode(Image.fromarray(ramp))
+        assert (got.shape, got.dtype, got.flags.c_contiguous) == ((24, 32, 1), np.uint8, True)
+        assert np.array_equal(got[..., 0], ramp)
+
+    def test_16_bit_grey_is_scaled_not_clipped(self):
+        ramp = TestDepthAndAlpha.RAMP
+        assert np.abs(self.decode(Image.fromarray(ramp))[..., 0].astype(float) - ramp / 257).max() <= 1
+
+    def test_colour_becomes_luma(self):
+        got = self.decode(quadrants())[..., 0]
+        assert [got[2, 2], got[2, 30], got[20, 2], got[20, 30]] == pytest.approx([76, 150, 29, 255], abs=1)
+
+    def test_transparency_shows_white(self):
+        assert self.decode(Image.new("LA", (32, 24), (0, 0))).min() == 255
+
+    @pytest.mark.parametrize("resize", [None, 24, 30])
+    def test_grey_is_resized_and_cropped_as_colour_is(self, resize):
+        grey = smooth(80, 50).convert("L")
+        got = self.decode(grey, resize=resize, interpolation="bicubic")
+        colour = decode(encode(grey, "PNG"), recipe(resize=resize, interpolation="bicubic"))
+        assert np.array_equal(got, colour[..., :1])
+
+    def test_a_colour_network_is_refused_by_name(self):
+        with pytest.raises(PlanError, match="takes 3 channels, its preprocessing gives L"):
+            decode(encode(quadrants(), "PNG"), recipe(channels="L", mean=(0,), std=(1,)))
+
+
 class TestRefused:
     def refused(self, data, words, limits=LIMITS):
         with pytest.raises(ImageError, match=words) as caught:
@@ -343,6 +381,80 @@ class TestFiles:
         assert len(data) == 1001
         with pytest.raises(ImageError, match="larger than 1,000 bytes"):
             decode(data, limits=ImageLimits(max_bytes=1000))
+
+
+class TestFolders:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        for name in (
+            "b/2.JPG",
+            "b/10.png",
+            "a.webp",
+            "c/d/e.tif",
+            ".hidden.png",
+            ".git/x.png",
+            "notes.txt",
+            "b/.DS_Store",
+        ):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+        return tmp_path
+
+    def names(self, folder):
+        return [path.relative_to(folder).as_posix() for path in image_files(folder)]
+
+    def test_images_come_by_suffix_from_all_folders_in_order(self, folder):
+        assert self.names(folder) == ["a.webp", "b/10.png", "b/2.JPG", "c/d/e.tif"]
+
+    def test_a_hidden_or_linked_folder_may_be_given_itself(self, folder, tmp_path_factory):
+        link = tmp_path_factory.mktemp("links") / ".link"
+        link.symlink_to(folder)
+        assert len(image_files(link)) == 4
+
+    def test_pipes_and_linked_folders_are_left_out_and_a_dead_link_is_not(self, folder):
+        os.mkfifo(folder / "pipe.png")
+        (folder / "round").symlink_to(folder)
+        (folder / "dead.png").symlink_to(folder / "nothing")
+        assert self.names(folder) == ["a.webp", "b/10.png", "b/2.JPG", "c/d/e.tif", "dead.png"]
+        with pytest.raises(ImageError, match=r"dead.png does not exist"):
+            read_image(folder / "dead.png", LIMITS)
+
+    def test_what_is_missing_no_folder_or_without_images_is_named(self, folder, tmp_path):
+        (folder / "empty").mkdir()
+        for path, words in [
+            (tmp_path / "none", "none does not exist: give a folder"),
+            (folder / "a.webp", r"a\.webp is no folder"),
+            (folder / "a.webp" / "x", "cannot be read: Not a directory"),
+            (folder / "empty", r"empty holds no images.*\.jpg"),
+            (tmp_path / "nul\0", "cannot be read"),
+        ]:
+            with pytest.raises(ImageError, match=words) as caught:
+                image_files(path)
+            assert "\n" not in str(caught.value)
+
+    def test_a_folder_that_may_not_be_read_is_named(self, folder, monkeypatch):
+        def refuse(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(images.os, "scandir", refuse)
+        with pytest.raises(ImageError, match="cannot be read: Permission denied"):
+            image_files(folder)
+
+    def test_there_is_an_end_to_what_is_listed(self, folder, monkeypatch):
+        monkeypatch.setattr(images, "MAX_FILES", 3)
+        with pytest.raises(ImageError, match="more than 3 files"):
+            image_files(folder)
+
+
+@pytest.mark.parametrize(("channels", "count"), [("RGB", 3), ("L", 1)])
+def test_pixels_become_numbers_in_the_networks_layout(channels, count):
+    mean, std = (0.5, 0.25, 1.0)[:count], (0.5, 2.0, 0.1)[:count]
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 7, count), dtype=np.uint8)
+    values = normalise(pixels, recipe(channels=channels, mean=mean, std=std))
+    assert (values.shape, values.dtype, values.flags.c_contiguous) == ((2, count, 5, 7), np.float32, True)
+    expected = (pixels[1, 2, 3, -1] / 255 - mean[-1]) / std[-1]
+    assert values[1, -1, 2, 3] == pytest.approx(expected, rel=1e-5)
 
 
 JPEG = encode(smooth(40, 30), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0")

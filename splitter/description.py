@@ -1,0 +1,100 @@
+"""What only its owner knows of a network: how an image becomes its input, and what its outputs are called.
+
+docs/preprocess.md is the reference of the file that `read_preprocess` reads, examples/preprocess.toml an example.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from serfer.core.errors import InputError, PlanError
+from serfer.core.plan import CHANNELS, Preprocess
+from serfer.core.structure import structure
+
+CROPS = ("centre", "none")
+_MAX_PREPROCESS_BYTES = 64 * 1024
+_MAX_LABELS_BYTES = 1024 * 1024
+_KEYS = ("resize", "crop", "interpolation", "channels", "scale", "mean", "std")
+
+
+def read_preprocess(path: Path) -> Preprocess:
+    """Read a TOML file that says how an image becomes a network's input; raises InputError that names file and key."""
+    try:
+        table = tomllib.loads(_read(path, _MAX_PREPROCESS_BYTES))
+    except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
+        raise InputError(f"{path} is not TOML: {error}") from error
+    unknown = sorted(set(table) - set(_KEYS))
+    if unknown:
+        raise InputError(f"{path} has an unknown key {unknown[0][:40]!r}: the keys are {', '.join(_KEYS)}")
+    try:
+        return _preprocess(table)
+    except PlanError as error:
+        raise InputError(f"{path}: {error}") from error
+    except OverflowError as error:  # an integer that no float reaches
+        raise InputError(f"{path}: scale, mean or std has a number that is too large") from error
+
+
+def _preprocess(table: dict[str, Any]) -> Preprocess:
+    """Fill in what is optional; raises PlanError that names the key."""
+    channels = structure(str, table.get("channels", "RGB"), "channels")
+    known = channels if channels in CHANNELS else "RGB"  # an unknown order is refused as such, not for its length
+    return Preprocess(
+        resize=_resize(table),
+        interpolation=structure(str, table.get("interpolation", "bilinear"), "interpolation"),
+        channels=channels,
+        scale=structure(float, table.get("scale", 1 / 255), "scale"),
+        mean=structure(tuple[float, ...], table.get("mean", [0.0] * len(known)), "mean"),
+        std=structure(tuple[float, ...], table.get("std", [1.0] * len(known)), "std"),
+    )
+
+
+def _resize(table: dict[str, Any]) -> int | None:
+    """Return the shorter side's pixels, or None to stretch."""
+    crop = table.get("crop", CROPS[0])
+    if crop not in CROPS:
+        raise PlanError('crop should be "centre" or "none": its size is always that of the network\'s input')
+    if crop == "centre":
+        if "resize" not in table:
+            raise PlanError('resize is missing: give the shorter side in pixels, or crop = "none" to stretch the image')
+        return structure(int, table["resize"], "resize")
+    if "resize" in table:
+        raise PlanError('crop = "none" stretches the whole image to the network\'s input: leave resize out')
+    return None
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Read the names of a network's outputs, one a line in UTF-8; raises InputError that names the file and the line.
+
+    Names may repeat, as two of ImageNet's do. Empty lines at the end do not count.
+    """
+    names = [line.strip() for line in _read(path, _MAX_LABELS_BYTES).rstrip().split("\n")]
+    for number, name in enumerate(names, 1):
+        if any(unicodedata.category(char) == "Cc" for char in name):
+            raise InputError(f"{path}, line {number} has a tab or another control character: write one name a line")
+        if not name and len(names) > 1:
+            raise InputError(f"{path}, line {number} is empty: write one name a line, in the order of the outputs")
+    if names == [""]:
+        raise InputError(f"{path} is empty: write one name a line, in the order of the outputs")
+    return tuple(names)
+
+
+def _read(path: Path, most: int) -> str:
+    """Return a text file of at most `most` bytes, without the mark that some editors put first."""
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no file")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if len(data) > most:
+        raise InputError(f"{path} is larger than {most:,} bytes: is it the right file?")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no text in UTF-8 (byte {error.start}): save it as UTF-8") from error

@@ -149,23 +149,25 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _fit(image: Image.Image, preprocess: Preprocess, shape: Shape) -> Pixels:
     """Resize and crop; the shorter side becomes `resize`, or more where the crop would not fit otherwise."""
     resample = Image.Resampling[preprocess.interpolation.upper()]
-    if preprocess.resize is None:
-        image = image.resize((shape.width, shape.height), resample)
-    else:
-        width, height = image.size
-        scale = max(preprocess.resize / min(width, height), shape.width / width, shape.height / height)
-        size = max(shape.width, round(width * scale)), max(shape.height, round(height * scale))
-        left, top = (size[0] - shape.width) // 2, (size[1] - shape.height) // 2
-        # Resizing only what the crop keeps gives the same pixels: a strip of 1 x 20,000 never becomes a huge image.
-        box = tuple(
-            value / total * side
-            for value, total, side in (
-                (left, size[0], width),
-                (top, size[1], height),
-                (left + shape.width, size[0], width),
-                (top + shape.height, size[1], height),
-            )
-        )
-        image = image.resize((shape.width, shape.height), resample, box=(box[0], box[1], box[2], box[3]))
+    box = None if preprocess.resize is None else _crop(image.size, preprocess.resize, shape)
+    image = image.resize((shape.width, shape.height), resample, box=box)
     pixels = np.asarray(image, dtype=np.uint8).reshape(shape.height, shape.width, shape.channels)
     return np.ascontiguousarray(pixels[..., ::-1]) if preprocess.channels == "BGR" else pixels
+
+
+def _crop(size: tuple[int, int], resize: int, shape: Shape) -> tuple[float, float, float, float]:
+    """Return what the crop keeps of an image of (width, height): left, top, right, bottom in its own pixels.
+
+    Resizing only that gives the same pixels, and a strip of 1 x 20,000 never becomes a huge image. Sizes and offsets
+    are rounded as torchvision's Resize and CenterCrop do, so that networks see here what they saw in their training.
+    """
+    width, height = size
+    least = max(shape.width / width, shape.height / height)
+    shorter = max(resize, round(min(size) * least))
+    total = (
+        max(shape.width, shorter * width // min(size)),
+        max(shape.height, shorter * height // min(size)),
+    )
+    left, top = round((total[0] - shape.width) / 2), round((total[1] - shape.height) / 2)
+    across, down = width / total[0], height / total[1]
+    return left * across, top * down, (left + shape.width) * across, (top + shape.height) * down

@@ -50,9 +50,9 @@ class Answer:
     driver_counts: StoreCounts
 
     @property
-    def output(self) -> Report:
-        """The last stage's report, which carries the logits."""
-        return self.stages[-1].reports[0]
+    def outputs(self) -> list[bytes]:
+        """What the last stage's tiles computed, in order: each some columns of (N, K) float32."""
+        return [report.output or b"" for report in self.stages[-1].reports]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Route:
     """What all queries of a driver share."""
 
     plan: Plan
-    functions: Sequence[str]
+    functions: Sequence[Sequence[str]]  # of each tile of each stage
     invoker: Invoker
     store: Store
     inline_limit: int
@@ -76,7 +76,9 @@ class PushDriver:
     def __init__(
         self, plan: Plan, invoker: Invoker, store: Store, *, inline_limit: int, timeout_s: float = 60.0
     ) -> None:
-        functions = [plan.function(stage) for stage in range(len(plan.stages))]
+        functions = [
+            [plan.function(number, tile.function) for tile in stage.tiles] for number, stage in enumerate(plan.stages)
+        ]
         self._route = _Route(plan, functions, invoker, store, inline_limit, timeout_s)
         self._cleanups: set[asyncio.Task[None]] = set()
 
@@ -166,7 +168,7 @@ class _Query:
         crop = self._crops[tile] if stage == 0 else None
         task = Task(route.plan.digest, self._name, stage, tile, self._batch, self._ttl, crop)
         try:
-            result = await route.invoker.invoke(route.functions[stage], task, route.timeout_s)
+            result = await route.invoker.invoke(route.functions[stage][tile], task, route.timeout_s)
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; whoever waits must see it
             self._finish(bug)
             self._handle(Cancelled())

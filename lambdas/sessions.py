@@ -10,7 +10,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from serfer.core.errors import PlanError
-from serfer.core.plan import Stage
+from serfer.core.plan import Function, Stage, Tile
 
 MAX_SESSIONS = 16
 
@@ -32,12 +32,13 @@ class SessionCache:
         self.weight_loads = 0
         self.built = 0
 
-    def get(self, stage: Stage, graph: str) -> ort.InferenceSession:
-        """Return the session of a tile graph (a path of the plan directory); raises PlanError for a missing file."""
+    def get(self, stage: Stage, tile: Tile) -> ort.InferenceSession:
+        """Return the session of a tile of a stage; raises PlanError for a missing file."""
+        graph = tile.graph
         with self._lock:
             session = self._sessions.get(graph)
             if session is None:
-                session = self._sessions[graph] = self._build(stage, graph)
+                session = self._sessions[graph] = self._build(stage.functions[tile.function], graph)
                 self.built += 1
                 if len(self._sessions) > self._limit:
                     self._sessions.popitem(last=False)
@@ -45,9 +46,9 @@ class SessionCache:
                 self._sessions.move_to_end(graph)
             return session
 
-    def _build(self, stage: Stage, graph: str) -> ort.InferenceSession:
+    def _build(self, function: Function, graph: str) -> ort.InferenceSession:
         try:
-            weights = self._load(stage.weights.path)
+            weights = self._load(function.weights.path)
             model = (self._directory / graph).read_bytes()
         except OSError as error:
             raise PlanError(
@@ -58,7 +59,7 @@ class SessionCache:
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if weights:
-            name = Path(stage.weights.path).name
+            name = Path(function.weights.path).name
             options.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

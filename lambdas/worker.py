@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lambdas.sessions import SessionCache
 from serfer.core.errors import InputError, PlanError
+from serfer.core.geometry import Rect
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile
 from serfer.core.wire import DTYPES, Crop, Report, Task, decode_task, encode_report
@@ -53,12 +54,12 @@ class Worker:
         store = CountingStore(self._store)
         data = self._read(task, stage, tile, store)
         read = time.perf_counter()
-        session = self._sessions.get(stage, tile.graph)
-        output = session.run(None, {"input": data})[0]
+        session = self._sessions.get(stage, tile)
+        outputs = session.run(None, {f"input{number}": value for number, value in enumerate(data)})
         computed = time.perf_counter()
         last = task.stage == len(self._plan.stages) - 1
         if not last:
-            value = cells_to_bytes(output, tile)
+            value = cells_to_bytes(outputs, tile)
             store.put(output_key(task.query, task.stage, task.tile), value, task.ttl)
         ended = time.perf_counter()
         init_ms, self._init_ms = self._init_ms, 0.0
@@ -72,7 +73,7 @@ class Worker:
             weight_loads=self._sessions.weight_loads,
             sessions=self._sessions.built,
             counts=store.counts,
-            output=output.tobytes() if last else None,
+            output=outputs[0].tobytes() if last else None,
         )
 
     def _find(self, task: Task) -> tuple[Stage, Tile]:
@@ -84,19 +85,19 @@ class Worker:
         stage = stages[task.stage]
         return stage, stage.tiles[task.tile]
 
-    def _read(self, task: Task, stage: Stage, tile: Tile, store: Store) -> Array:
+    def _read(self, task: Task, stage: Stage, tile: Tile, store: Store) -> list[Array]:
         if task.stage == 0:
-            return crop_to_input(_crop_bytes(task, store), task, stage, tile, self._plan.preprocess)
+            return [crop_to_input(_crop_bytes(task, store), task, stage, tile, self._plan.preprocess)]
+        scale = _FLOAT_BYTES * task.batch
         asked = []
         for piece in tile.pieces:
-            key = output_key(task.query, task.stage - 1, piece.source)
-            whole = sum(cell.area for cell in self._plan.stages[task.stage - 1].tiles[piece.source].cells)
+            key = output_key(task.query, piece.stage, piece.tile)
+            cells = sum(len(part.cells) for part in piece.ranges)
+            everything = cells == len(self._plan.stages[piece.stage].tiles[piece.tile].cells)
             for part in piece.ranges:
-                scale = _FLOAT_BYTES * task.batch
-                everything = part.area == whole
-                length = None if everything else scale * part.area * stage.input.channels
+                length = None if everything and len(piece.ranges) == 1 else scale * part.elements
                 asked.append(ByteRange(key, scale * part.offset, length))
-        return pieces_to_input(store.get_many(asked), task.batch, stage, tile)
+        return pieces_to_inputs(store.get_many(asked), task.batch, stage, tile)
 
 
 def _ms(start: float, stop: float) -> float:
@@ -113,7 +114,7 @@ def crop_to_input(
 ) -> Array:
     """Return a first-stage tile's input, (N, C, rows, cols) float32, from its crop's bytes."""
     dtype, data = crop
-    shape = stage.input.of(tile.input, task.batch)
+    shape = stage.inputs[0].shape.of(tile.inputs[0], task.batch)
     if len(data) != int(np.prod(shape)) * DTYPES[dtype]:
         raise InputError(f"the crop of tile {task.tile} has {len(data)} bytes, which do not fit {shape} {dtype}")
     if dtype == "float32":
@@ -130,21 +131,24 @@ def crop_to_input(
     return values
 
 
-def pieces_to_input(values: Sequence[bytes], batch: int, stage: Stage, tile: Tile) -> Array:
-    """Put the cells of all pieces where they belong in a tile's input."""
-    shape = stage.input.of(tile.input, batch)
-    runs = [part for piece in tile.pieces for part in piece.ranges]
-    if len(runs) == 1 and len(runs[0].cells) == 1:
-        return _floats(values[0], shape)
-    result = np.empty(shape, dtype=np.float32)
-    for value, run in zip(values, runs, strict=True):
-        flat = _floats(value, (batch * stage.input.channels * run.area,))
+def pieces_to_inputs(values: Sequence[bytes], batch: int, stage: Stage, tile: Tile) -> list[Array]:
+    """Put the cells of all pieces where they belong in a tile's inputs."""
+    shapes = [source.shape.of(rect, batch) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
+    runs = [(piece.stage, part) for piece in tile.pieces for part in piece.ranges]
+    if len(shapes) == len(runs) == len(runs[0][1].cells) == 1:
+        return [_floats(values[0], shapes[0])]
+    numbers = {(source.stage, source.output): number for number, source in enumerate(stage.inputs)}
+    results = [np.empty(shape, dtype=np.float32) for shape in shapes]
+    for value, (origin, run) in zip(values, runs, strict=True):
+        flat = _floats(value, (batch * run.elements,))
         end = 0
         for cell in run.cells:
-            view = result[:, :, *cell.within(tile.input).slices]
+            number = numbers[origin, cell.output]
+            place = cell.rect.within(tile.inputs[number])
+            view = results[number][stage.inputs[number].shape.slices(place)]
             start, end = end, end + view.size
             view[...] = flat[start:end].reshape(view.shape)
-    return result
+    return results
 
 
 def _floats(value: bytes, shape: tuple[int, ...]) -> Array:
@@ -153,15 +157,18 @@ def _floats(value: bytes, shape: tuple[int, ...]) -> Array:
     return np.frombuffer(value, dtype="<f4").reshape(shape)
 
 
-def cells_to_bytes(output: Array, tile: Tile) -> memoryview:
-    """Lay a tile's output out as its cells, one after the other."""
-    if len(tile.cells) == 1 and tile.cells[0] == tile.output:
-        return np.ascontiguousarray(output).data.cast("B")
-    batch, channels = output.shape[:2]
-    flat = np.empty(batch * channels * sum(cell.area for cell in tile.cells), dtype=np.float32)
+def cells_to_bytes(outputs: Sequence[Array], tile: Tile) -> memoryview:
+    """Lay a tile's outputs out as its cells, one after the other."""
+    if len(tile.cells) == 1 == len(outputs) and tile.cells[0].rect == tile.outputs[0]:
+        return np.ascontiguousarray(outputs[0]).data.cast("B")
+    views = [_part(outputs[cell.output], cell.rect.within(tile.outputs[cell.output])) for cell in tile.cells]
+    flat = np.empty(sum(view.size for view in views), dtype=np.float32)
     end = 0
-    for cell in tile.cells:
-        view = output[:, :, *cell.within(tile.output).slices]
+    for view in views:
         start, end = end, end + view.size
         flat[start:end].reshape(view.shape)[...] = view
     return flat.data.cast("B")
+
+
+def _part(output: Array, rect: Rect) -> Array:
+    return output[..., rect.slices[1]] if output.ndim == 2 else output[:, :, *rect.slices]  # noqa: PLR2004 - a vector

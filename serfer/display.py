@@ -80,12 +80,12 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
             f"stage-{number}",
             str(stage.grid),
             str(len(stage.operators)),
-            str(stage.input),
-            str(stage.output),
+            "+".join(str(source.shape) for source in stage.inputs),
+            "+".join(str(shape) for shape in stage.outputs),
             _halo(stage),
             f"{stage.macs / 1e6:.1f} M",
             f"x{stage.inflation:.2f}",
-            _bytes(stage.weights.bytes),
+            _bytes(sum(function.weights.bytes for function in stage.functions)),
             f"{stage.memory_mb} MB",
             _bytes(_written(stage)),
             _bytes(_read(stage)) if number else "inline",
@@ -104,19 +104,20 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
 
 def _halo(stage: Stage) -> str:
     """Say how many more input positions all tiles read together than there are."""
-    if stage.input.flat:
+    if stage.inputs[0].shape.flat:
         return "-"
-    read = sum(tile.input.area for tile in stage.tiles)
-    return f"+{read / stage.input.whole.area - 1:.0%}"
+    read = sum(tile.inputs[0].area for tile in stage.tiles)
+    return f"+{read / stage.inputs[0].shape.whole.area - 1:.0%}"
 
 
 def _written(stage: Stage) -> int:
-    return FLOAT_BYTES * stage.output.channels * sum(cell.area for tile in stage.tiles for cell in tile.cells)
+    cells = (cell for tile in stage.tiles for cell in tile.cells)
+    return FLOAT_BYTES * sum(stage.outputs[cell.output].channels * cell.rect.area for cell in cells)
 
 
 def _read(stage: Stage) -> int:
     ranges = (part for tile in stage.tiles for piece in tile.pieces for part in piece.ranges)
-    return FLOAT_BYTES * stage.input.channels * sum(part.area for part in ranges)
+    return FLOAT_BYTES * sum(part.elements for part in ranges)
 
 
 def print_differences(out: Console, found: Sequence[tuple[str, Difference]]) -> None:

@@ -82,7 +82,7 @@ class Pipeline:
     def _crops(self, array: NDArray[Any]) -> list[Crop]:
         """Cut a batch into what each first-stage tile reads."""
         shape, count = self.plan.input, len(array) if array.ndim else 0
-        tiles = [tile.input.slices for tile in self.plan.stages[0].tiles]
+        tiles = [tile.inputs[0].slices for tile in self.plan.stages[0].tiles]
         if 1 <= count <= MAX_BATCH:
             if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
                 return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]
@@ -126,8 +126,8 @@ class Pipeline:
 
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
         """
-        if not 1 <= top_k <= self.plan.output.channels:
-            raise UsageError(f"top-k must be 1 to {self.plan.output.channels}, not {top_k}")
+        if not 1 <= top_k <= self.plan.output.elements:
+            raise UsageError(f"top-k must be 1 to {self.plan.output.elements}, not {top_k}")
         if not 1 <= len(images) <= MAX_BATCH:
             raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
         if names is not None and len(names) != len(images):
@@ -151,7 +151,8 @@ class Pipeline:
         if not 0 < deadline_s <= MAX_DEADLINE_S:
             raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
         answer = self._loop.wait(self._driver.run(crops, batch, deadline_s))
-        logits = np.frombuffer(answer.output.output or b"", dtype="<f4").reshape(batch, -1).copy()  # the caller's own
+        columns = [np.frombuffer(output, dtype="<f4").reshape(batch, -1) for output in answer.outputs]
+        logits = np.concatenate(columns, axis=1)
         images = [
             ImageAnswer(name, best_classes(self.plan, row, top_k)) for name, row in zip(names, logits, strict=False)
         ]

@@ -16,7 +16,7 @@ Array = NDArray[np.float32]
 
 
 def unsplit(plan: Plan, directory: Path) -> Callable[[NDArray[Any]], Array]:
-    """Return the unsplit network of a plan directory as a function of a batch, on one thread of this process.
+    """Return the model as it was given, unsplit, as a function of a batch, on one thread of this process.
 
     It takes (N, C, H, W) float32 or (N, H, W, C) uint8 pixels and returns (N, K) float32.
     """
@@ -24,11 +24,15 @@ def unsplit(plan: Plan, directory: Path) -> Callable[[NDArray[Any]], Array]:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = ort.InferenceSession(directory / plan.unsplit.path, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        directory / (plan.original[0] if plan.original else plan.unsplit).path,
+        options,
+        providers=["CPUExecutionProvider"],
+    )
 
     def run(batch: NDArray[Any]) -> Array:
         values = normalised(plan, batch) if batch.dtype == np.uint8 else batch
-        result: Array = session.run(None, {"input": np.ascontiguousarray(values)})[0]
+        result: Array = session.run(None, {"input0": np.ascontiguousarray(values)})[0]
         return result
 
     return run

@@ -140,18 +140,18 @@ def _default_store(workers: str, parts: AsyncExitStack) -> str:
 def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settings) -> LambdaService:
     cache = settings.cache_dir
     with _cache_in_use(cache):
-        directories = [function_directory(plan, directory, number, cache) for number in range(len(plan.stages))]
+        directories = {part: function_directory(plan, directory, *part, cache) for part in plan.functions}
         runtime = runtime_directory(cache / "runtime")
     functions = [
         FunctionConfig(
-            name=plan.function(number),
-            directory=directories[number],
+            name=plan.function(*part),
+            directory=path,
             handler=HANDLER,
-            memory_mb=stage.memory_mb,
+            memory_mb=plan.stages[part[0]].memory_mb,
             timeout_s=_TASK_TIMEOUT_S,
             environment={"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING"},
         )
-        for number, stage in enumerate(plan.stages)
+        for part, path in directories.items()
     ]
     return LambdaService(
         functions,

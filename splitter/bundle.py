@@ -57,14 +57,14 @@ _PRUNED_PARTS = frozenset({"tests", "__pycache__"})
 _PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"})
 
 
-def function_directory(plan: Plan, plan_directory: Path, stage: int, cache: Path) -> Path:
-    """Return the package directory of a stage's function, assembled in `cache` unless it is there, and right, already.
+def function_directory(plan: Plan, plan_directory: Path, stage: int, number: int, cache: Path) -> Path:
+    """Return the package directory of function `number` of a stage, assembled in `cache` unless it is there, and right, already.
 
     Raises ModelError where the dependencies take more than DEPENDENCY_LIMIT.
     """
     base = dependencies(cache)
-    target = cache / "functions" / f"{plan.function(stage)}-{base.name}"
-    part = plan.stages[stage]
+    target = cache / "functions" / f"{plan.function(stage, number)}-{base.name}"
+    part = plan.stages[stage].functions[number]
     files = [PLAN_FILE, part.weights.path, *(graph.path for graph in part.graphs)]
     if in_use(target):
         if all(_same(target / file, plan_directory / file) for file in files):

@@ -10,53 +10,68 @@ rectangles that the same tiles read; written in a good order, what each reader n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, permutations
 
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan import Piece, Range
+from serfer.core.plan import Cell, Piece, Range, Shape
 
-Cell = tuple[Rect, frozenset[int]]
-Order = tuple[int, ...]
+Wanted = Mapping[int, Rect]
+"""What a tile reads of a stage: for each of the stage's outputs that it reads, a rectangle."""
+_Part = tuple[Rect, frozenset[int]]
+_Laid = tuple[Cell, frozenset[int]]
+Layout = list[list[_Laid]]
+_Order = tuple[int, ...]
 _EXHAUSTIVE = 6
 
 
-def lay_out(outputs: Sequence[Rect], inputs: Sequence[Rect]) -> list[list[Cell]]:
-    """Cut each tile's output into cells, in writing order; `inputs` are the next tiles' rectangles of the same map.
+def lay_out(outputs: Sequence[Sequence[Rect]], readers: Sequence[Wanted]) -> Layout:
+    """Cut what each tile writes into cells, in writing order, each with those of `readers` that read it.
 
-    A part that no tile reads is in no cell: it is never written.
+    `outputs` are each tile's rectangles, one for each output of the stage. A part that nobody reads is in no cell: it
+    is never written.
     """
-    return [_in_good_order(_cells(output, inputs)) for output in outputs]
+    return [
+        [
+            (Cell(number, part), who)
+            for number, rect in enumerate(rects)
+            for part, who in _in_good_order(_cells(rect, number, readers))
+        ]
+        for rects in outputs
+    ]
 
 
-def pieces_for(reader: int, channels: int, layout: Sequence[Sequence[Cell]]) -> tuple[Piece, ...]:
-    """Return what tile `reader` reads of every tile before it."""
+def pieces_for(reader: int, stage: int, shapes: Sequence[Shape], layout: Layout) -> list[Piece]:
+    """Return what `reader` reads of every tile of a stage whose outputs have these shapes."""
     pieces = []
-    for source, cells in enumerate(layout):
+    for tile, cells in enumerate(layout):
         ranges: list[Range] = []
         offset, open_run = 0, False
-        for rect, readers in cells:
+        for cell, readers in cells:
+            size = shapes[cell.output].channels * cell.rect.area
             if reader in readers and open_run:
-                ranges[-1] = Range(ranges[-1].offset, (*ranges[-1].cells, rect))
+                last = ranges[-1]
+                ranges[-1] = Range(last.offset, last.elements + size, (*last.cells, cell))
             elif reader in readers:
-                ranges.append(Range(offset, (rect,)))
+                ranges.append(Range(offset, size, (cell,)))
             open_run = reader in readers
-            offset += channels * rect.area
+            offset += size
         if ranges:
-            pieces.append(Piece(source, tuple(ranges)))
-    return tuple(pieces)
+            pieces.append(Piece(stage, tile, tuple(ranges)))
+    return pieces
 
 
-def _cells(output: Rect, inputs: Sequence[Rect]) -> list[Cell]:
-    rows = _segments(output.rows, [rect.rows for rect in inputs])
-    cols = _segments(output.cols, [rect.cols for rect in inputs])
+def _cells(output: Rect, number: int, readers: Sequence[Wanted]) -> list[_Part]:
+    wanted = {reader: wants[number] for reader, wants in enumerate(readers) if number in wants}
+    rows = _segments(output.rows, [rect.rows for rect in wanted.values()])
+    cols = _segments(output.cols, [rect.cols for rect in wanted.values()])
     cells = []
     for row in rows:
         for col in cols:
-            rect = Rect(row, col)
-            readers = frozenset(index for index, wanted in enumerate(inputs) if wanted.contains(rect))
-            if readers:
-                cells.append((rect, readers))
+            part = Rect(row, col)
+            who = frozenset(reader for reader, rect in wanted.items() if rect.contains(part))
+            if who:
+                cells.append((part, who))
     return cells
 
 
@@ -68,7 +83,7 @@ def _segments(span: Span, wanted: Iterable[Span]) -> list[Span]:
     return [Span(start, stop) for start, stop in pairwise(sorted(marks))]
 
 
-def _in_good_order(cells: list[Cell]) -> list[Cell]:
+def _in_good_order(cells: list[_Part]) -> list[_Part]:
     """Order cells so that their readers need few ranges: exactly for few cells, by local search for many."""
     cost = _range_counter(cells)
     numbers = tuple(range(len(cells)))
@@ -80,17 +95,17 @@ def _in_good_order(cells: list[Cell]) -> list[Cell]:
     return [cells[index] for index in best]
 
 
-def _range_counter(cells: Sequence[Cell]) -> Callable[[Order], int]:
+def _range_counter(cells: Sequence[_Part]) -> Callable[[_Order], int]:
     readers = [who for _, who in cells]
 
-    def count(order: Order) -> int:
+    def count(order: _Order) -> int:
         """Count ranges over all readers: one begins wherever a reader's cell follows one that it does not read."""
         return len(readers[order[0]]) + sum(len(readers[after] - readers[before]) for before, after in pairwise(order))
 
     return count if cells else lambda _: 0
 
 
-def _ring(cells: Sequence[Cell]) -> Order:
+def _ring(cells: Sequence[_Part]) -> _Order:
     """Walk the outline clockwise from the top left corner, then the inside: neighbours share a side's reader."""
     rows = sorted({rect.rows for rect, _ in cells})
     cols = sorted({rect.cols for rect, _ in cells})
@@ -108,7 +123,7 @@ def _ring(cells: Sequence[Cell]) -> Order:
     return tuple(sorted(range(len(cells)), key=place))
 
 
-def _improve(order: Order, cost: Callable[[Order], int]) -> Order:
+def _improve(order: _Order, cost: Callable[[_Order], int]) -> _Order:
     """Move one cell at a time to where it saves ranges, until no move does."""
     current, score = order, cost(order)
     improved = True

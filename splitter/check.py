@@ -6,33 +6,57 @@ through a driver (`serfer verify`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
 from serfer.core.errors import ModelError, WrongAnswerError
-from serfer.core.plan import Plan
+from serfer.core.plan import IMAGE, Plan
+from splitter.emit import in_one_piece, input_name, output_name
 from splitter.exactness import TOLERANCE, difference
-from splitter.load import Array
+from splitter.graph import Graph
+from splitter.load import Array, Run
+
+_Tensors = dict[tuple[int, int], Array]
 
 
 def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
     """Run the plan on whole maps in one process; (N, C, H, W) float32 in, (N, K) float32 out."""
-    current = batch
-    for stage in plan.stages:
-        result = np.empty(stage.output.of(stage.output.whole, len(batch)), dtype=np.float32)
+    tensors: _Tensors = {(IMAGE, IMAGE): batch}
+    for number, stage in enumerate(plan.stages):
+        whole = [np.empty(shape.of(shape.whole, len(batch)), dtype=np.float32) for shape in stage.outputs]
         for tile in stage.tiles:
-            session = ort.InferenceSession(directory / tile.graph, providers=["CPUExecutionProvider"])
-            view = current if stage.input.flat else current[:, :, *tile.input.slices]
-            output = session.run(None, {"input": np.ascontiguousarray(view)})[0]
-            result[(...,) if stage.output.flat else (slice(None), slice(None), *tile.output.slices)] = output
-        current = result
-    return current
+            session = _session(directory / tile.graph)
+            given = {
+                input_name(index): np.ascontiguousarray(tensors[read.stage, read.output][read.shape.slices(rect)])
+                for index, (read, rect) in enumerate(zip(stage.inputs, tile.inputs, strict=True))
+            }
+            names = [output_name(index) for index in range(len(whole))]
+            results = zip(whole, stage.outputs, tile.outputs, session.run(names, given), strict=True)
+            for result, shape, rect, part in results:
+                result[shape.slices(rect)] = part
+        tensors |= {(number, index): result for index, result in enumerate(whole)}
+    return tensors[len(plan.stages) - 1, 0]
 
 
-def check_exact(plan: Plan, directory: Path, unsplit: Callable[[Array], Array], batch: Array) -> float:
+def _session(model: Path | bytes) -> ort.InferenceSession:
+    return ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+
+def whole_runner(model: Graph | Path) -> Run:
+    """Return the whole network (a graph, or a plan's unsplit.onnx) as a function of a batch."""
+    path = model if isinstance(model, Path) else in_one_piece(model).model({}).SerializeToString()
+    session = _session(path)
+
+    def run(batch: Array) -> Array:
+        result: Array = session.run(None, {input_name(0): batch})[0]
+        return result
+
+    return run
+
+
+def check_exact(plan: Plan, directory: Path, unsplit: Run, batch: Array) -> float:
     """Return the relative error of the plan on `batch`; raises WrongAnswerError where rule 1 does not hold.
 
     Raises ModelError where the model, or a part of it, cannot run on a batch at all.

@@ -41,5 +41,10 @@ def difference(split: NDArray[Any], whole: NDArray[Any]) -> Difference:
     return Difference(relative_error(split, whole), bool((best - chosen <= _TIE * _span(whole)).all()))
 
 
+def agreement(split: NDArray[Any], whole: NDArray[Any]) -> float:
+    """Return the share of (N, K) logits with the same first class."""
+    return float((split.argmax(axis=1) == whole.argmax(axis=1)).mean())
+
+
 def _span(logits: NDArray[Any]) -> float:
     return float(np.ptp(logits)) or 1.0

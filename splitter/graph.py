@@ -26,7 +26,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators in topological order; `shapes` holds every activation's, for one image."""
+    """Operators in topological order; `shapes` holds every activation's, for one image.
+
+    `half` names the weights whose values are fp16 numbers and are stored as such; they are float32 here as everywhere.
+    """
 
     nodes: tuple[Node, ...]
     weights: Weights
@@ -34,18 +37,19 @@ class Graph:
     output: str
     shapes: dict[str, tuple[int, ...]]
     opset: int
+    half: frozenset[str] = frozenset()
 
     def activations(self, node: Node) -> list[str]:
-        """Return the inputs of `node` that are computed, not constant."""
-        return [name for name in node.inputs if name and name not in self.weights]
+        """Return the inputs of `node` that are computed, not constant, each once."""
+        return list(dict.fromkeys(name for name in node.inputs if name and name not in self.weights))
 
     def constants(self, node: Node) -> list[str]:
         """Return the inputs of `node` that are constant."""
         return [name for name in node.inputs if name in self.weights]
 
     def shape(self, tensor: str) -> Shape:
-        """Return the shape of an activation without its batch axis."""
+        """Return the shape of an activation without its batch axis; what is no map counts as a vector."""
         shape = self.shapes[tensor]
         if len(shape) == 4:  # noqa: PLR2004 - (N, C, H, W)
             return Shape(shape[1], shape[2], shape[3], flat=False)
-        return Shape(int(np.prod(shape[1:])), 1, 1, flat=True)
+        return Shape.vector(int(np.prod(shape[1:])))

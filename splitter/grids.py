@@ -10,8 +10,12 @@ from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
 
 ONE = Grid(1, 1)
-AUTO = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4))
-_PATTERN = re.compile(r"([1-9]\d?)x([1-9]\d?)")
+AUTO = (
+    *(ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4)),
+    *(Grid(1, 2, columns=True), Grid(1, 4, columns=True), Grid(1, 8, columns=True)),
+)
+_TILES = re.compile(r"([1-9]\d?)x([1-9]\d?)")
+_COLUMNS = re.compile(r"col([1-9]\d?)")
 
 GridLike = str | int | tuple[int, int] | Grid
 
@@ -21,25 +25,35 @@ class GridChoice:
     """Which grids the planner may give a stage.
 
     With `per_stage`, stage k has exactly the k-th; otherwise every stage has one of `options` where its operators can
-    be tiled, and a single tile where they cannot.
+    be spread like that, and a single tile where they cannot.
     """
 
     options: tuple[Grid, ...] = AUTO
     per_stage: tuple[Grid, ...] = ()
 
+    @property
+    def wanted(self) -> Grid | None:
+        """The one grid that was asked for wherever it can be, or None."""
+        return self.options[0] if len(self.options) == 1 and not self.per_stage else None
+
 
 def parse_grid(grid: GridLike) -> Grid:
-    """Read a grid: (rows, cols), "RxC", or "1"; raises UsageError for anything else."""
+    """Read a grid: (rows, cols), "RxC", "colN" or "1"; raises UsageError for anything else."""
     if isinstance(grid, Grid):
         return grid
     if isinstance(grid, tuple) and len(grid) == 2 and all(type(n) is int and 0 < n < 100 for n in grid):  # noqa: PLR2004
         return Grid(*grid)
     if grid == "1" or (type(grid) is int and grid == 1):
         return ONE
-    match = _PATTERN.fullmatch(grid) if isinstance(grid, str) else None
-    if match is None:
-        raise UsageError(f"{grid!r} is no grid: write ROWSxCOLS such as 2x2, or 1 for a single tile")
-    return Grid(int(match[1]), int(match[2]))
+    text = grid if isinstance(grid, str) else ""
+    if tiles := _TILES.fullmatch(text):
+        return Grid(int(tiles[1]), int(tiles[2]))
+    if columns := _COLUMNS.fullmatch(text):
+        return Grid(1, int(columns[1]), columns=columns[1] != "1")
+    raise UsageError(
+        f"{grid!r} is no grid: write ROWSxCOLS such as 2x2, colN for N groups of a fully connected layer's columns, or "
+        "1 for a single tile"
+    )
 
 
 def parse_grids(grids: GridLike | Sequence[GridLike]) -> GridChoice:

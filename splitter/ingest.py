@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper, shape_inference
 from serfer.core.errors import ModelError
 from splitter import operators
 from splitter.graph import Graph, Node, Weights
+from splitter.windows import explicit_pads, floor_pads
 
 
 def from_onnx(model: onnx.ModelProto, height: int, width: int) -> Graph:
@@ -80,7 +81,7 @@ def _without_late_windows(model: onnx.ModelProto) -> onnx.ModelProto:
         inferred = shape_inference.infer_shapes(model, data_prop=True)
         shapes = {value.name: _static_shape(value) for value in (*inferred.graph.value_info, *inferred.graph.input)}
         sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
-        pads = operators.floor_pads(_attributes(node), *sizes) if all(sizes) else None
+        pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
         if pads is None:
             continue
         if node.op_type == "AveragePool" and pads != list(_attributes(node).get("pads") or [0, 0, 0, 0]):
@@ -182,7 +183,7 @@ def _with_explicit_padding(graph: Graph) -> Graph:
         attributes = dict(node.attributes)
         if node.kind == "Conv":
             attributes["kernel_shape"] = list(graph.weights[node.inputs[1]].shape[2:])
-        attributes["pads"] = operators.explicit_pads(attributes, (height, width))
+        attributes["pads"] = explicit_pads(attributes, (height, width))
         attributes.pop("auto_pad", None)
         nodes.append(replace(node, attributes=attributes))
     return replace(graph, nodes=tuple(nodes))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 Array = NDArray[np.float32]
+Run = Callable[[Array], Array]
+Progress = Callable[[str], None]
 MIN_OPSET, OPSET = 18, 20
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 
@@ -42,7 +44,7 @@ class Source:
     name: str
     weights: str
     onnx: onnx.ModelProto
-    run: Callable[[Array], Array]
+    run: Run
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str = "none"
@@ -246,7 +248,7 @@ def _example_of(path: Path, model: onnx.ModelProto) -> Array:
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
-def _runner(path: Path) -> Callable[[Array], Array]:
+def _runner(path: Path) -> Run:
     """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
     session: ort.InferenceSession | None = None
 

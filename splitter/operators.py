@@ -1,143 +1,104 @@
-"""What each operator reads: the rule that makes tiles exact, operator by operator.
+"""What each operator reads of its inputs for a rectangle of its output: the rules by which stages are spread.
 
-For output rows [a, b) of an operator with kernel k, dilation d, stride s and leading padding p, the input rows are
+Windows have their own file (windows.py). Here stand the other operators, and what can be spread in which way:
 
-    [a*s - p,  (b - 1)*s - p + d*(k - 1) + 1)
-
-clipped to the map; what was clipped is padding of that side, and only there. (SerFer's Appendix A adds (k - 1) / 2 on
-every side instead, which is wrong for strides and for several layers in a row.) Ceil mode needs no case of its own:
-its last window simply leaves the map.
+    over tiles      a rectangle of a map needs a rectangle of each input map
+    by columns      columns of a vector need, through a fully connected layer, the whole vector before it
+    as partial sums global pooling of a map: each tile pools its share, and whoever reads them adds them up (TilePool)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from serfer.core.geometry import Span
+from serfer.core.geometry import Span, even_parts
 from splitter.graph import Graph, Node
+from splitter.windows import COL_AXIS, ROW_AXIS, window
 
 POOLS = frozenset({"MaxPool", "AveragePool"})
 WINDOWED = POOLS | {"Conv"}
-POINTWISE = frozenset(
+_PER_CHANNEL = frozenset({"BatchNormalization", "LRN", "PRelu"})
+_PER_VALUE = frozenset(
     {
-        *(
-            "Relu",
-            "Clip",
-            "Sigmoid",
-            "HardSigmoid",
-            "HardSwish",
-            "LeakyRelu",
-            "Elu",
-            "Selu",
-            "Celu",
-            "Tanh",
-            "Softplus",
-        ),
-        *("Softsign", "Mish", "Gelu", "Erf", "Exp", "Log", "Sqrt", "Abs", "Neg", "Identity", "PRelu", "Dropout"),
-        *("BatchNormalization", "LRN", "Swish", "ThresholdedRelu", "Reciprocal", "Floor", "Ceil", "Round"),
+        *("Abs", "Ceil", "Celu", "Clip", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish"),
+        *("Identity", "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Softplus"),
+        *("Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu"),
     }
 )
+POINTWISE = _PER_CHANNEL | _PER_VALUE
 BROADCAST = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Sum", "Mean", "PRelu"})
-CHANNEL_AXIS, ROW_AXIS, COL_AXIS = 1, 2, 3
-_RANK = 4
-
-
-@dataclass(frozen=True)
-class Window:
-    """One axis of a sliding window."""
-
-    kernel: int
-    stride: int
-    dilation: int
-    pad_before: int
-    pad_after: int
-
-    @property
-    def reach(self) -> int:
-        """Rows from the first to the last tap, inclusive."""
-        return self.dilation * (self.kernel - 1) + 1
-
-    def needs(self, out: Span) -> Span:
-        """Return the input rows of output rows `out`, not clipped to the map."""
-        first = out.start * self.stride - self.pad_before
-        return Span(first, (out.stop - 1) * self.stride - self.pad_before + self.reach)
-
-
-def window(node: Node, axis: int) -> Window:
-    """Return the sliding window of a windowed operator along ROW_AXIS or COL_AXIS."""
-    return _window(node.attributes, axis - ROW_AXIS)
-
-
-def _window(attributes: Mapping[str, Any], index: int) -> Window:
-    pads = attributes.get("pads") or [0, 0, 0, 0]
-    return Window(
-        kernel=attributes["kernel_shape"][index],
-        stride=(attributes.get("strides") or [1, 1])[index],
-        dilation=(attributes.get("dilations") or [1, 1])[index],
-        pad_before=pads[index],
-        pad_after=pads[index + 2],
-    )
-
-
-def explicit_pads(attributes: Mapping[str, Any], size: Sequence[int]) -> list[int]:
-    """Return [top, left, bottom, right] for a window's attributes on a map of `size` (height, width)."""
-    mode = bytes(attributes.get("auto_pad", b"NOTSET")).decode()
-    if mode == "NOTSET":
-        return list(attributes.get("pads") or [0, 0, 0, 0])
-    before, after = [0, 0], [0, 0]
-    if mode.startswith("SAME"):
-        for index in (0, 1):
-            axis = _window({**attributes, "pads": None}, index)
-            outputs = -(-size[index] // axis.stride)
-            total = max(0, (outputs - 1) * axis.stride + axis.reach - size[index])
-            small, large = total // 2, total - total // 2
-            before[index], after[index] = (small, large) if mode == "SAME_UPPER" else (large, small)
-    return [*before, *after]
-
-
-def floor_pads(attributes: Mapping[str, Any], size: Sequence[int], outputs: Sequence[int]) -> list[int] | None:
-    """Return the pads with which a pool in floor mode has the windows of ceil mode that start on the map.
-
-    None where all of them do; `outputs` counts what ceil mode has.
-    """
-    pads = explicit_pads(attributes, size)
-    windows = [_window({**attributes, "pads": pads}, index) for index in (0, 1)]
-    starts = [(outputs[index] - 1) * taps.stride - taps.pad_before for index, taps in enumerate(windows)]
-    late = [start >= size[index] for index, start in enumerate(starts)]
-    if not any(late):
-        return None
-    for index, taps in enumerate(windows):
-        if not late[index]:
-            pads[index + 2] = max(pads[index + 2], starts[index] + taps.reach - size[index])
-    return pads
+TILE_POOL = "TilePool"
+"""Each tile of a grid pooled apart: a (C, H, W) map becomes (C, rows, cols). Not an ONNX operator."""
+TILE_SUM = "TileSum"
+"""What tiles pooled, put together: (C, rows, cols) becomes (C, 1, 1). Not an ONNX operator."""
+_REARRANGE = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+CHANNEL_AXIS = 1
+_MAP, _VECTOR = 4, 2
 
 
 def tileable(graph: Graph, node: Node) -> bool:
-    """Say whether a rectangle of the operator's output needs only a rectangle of each input."""
-    tensors = [*graph.activations(node), node.output]
-    if any(len(graph.shapes[name]) != _RANK for name in tensors):
-        return False
-    if node.kind in BROADCAST:
-        return _broadcasts_by_channel(graph, node)
-    if node.kind in WINDOWED or node.kind in POINTWISE:
+    """Say whether a rectangle of the operator's output needs only a rectangle of each input map.
+
+    What follows global pooling is as good as that: so small that every tile can compute it whole.
+    """
+    if node.kind == TILE_SUM or _is_small(graph, node):
         return True
-    if node.kind == "Concat":
-        return node.attributes["axis"] in (CHANNEL_AXIS, CHANNEL_AXIS - _RANK)
-    if node.kind == "Pad":
-        return _pads_with_constant(graph, node)
-    return node.kind == "MatMul" and _matrix_axis(graph, node) is not None
+    maps = all(len(graph.shapes[name]) == _MAP for name in [*graph.activations(node), node.output])
+    rule = _RULES.get(node.kind)
+    return maps and rule is not None and rule(graph, node)
 
 
-def _broadcasts_by_channel(graph: Graph, node: Node) -> bool:
-    """Operands must be whole maps of the output's size, or constants without rows and columns."""
-    size = graph.shapes[node.output][ROW_AXIS:]
-    maps = all(graph.shapes[name][ROW_AXIS:] == size for name in graph.activations(node))
-    return maps and all(set(graph.weights[name].shape[-2:]) <= {1} for name in graph.constants(node))
+def by_columns(graph: Graph, node: Node) -> bool:
+    """Say whether the operator may be part of a stage that is spread by the columns of its output vector."""
+    if len(graph.shapes[node.output]) != _VECTOR:
+        return False
+    if is_fully_connected(graph, node) or node.kind in _PER_VALUE or is_whole(graph, node):
+        return True
+    vectors = all(len(graph.shapes[name]) == _VECTOR for name in graph.activations(node))
+    return vectors and node.kind in BROADCAST and _broadcasts(graph, node)
+
+
+def is_fully_connected(graph: Graph, node: Node) -> bool:
+    """Say whether the operator multiplies a vector by a constant matrix."""
+    if node.kind not in ("Gemm", "MatMul") or len(node.inputs) < 2:  # noqa: PLR2004 - x and the matrix
+        return False
+    straight = not node.attributes.get("transA", 0) and node.inputs[1] in graph.weights
+    constant_bias = all(name in graph.weights for name in node.inputs[2:] if name)
+    return (
+        straight
+        and constant_bias
+        and len(graph.shapes.get(node.inputs[0], ())) == _VECTOR
+        and graph.weights[node.inputs[1]].ndim == 2  # noqa: PLR2004 - a matrix
+    )
+
+
+def is_whole(graph: Graph, node: Node) -> bool:
+    """Say whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
+    if node.kind in _REARRANGE or node.kind == TILE_SUM:
+        return True
+    return _is_small(graph, node) and not is_fully_connected(graph, node) and node.kind not in POINTWISE | BROADCAST
+
+
+def _is_small(graph: Graph, node: Node) -> bool:
+    """Say whether the operator works on vectors and maps of one position alone."""
+    shapes = [graph.shapes[name] for name in [*graph.activations(node), node.output]]
+    return all(len(shape) == _VECTOR or (len(shape) == _MAP and shape[2:] == (1, 1)) for shape in shapes)
+
+
+def _broadcasts(graph: Graph, node: Node) -> bool:
+    """Operands must have the output's rows and columns, or a single one."""
+    size = graph.shapes[node.output][1:]
+    shapes = [graph.shapes[name][1:] for name in graph.activations(node)]
+    shapes += [graph.weights[name].shape for name in graph.constants(node)]
+    return all(
+        extent in (1, size[-index]) for shape in shapes for index, extent in enumerate(reversed(shape[-2:]), start=1)
+    )
+
+
+def _joins_channels(_graph: Graph, node: Node) -> bool:
+    return node.attributes["axis"] in (CHANNEL_AXIS, CHANNEL_AXIS - _MAP)
 
 
 def _pads_with_constant(graph: Graph, node: Node) -> bool:
@@ -146,7 +107,7 @@ def _pads_with_constant(graph: Graph, node: Node) -> bool:
     ):
         return False
     pads = pad_amounts(graph, node)
-    return all(pads[axis] == 0 == pads[axis + _RANK] for axis in (0, CHANNEL_AXIS)) and min(pads) >= 0
+    return all(pads[axis] == 0 == pads[axis + _MAP] for axis in (0, CHANNEL_AXIS)) and min(pads) >= 0
 
 
 def pad_amounts(graph: Graph, node: Node) -> list[int]:
@@ -154,10 +115,10 @@ def pad_amounts(graph: Graph, node: Node) -> list[int]:
     given = [int(value) for value in graph.weights[node.inputs[1]]]
     if len(node.inputs) < 4 or not node.inputs[3]:  # noqa: PLR2004 - the fourth input names the axes
         return given
-    axes = [int(axis) % _RANK for axis in graph.weights[node.inputs[3]]]
-    amounts = [0] * (2 * _RANK)
+    axes = [int(axis) % _MAP for axis in graph.weights[node.inputs[3]]]
+    amounts = [0] * (2 * _MAP)
     for index, axis in enumerate(axes):
-        amounts[axis], amounts[axis + _RANK] = given[index], given[index + len(axes)]
+        amounts[axis], amounts[axis + _MAP] = given[index], given[index + len(axes)]
     return amounts
 
 
@@ -174,21 +135,37 @@ def _matrix_axis(graph: Graph, node: Node) -> int | None:
 
 
 def matrix_of(graph: Graph, node: Node) -> tuple[int, str]:
-    """Return (axis, name of the constant) of a MatMul with a constant matrix."""
+    """Return (axis, name of the constant) of a MatMul of a map with a constant matrix."""
     axis = _matrix_axis(graph, node)
     return (COL_AXIS, node.inputs[1]) if axis == COL_AXIS else (ROW_AXIS, node.inputs[0])
 
 
-def needs(graph: Graph, node: Node, axis: int, out: Span) -> Span:
-    """Return the input rows (or columns) of output rows `out`, not clipped to the map."""
+_RULES: dict[str, Callable[[Graph, Node], bool]] = {
+    **dict.fromkeys((*WINDOWED, *POINTWISE, TILE_POOL), lambda _graph, _node: True),
+    **dict.fromkeys(BROADCAST, _broadcasts),
+    "Concat": _joins_channels,
+    "Pad": _pads_with_constant,
+    "MatMul": lambda graph, node: _matrix_axis(graph, node) is not None,
+}
+
+
+def needs(graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    """Return the rows (or columns) of input `source` that output rows `out` read, not clipped to the map."""
+    shape = graph.shape(source)
+    size = shape.height if axis == ROW_AXIS else shape.width
     if node.kind in WINDOWED:
         return window(node, axis).needs(out)
     if node.kind == "Pad":
         before = pad_amounts(graph, node)[axis]
         return Span(out.start - before, out.stop - before)
+    if node.kind == TILE_POOL:
+        parts = even_parts(size, node.attributes["grid"][axis - ROW_AXIS])
+        return Span(parts[out.start].start, parts[out.stop - 1].stop)
+    if is_whole(graph, node) or is_fully_connected(graph, node):
+        return Span(0, size)
     if node.kind == "MatMul" and matrix_of(graph, node)[0] == axis:
         return _matrix_needs(graph, node, axis, out)
-    return out
+    return Span(0, 1) if size == 1 else out
 
 
 def _matrix_needs(graph: Graph, node: Node, axis: int, out: Span) -> Span:
@@ -199,27 +176,16 @@ def _matrix_needs(graph: Graph, node: Node, axis: int, out: Span) -> Span:
     return Span(int(used[0]), int(used[-1]) + 1) if used.size else Span(0, 1)
 
 
-def average_scale(graph: Graph, node: Node, axis: int, out: Span) -> NDArray[np.float32]:
-    """Return, for each output row of an AveragePool, kernel size / number of positions that its mean counts.
-
-    With `count_include_pad` the declared padding counts, yet not what ceil mode adds beyond it (as torch has it).
-    """
-    size, taps = graph.shapes[node.inputs[0]][axis], window(node, axis)
-    first = np.arange(out.start, out.stop) * taps.stride - taps.pad_before
-    positions = first[:, None] + taps.dilation * np.arange(taps.kernel)
-    include = bool(node.attributes.get("count_include_pad", 0))
-    low, high = (-taps.pad_before, size + taps.pad_after) if include else (0, size)
-    counted = ((positions >= low) & (positions < high)).sum(axis=1)
-    return np.asarray(taps.kernel / np.maximum(counted, 1), dtype=np.float32)
-
-
 def macs(graph: Graph, node: Node, positions: int) -> int:
-    """Count multiply-accumulates of `positions` output positions (all of them for a flat output)."""
+    """Count multiply-accumulates of `positions` output positions (columns, of a vector)."""
     if node.kind == "Conv":
         return positions * int(np.prod(graph.weights[node.inputs[1]].shape))
+    if is_fully_connected(graph, node):
+        matrix = graph.weights[node.inputs[1]]
+        return positions * int(matrix.shape[1 if node.attributes.get("transB", 0) else 0])
     if node.kind in ("Gemm", "MatMul") and graph.constants(node):
         matrix = max((graph.weights[name] for name in graph.constants(node)), key=lambda value: value.ndim)
-        if len(graph.shapes[node.output]) != _RANK:
+        if len(graph.shapes[node.output]) != _MAP:
             return int(matrix.size)
         reduced = matrix.shape[0 if _matrix_axis(graph, node) == COL_AXIS else 1]
         return positions * graph.shapes[node.output][CHANNEL_AXIS] * int(reduced)

@@ -1,33 +1,33 @@
-"""From a rectangle of a stage's output back to everything that a tile must compute."""
+"""From rectangles of a stage's outputs back to everything that a tile must compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from serfer.core.geometry import Rect, hull
 from serfer.core.plan import Padding
 from splitter import operators
 from splitter.graph import Graph, Node
+from splitter.windows import COL_AXIS, ROW_AXIS
 
 Regions = dict[str, Rect]
-Reads = Callable[[Graph, Node, Rect], Rect]
+Reads = Callable[[Graph, Node, str, Rect], Rect]
 
 
-def needed_input(graph: Graph, node: Node, region: Rect) -> Rect:
-    """Return the rectangle of each input that `region` of the node's output reads, clipped to the map.
+def needed_input(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
+    """Return the rectangle of input `source` that `region` of the node's output reads, clipped to the map.
 
     A region that reads nothing but padding gets the nearest row (or column) of the map: a tensor cannot be empty.
     """
-    unclipped = unclipped_input(graph, node, region)
-    height, width = graph.shapes[graph.activations(node)[0]][2:]
-    return Rect(unclipped.rows.clip(height), unclipped.cols.clip(width))
+    unclipped, shape = unclipped_input(graph, node, source, region), graph.shape(source)
+    return Rect(unclipped.rows.clip(shape.height), unclipped.cols.clip(shape.width))
 
 
-def unclipped_input(graph: Graph, node: Node, region: Rect) -> Rect:
+def unclipped_input(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
     """Return the rectangle that `region` of the node's output reads, the padding around the map included."""
     return Rect(
-        operators.needs(graph, node, operators.ROW_AXIS, region.rows),
-        operators.needs(graph, node, operators.COL_AXIS, region.cols),
+        operators.needs(graph, node, source, ROW_AXIS, region.rows),
+        operators.needs(graph, node, source, COL_AXIS, region.cols),
     )
 
 
@@ -36,7 +36,8 @@ def clipped_away(graph: Graph, node: Node, region: Rect) -> Padding:
 
     A side is negative where the whole rectangle lies beyond the opposite one: so much of the padding is not read.
     """
-    full, real = unclipped_input(graph, node, region), needed_input(graph, node, region)
+    source = node.inputs[0]
+    full, real = unclipped_input(graph, node, source, region), needed_input(graph, node, source, region)
     return Padding(
         top=real.rows.start - full.rows.start,
         left=real.cols.start - full.cols.start,
@@ -45,12 +46,12 @@ def clipped_away(graph: Graph, node: Node, region: Rect) -> Padding:
     )
 
 
-def walk_back(graph: Graph, nodes: Sequence[Node], output: str, region: Rect, reads: Reads = needed_input) -> Regions:
-    """Return the rectangle of every tensor of a stage that `region` of `output` depends on.
+def walk_back(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Rect], reads: Reads = needed_input) -> Regions:
+    """Return the rectangle of every tensor of a stage that rectangles of its `outputs` depend on.
 
     Where several operators read one tensor, its rectangle is the hull of what they need.
     """
-    regions: Regions = {output: region}
+    regions: Regions = dict(outputs)
     for node in reversed(nodes):
         step_back(graph, node, regions, reads)
     return regions
@@ -58,30 +59,35 @@ def walk_back(graph: Graph, nodes: Sequence[Node], output: str, region: Rect, re
 
 def step_back(graph: Graph, node: Node, regions: Regions, reads: Reads = needed_input) -> None:
     """Add to `regions` what `node` reads for its own region."""
-    need = reads(graph, node, regions[node.output])
-    for name in graph.activations(node):
-        known = [regions[name], need] if name in regions else [need]
-        regions[name] = Rect(hull(rect.rows for rect in known), hull(rect.cols for rect in known))
+    if operators.is_whole(graph, node):
+        regions[node.output] = graph.shape(node.output).whole
+    region = regions[node.output]
+    for source in graph.activations(node):
+        regions[source] = union(regions.get(source), reads(graph, node, source, region))
 
 
-def whole_regions(graph: Graph, nodes: Sequence[Node]) -> Regions:
-    """Return the whole map of every image tensor of a stage: what a stage in one tile computes."""
+def union(one: Rect | None, other: Rect) -> Rect:
+    """Return the smallest rectangle that holds both."""
+    return Rect(hull((one.rows, other.rows)), hull((one.cols, other.cols))) if one else other
+
+
+def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:
+    """Return the whole map of every tensor of a stage: what a stage in one tile computes."""
     names = {name for node in nodes for name in (node.output, *graph.activations(node))}
     return {name: graph.shape(name).whole for name in names}
 
 
-def tile_macs(graph: Graph, nodes: Sequence[Node], regions: Regions) -> int:
+def tile_macs(graph: Graph, nodes: Iterable[Node], regions: Regions) -> int:
     """Count the multiply-accumulates of one image in a tile, halo included."""
     return sum(operators.macs(graph, node, regions[node.output].area) for node in nodes)
 
 
-def input_padding(graph: Graph, nodes: Sequence[Node], source: str, output: str, region: Rect) -> Padding:
-    """Return how far the receptive field of `region` on `source` leaves the map, were nothing clipped on the way."""
-    field = walk_back(graph, nodes, output, region, unclipped_input)[source]
-    height, width = graph.shapes[source][2:]
+def input_padding(graph: Graph, nodes: Sequence[Node], source: str, outputs: Mapping[str, Rect]) -> Padding:
+    """Return how far the receptive field of `outputs` on `source` leaves the map, were nothing clipped on the way."""
+    field, shape = walk_back(graph, nodes, outputs, unclipped_input)[source], graph.shape(source)
     return Padding(
         top=max(0, -field.rows.start),
         left=max(0, -field.cols.start),
-        bottom=max(0, field.rows.stop - height),
-        right=max(0, field.cols.stop - width),
+        bottom=max(0, field.rows.stop - shape.height),
+        right=max(0, field.cols.stop - shape.width),
     )

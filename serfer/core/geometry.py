@@ -72,10 +72,11 @@ class Rect:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Grid:
-    """How a stage's output is cut: rows x cols tiles, numbered row by row."""
+    """How a stage's output is cut: rows x cols tiles of maps, numbered row by row, or `columns` of a vector."""
 
     rows: int
     cols: int
+    columns: bool = False
 
     @property
     def tiles(self) -> int:
@@ -83,8 +84,10 @@ class Grid:
         return self.rows * self.cols
 
     def __str__(self) -> str:
-        """Write the grid as the command line takes it: `2x2`, or `1` for a single tile."""
-        return f"{self.rows}x{self.cols}" if self.tiles > 1 else "1"
+        """Write the grid as the command line takes it: `2x2`, `col4`, or `1` for a single tile."""
+        if self.tiles == 1:
+            return "1"
+        return f"col{self.cols}" if self.columns else f"{self.rows}x{self.cols}"
 
 
 def even_parts(size: int, count: int) -> list[Span]:

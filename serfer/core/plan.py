@@ -1,14 +1,18 @@
 """A plan: the chain of stages that a network becomes, with every offset that a task will ever need.
 
-    stage 0 (2x2)           stage 1 (2x2)          stage 2 (1)
+    stage 0 (2x2)           stage 1 (col2)         stage 2 (1)
     ┌────┬────┐  pieces     ┌────┬────┐  pieces    ┌─────────┐
-    │tile│tile│ ──────────▶ │tile│tile│ ─────────▶ │  tile   │ ──▶ logits
-    ├────┼────┤             ├────┼────┤            └─────────┘
-    │tile│tile│             │tile│tile│
+    │tile│tile│ ──────────▶ │    │    │ ─────────▶ │  tile   │ ──▶ logits
+    ├────┼────┤             │tile│tile│            └─────────┘
+    │tile│tile│             │    │    │
     └────┴────┘             └────┴────┘
 
-A tile writes its output once, as cells in a fixed order. A piece says which cells a tile reads from one tile before
-it, as ranges. Offsets are counted in elements of one image; a batch of N images multiplies them by N.
+A stage hands on one tensor, or a few where the network is cut across branches; a later stage may read what any stage
+before it wrote. A tile writes its share of all of them once, as cells in a fixed order. A piece says which cells a tile
+reads from one tile before it, as ranges. Offsets are counted in elements of one image; a batch of N images multiplies
+them by N.
+
+A vector of K values is a map of one row: 1 x K. So its columns are cut by the same rectangles as maps are.
 """
 
 from __future__ import annotations
@@ -25,11 +29,14 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
 from serfer.core.structure import structure, unstructure
 
-FORMAT = 1
+FORMAT = 2
+IMAGE = -1
+"""The stage that the image comes from, to those that read it."""
 ACTIVATIONS = ("softmax", "sigmoid", "none")
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 PLAN_FILE = "plan.json"
+ORIGINAL = ("original.onnx", "original.bin")
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
 
@@ -45,12 +52,17 @@ class Artefact:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One image's share of a tensor: (channels, height, width), or (channels,) where `flat`."""
+    """One image's share of a tensor: channels x height x width; a vector (`flat`) is 1 x 1 x its length."""
 
     channels: int
     height: int
     width: int
     flat: bool
+
+    @classmethod
+    def vector(cls, length: int) -> Shape:
+        """Return the shape of a vector: a map of one row."""
+        return cls(1, 1, length, flat=True)
 
     @property
     def elements(self) -> int:
@@ -65,12 +77,16 @@ class Shape:
     def of(self, rect: Rect, batch: int) -> tuple[int, ...]:
         """Return the array shape of `rect` for `batch` images."""
         if self.flat:
-            return (batch, self.channels)
+            return (batch, rect.cols.size)
         return (batch, self.channels, rect.rows.size, rect.cols.size)
+
+    def slices(self, rect: Rect) -> tuple[slice, ...]:
+        """Return the numpy index of `rect` in a batch of whole tensors."""
+        return (slice(None), rect.slices[1]) if self.flat else (slice(None), slice(None), *rect.slices)
 
     def __str__(self) -> str:
         """Write the shape as people do: 64x55x55, or 4096."""
-        return str(self.channels) if self.flat else f"{self.channels}x{self.height}x{self.width}"
+        return str(self.width) if self.flat else f"{self.channels}x{self.height}x{self.width}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +99,37 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that a stage reads: output `output` of stage `stage`, or the image, where `stage` is IMAGE."""
+
+    stage: int
+    output: int
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A rectangle of one of the tensors that a tile writes: output `output` of its stage."""
+
+    output: int
+    rect: Rect
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
-    """A run of whole cells in another tile's output, starting at element `offset` of one image's share."""
+    """A run of whole cells in another tile's object: `elements` values of one image's share, from element `offset`."""
 
     offset: int
-    cells: tuple[Rect, ...]
-
-    @property
-    def area(self) -> int:
-        """Positions in the run; times the channels gives elements."""
-        return sum(cell.area for cell in self.cells)
+    elements: int
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a tile reads from tile `source` of the stage before."""
+    """What a tile reads from tile `tile` of stage `stage` before it."""
 
-    source: int
+    stage: int
+    tile: int
     ranges: tuple[Range, ...]
 
 
@@ -117,22 +147,40 @@ class Padding:
 class Tile:
     """One task's share of a stage.
 
-    `input` is a rectangle of the stage's input, `output` of its output; `cells` cut `output` in the order in which they
-    are written (empty for the last stage, whose output goes back with the answer); `macs` counts the halo's work too.
+    It runs `graph` in function `function` of its stage. `inputs` and `padding` have one entry for each of the stage's
+    inputs, `outputs` one for each of its outputs; `cells` cut the outputs in the order in which they are written (none
+    for the last stage, whose output goes back with the answer); `macs` counts the halo's work too.
     """
 
     graph: str
-    input: Rect
-    output: Rect
-    padding: Padding
-    cells: tuple[Rect, ...]
+    function: int
+    inputs: tuple[Rect, ...]
+    padding: tuple[Padding, ...]
+    outputs: tuple[Rect, ...]
+    cells: tuple[Cell, ...]
     pieces: tuple[Piece, ...]
     macs: int
 
 
 @dataclass(frozen=True, slots=True)
+class Function:
+    """One Lambda function of a stage: the weights that its tiles share, and their graphs.
+
+    A stage has one, unless its weights are too large for a package: then each group of columns has its own.
+    """
+
+    weights: Artefact
+    graphs: tuple[Artefact, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in the package, its code and dependencies apart."""
+        return self.weights.bytes + sum(graph.bytes for graph in self.graphs)
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """A contiguous part of the network: one function.
+    """A contiguous part of the network.
 
     `predicted_ms` is what the cost model gave its slowest tile, warm, when the network was split.
     """
@@ -141,11 +189,10 @@ class Stage:
     grid: Grid
     memory_mb: int
     predicted_ms: float
-    input: Shape
-    output: Shape
+    inputs: tuple[Input, ...]
+    outputs: tuple[Shape, ...]
     tiles: tuple[Tile, ...]
-    weights: Artefact
-    graphs: tuple[Artefact, ...]
+    functions: tuple[Function, ...]
 
     @property
     def macs(self) -> int:
@@ -156,6 +203,11 @@ class Stage:
     def inflation(self) -> float:
         """Work over all tiles relative to the unsplit stage: what the halos cost."""
         return sum(tile.macs for tile in self.tiles) / self.macs if self.macs else 1.0
+
+    @property
+    def files(self) -> list[Artefact]:
+        """Every file of the stage's functions."""
+        return [file for function in self.functions for file in (function.weights, *function.graphs)]
 
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -205,11 +257,56 @@ class Preprocess:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What a plan computes otherwise than the model as it was given, and what that cost, as measured.
+
+    `samples` inputs, `measured_on` in words: `error` is the largest difference of the logits relative to their range
+    (None for another head, whose logits are others), `agreement` the share with the same first class;
+    `accuracy_before` and `accuracy_after` are shares of right answers on labelled images, None where there were none.
+    """
+
+    what: str
+    how: str
+    measured_on: str
+    samples: int
+    error: float | None
+    agreement: float
+    accuracy_before: float | None
+    accuracy_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to deploy the network's largest indivisible part: `bytes` of weights in each of `functions` functions."""
+
+    what: str
+    functions: int
+    bytes: int
+    fits: bool
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackageLimit:
+    """What a function's package may take unzipped, and how much of it is code and dependencies; bytes."""
+
+    package: int
+    dependencies: int
+
+    @property
+    def room(self) -> int:
+        """Bytes that are left for weights and graphs."""
+        return self.package - self.dependencies
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A network as a chain of stages; see the module's text.
 
     `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
-    "sigmoid" or "none".
+    "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
+    model as it was given, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
+    too large for one function in fp32.
     """
 
     format: int
@@ -220,24 +317,33 @@ class Plan:
     activation: str
     preprocess: Preprocess | None
     labels: tuple[str, ...]
+    limit: PackageLimit
     stages: tuple[Stage, ...]
     unsplit: Artefact
+    original: tuple[Artefact, ...]
+    changes: tuple[Change, ...]
+    ways: tuple[Way, ...]
     digest: str
 
     @property
     def artefacts(self) -> list[Artefact]:
         """Every file that belongs to the plan, plan.json apart."""
-        return [self.unsplit, *(file for stage in self.stages for file in (stage.weights, *stage.graphs))]
+        return [self.unsplit, *self.original, *(file for stage in self.stages for file in stage.files)]
 
     @property
     def tasks(self) -> int:
         """Tasks of one query."""
         return sum(stage.grid.tiles for stage in self.stages)
 
-    def function(self, stage: int) -> str:
-        """Return the name of a stage's function; it carries the plan's digest so that plans never mix."""
+    @property
+    def functions(self) -> list[tuple[int, int]]:
+        """Every function, as (stage, number)."""
+        return [(index, number) for index, stage in enumerate(self.stages) for number in range(len(stage.functions))]
+
+    def function(self, stage: int, number: int) -> str:
+        """Return the name of a function of a stage; it carries the plan's digest so that plans never mix."""
         slug = "".join(char if char.isalnum() else "-" for char in self.model)[:24]
-        return f"serfer-{slug}-{self.digest[:12]}-{stage}"
+        return f"serfer-{slug}-{self.digest[:12]}-{stage}-{number}"
 
 
 def _digest(plan: Plan) -> str:
@@ -274,40 +380,67 @@ def parse_plan(text: str) -> Plan:
 
 def _check_files(number: int, stage: Stage) -> None:
     """Refuse files but the ones that a stage has: they become part of a function, beside its code."""
-    graphs = [graph.path for graph in stage.graphs]
-    names = stage.weights.path == f"stage-{number}/weights.bin" and all(
-        re.fullmatch(rf"stage-{number}/[A-Za-z0-9]{{1,64}}\.onnx", path) for path in graphs
-    )
-    if not names or any(tile.graph not in graphs for tile in stage.tiles):
-        raise PlanError(f"plan.json names files that are not of stage {number}, or lie outside the directory")
+    for index, function in enumerate(stage.functions):
+        graphs = [graph.path for graph in function.graphs]
+        names = function.weights.path == f"stage-{number}/weights-{index}.bin" and all(
+            re.fullmatch(rf"stage-{number}/[A-Za-z0-9]{{1,64}}\.onnx", path) for path in graphs
+        )
+        if not names or any(tile.graph not in graphs for tile in stage.tiles if tile.function == index):
+            raise PlanError(f"plan.json names files that are not of stage {number}, or lie outside the directory")
     if not (0 <= stage.predicted_ms < math.inf and stage.memory_mb > 0):
         raise PlanError(f"plan.json's stage {number} has impossible figures")
 
 
 def _check_sound(plan: Plan) -> None:
     """Refuse a plan that no splitter of ours writes, before anything is allocated or indexed by its numbers."""
-    shapes = [plan.input, plan.output, *(shape for stage in plan.stages for shape in (stage.input, stage.output))]
+    shapes = [plan.input, plan.output, *(shape for stage in plan.stages for shape in stage.outputs)]
     if not all(0 < size <= MAX_ELEMENTS for shape in shapes for size in (shape.channels, shape.height, shape.width)):
         raise PlanError("plan.json has a shape with a side of no or too many values")
     if max(shape.elements for shape in shapes) > MAX_ELEMENTS:
         raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
-    if not plan.stages or plan.stages[0].input != plan.input or plan.stages[-1].output != plan.output:
-        raise PlanError("plan.json's stages do not lead from its input to its output")
-    if plan.unsplit.path != "unsplit.onnx" or not plan.stages[-1].grid.tiles == 1 == len(plan.stages[-1].tiles):
-        raise PlanError("plan.json's last stage has several tiles, or its unsplit network another name")
-    if plan.activation not in ACTIVATIONS or len(plan.labels) not in (0, plan.output.channels):
+    if not plan.stages or plan.stages[-1].outputs != (plan.output,):
+        raise PlanError("plan.json's stages do not lead to its output")
+    if plan.unsplit.path != "unsplit.onnx" or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
+        raise PlanError("plan.json's unsplit network has another name")
+    if plan.activation not in ACTIVATIONS or len(plan.labels) not in (0, plan.output.elements):
         raise PlanError("plan.json's activation is unknown, or its labels are not one for each output")
-    before: Stage | None = None
     for number, stage in enumerate(plan.stages):
         _check_files(number, stage)
-        if stage.grid.tiles != len(stage.tiles) or (before and before.output != stage.input):
-            raise PlanError(f"plan.json's stage {number} does not follow from the stage before, or lacks tiles")
-        sources = len(before.tiles) if before else 0
-        for tile in stage.tiles:
-            inside = stage.input.whole.contains(tile.input) and stage.output.whole.contains(tile.output)
-            if not inside or any(not 0 <= piece.source < sources for piece in tile.pieces):
-                raise PlanError(f"plan.json's stage {number} has a tile outside its map, or a piece of no tile")
-        before = stage
+        _check_tiles(plan, number, stage)
+
+
+def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:
+    """Refuse a stage that does not follow from those before it, or whose tiles reach beyond their maps."""
+    images = number == 0
+    if any((source.stage == IMAGE) != images or not _exists(plan, number, source) for source in stage.inputs):
+        raise PlanError(f"plan.json's stage {number} does not follow from the stages before")
+    if not (stage.inputs and stage.functions and stage.grid.tiles == len(stage.tiles)):
+        raise PlanError(f"plan.json's stage {number} lacks inputs, functions or tiles")
+    for tile in stage.tiles:
+        lengths = len(tile.inputs), len(tile.padding), len(tile.outputs), 0 <= tile.function < len(stage.functions)
+        if lengths != (len(stage.inputs), len(stage.inputs), len(stage.outputs), True):
+            raise PlanError(f"plan.json's stage {number} has a tile of another stage")
+        rects = [*zip(stage.inputs, tile.inputs, strict=True)]
+        inside = all(source.shape.whole.contains(rect) for source, rect in rects) and all(
+            shape.whole.contains(rect) for shape, rect in zip(stage.outputs, tile.outputs, strict=True)
+        )
+        written = all(0 <= cell.output < len(stage.outputs) for cell in tile.cells)
+        if not inside or not written or not all(_readable(plan, number, piece) for piece in tile.pieces):
+            raise PlanError(f"plan.json's stage {number} has a tile outside its map, or a piece of no tile")
+
+
+def _exists(plan: Plan, number: int, source: Input) -> bool:
+    if source.stage == IMAGE:
+        return source.shape == plan.input
+    outputs = plan.stages[source.stage].outputs if 0 <= source.stage < number else ()
+    return 0 <= source.output < len(outputs) and outputs[source.output] == source.shape
+
+
+def _readable(plan: Plan, number: int, piece: Piece) -> bool:
+    if not (0 <= piece.stage < number and 0 <= piece.tile < len(plan.stages[piece.stage].tiles)):
+        return False
+    known = {(source.stage, source.output) for source in plan.stages[number].inputs}
+    return all((piece.stage, cell.output) in known for part in piece.ranges for cell in part.cells)
 
 
 def load_plan(directory: Path) -> Plan:

@@ -6,17 +6,20 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.aws import shipped_aws
+from serfer.core.plan import PackageLimit
+from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.check import run_tiles
-from splitter.cuts import Limits, choose
 from splitter.exactness import relative_error
+from splitter.fit import Wishes, fit
 from splitter.grids import parse_grids
 from splitter.ingest import from_onnx
 from splitter.load import Source
-from splitter.split import _write
+from splitter.planner import Budget
 
 FACTS = shipped_aws()
-LIMITS = Limits(1000 * 1024 * 1024, DEPENDENCY_LIMIT, 1769)
+LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_LIMIT)
+BUDGET = Budget(LIMIT, 1769, FACTS)
 
 
 class Net:
@@ -81,16 +84,16 @@ def unsplit(model, batch):
     return session.run(None, {session.get_inputs()[0].name: batch})[0]
 
 
-def cut(model, size, directory, grids="auto", stages=None):
+def cut(model, size, directory, grids="auto", stages=None, **wishes):
     """Write the plan of an ONNX model by the splitter's own steps, without its check."""
     graph = from_onnx(model, *size)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
-    choices = choose(graph, parse_grids(grids), stages, LIMITS, FACTS)
+    decision = fit(graph, Wishes(parse_grids(grids), stages, **wishes), BUDGET, None, lambda _: None)
     directory.mkdir(exist_ok=True)
-    return _write(graph, source, choices, 1769, directory, lambda _: None)
+    return assemble(decision, source, graph, 1769, LIMIT, directory, lambda _: None)
 
 
-def worst_error(model, batch, directory, grids="auto", stages=None, expected=None):
-    plan = cut(model, batch.shape[2:], directory, grids, stages)
+def worst_error(model, batch, directory, grids="auto", stages=None, expected=None, **wishes):
+    plan = cut(model, batch.shape[2:], directory, grids, stages, **wishes)
     expected = unsplit(model, batch) if expected is None else expected
     return relative_error(run_tiles(plan, directory, batch), expected)

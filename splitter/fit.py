@@ -1,0 +1,217 @@
+"""The paper's two optimisations under S_i + D < M, automatic and in its order (SerFer, section 5).
+
+A network whose parts fit their functions in fp32 stays as it is. Where one does not, its weights are stored in fp16;
+where that is not enough, global average pooling takes the place of its fully connected head, if there is labelled data
+to fit the new head to; and where there is none, the head's columns go to several functions, which is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import ModelError, UsageError
+from serfer.core.plan import Change, Way
+from splitter import precision
+from splitter.assemble import Decision
+from splitter.calibration import Calibration
+from splitter.check import whole_runner
+from splitter.cuts import Cut, cut_points, cuts_after, weight_bytes
+from splitter.exactness import agreement, relative_error
+from splitter.gap import HeadFit, replace_head, replace_head_blind
+from splitter.global_pooling import with_tile_pools
+from splitter.graph import Graph
+from splitter.grids import GridChoice
+from splitter.heads import find_head
+from splitter.load import Progress
+from splitter.planner import Budget, Choice, Storage, check_parts_fit, choose, why_nothing_fits
+
+GAP_MODES = ("auto", "never", "always")
+_RANDOM_INPUTS = 16
+_MEASURED_AT_ONCE = 8
+_Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for: grids, a number of stages, cuts after operators, and which optimisations are allowed."""
+
+    grids: GridChoice
+    stages: int | None
+    cuts: tuple[str, ...] = ()
+    precision: str = "auto"
+    gap: str = "auto"
+
+    @property
+    def asks_for_columns(self) -> bool:
+        """Whether some stage was asked to be spread by columns."""
+        asked = self.grids.per_stage or ((self.grids.wanted,) if self.grids.wanted else ())
+        return any(grid.columns for grid in asked)
+
+
+def fit(
+    original: Graph, wishes: Wishes, budget: Budget, calibration: Calibration | None, progress: Progress
+) -> Decision:
+    """Choose stages for a network so that each fits its functions, changing the network only where it must be.
+
+    Raises ModelError where nothing fits (it says which bound is in the way), or a GAP head was asked for and there is
+    none to replace; UsageError for wishes that contradict each other.
+    """
+    _check(wishes)
+    changes: tuple[Change, ...] = ()
+    given = original
+    if wishes.gap == "always":
+        given, changes = _with_gap(original, calibration, progress)
+    found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=wishes.asks_for_columns))
+    if found is None and wishes.gap == "auto" and calibration is not None and find_head(original):
+        given, changes = _with_gap(original, calibration, progress)
+        found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=False))
+    if found is None:
+        given, changes = (original, ()) if wishes.gap != "always" else (given, changes)
+        found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=True))
+    if found is None:
+        raise _nothing_fits(given, wishes, budget)
+    graph, cuts, choices = found
+    half = _half_weights(graph, choices)
+    if half:
+        graph = precision.with_half(graph, half)
+        progress("measuring what fp16 storage loses")
+        changes = (*changes, _measure_half(given, graph, half, calibration))
+    return Decision(graph, cuts, choices, changes, _ways(original, wishes, budget, changes))
+
+
+def _check(wishes: Wishes) -> None:
+    if wishes.precision not in precision.MODES:
+        raise UsageError(f"precision is {', '.join(precision.MODES)}, not {wishes.precision!r}")
+    if wishes.gap not in GAP_MODES:
+        raise UsageError(f"gap is {', '.join(GAP_MODES)}, not {wishes.gap!r}")
+    if wishes.cuts and wishes.stages not in (None, len(wishes.cuts) + 1):
+        raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
+
+
+def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage]:
+    """Yield ways to store weights, the most exact first."""
+    if wishes.precision != "fp16":
+        yield Storage(spread=spread)
+    if wishes.precision != "fp32":
+        yield Storage(precision.storable(graph), always=wishes.precision == "fp16", spread=spread)
+
+
+_Found = tuple[Graph, Sequence[Cut], list[Choice]]
+
+
+def _first_that_fits(given: Graph, wishes: Wishes, budget: Budget, storages: Iterator[Storage]) -> _Found | None:
+    graph = with_tile_pools(given)
+    cuts = _cuts(graph, wishes, budget)
+    stages = len(cuts) - 1 if wishes.cuts else wishes.stages
+    for storage in storages:
+        choices = choose(graph, cuts, wishes.grids, stages, budget, storage)
+        if choices:
+            return graph, cuts, choices
+    return None
+
+
+def _cuts(graph: Graph, wishes: Wishes, budget: Budget) -> list[Cut]:
+    return cuts_after(graph, wishes.cuts) if wishes.cuts else cut_points(graph, budget.limit.room)
+
+
+def _nothing_fits(given: Graph, wishes: Wishes, budget: Budget) -> ModelError:
+    graph = with_tile_pools(given)
+    cuts = _cuts(graph, wishes, budget)
+    try:
+        for storage in _storages(graph, wishes, spread=False):
+            check_parts_fit(graph, cuts, budget.limit, storage)
+    except ModelError as error:
+        return error
+    return ModelError(why_nothing_fits(graph, cuts, wishes.grids, wishes.stages))
+
+
+def _with_gap(original: Graph, calibration: Calibration | None, progress: Progress) -> tuple[Graph, tuple[Change, ...]]:
+    """Return the network with a global average pooling head, and what that cost."""
+    if find_head(original) is None:
+        raise ModelError("the network has no fully connected head that pooling could replace: use --gap never")
+    if calibration is None:
+        progress("making a pooling head without data")
+        graph, how = replace_head_blind(original, progress=progress)
+    else:
+        progress("fitting a pooling head")
+        graph, how = replace_head(original, calibration, progress=progress)
+    return graph, (_gap_change(how),)
+
+
+def _gap_change(how: HeadFit) -> Change:
+    return Change(
+        what="global average pooling head",
+        how=f"{how.how}: {how.note}",
+        measured_on="images held out" if how.accuracy_after is not None else "random inputs",
+        samples=how.held_out,
+        error=None,
+        agreement=how.agreement,
+        accuracy_before=how.accuracy_before,
+        accuracy_after=how.accuracy_after,
+    )
+
+
+def _half_weights(graph: Graph, choices: Sequence[Choice]) -> frozenset[str]:
+    stored = precision.storable(graph)
+    nodes = [node for choice in choices if choice.half for node in graph.nodes[choice.start : choice.stop]]
+    return frozenset(name for node in nodes for name in graph.constants(node) if name in stored)
+
+
+def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration: Calibration | None) -> Change:
+    """Measure what rounding weights to fp16 does to the answers, on real images where there are any."""
+    shape = before.shape(before.input)
+    if calibration is None:
+        size = (_RANDOM_INPUTS, shape.channels, shape.height, shape.width)
+        images, on = np.random.default_rng(0).standard_normal(size, dtype=np.float32), "random inputs"
+    else:
+        images, on = calibration.images, "calibration images"
+    wanted, got = (_run_all(whole_runner(graph), images) for graph in (before, after))
+    large = [value for value in before.weights.values() if value.dtype == np.float32]
+    share = sum(before.weights[name].nbytes for name in half) / sum(value.nbytes for value in large)
+    accuracies = [
+        float((logits.argmax(axis=1) == calibration.labels).mean()) if calibration else None for logits in (wanted, got)
+    ]
+    return Change(
+        what="fp16 storage",
+        how=f"{len(half)} weights, {share:.0%} of the network's bytes",
+        measured_on=on,
+        samples=len(images),
+        error=relative_error(got, wanted),
+        agreement=agreement(got, wanted),
+        accuracy_before=accuracies[0],
+        accuracy_after=accuracies[1],
+    )
+
+
+def _run_all(run: _Run, images: NDArray[np.float32]) -> NDArray[np.float32]:
+    starts = range(0, len(images), _MEASURED_AT_ONCE)
+    return np.concatenate([run(images[start : start + _MEASURED_AT_ONCE]) for start in starts])
+
+
+def _ways(original: Graph, wishes: Wishes, budget: Budget, changes: Sequence[Change]) -> tuple[Way, ...]:
+    """Say how the largest part that no cut divides could be deployed; nothing where it fits as it is."""
+    graph = with_tile_pools(original)
+    room = budget.limit.room
+    spans = [(left.position, right.position) for left, right in pairwise(_cuts(graph, wishes, budget))]
+    start, stop = max(spans, key=lambda span: weight_bytes(graph, *span))
+    full, half = (weight_bytes(graph, start, stop, stored) for stored in ((), precision.storable(graph)))
+    if full <= room:
+        return ()
+    ways = [Way("fp32, one function", 1, full, full <= room, exact=True)]
+    ways.append(Way("fp16 storage, one function", 1, half, half <= room, exact=False))
+    head = find_head(original)
+    if head:
+        for what, size, exact in (("fp32", full, True), ("fp16", half, False)):
+            parts = -(-size // room)
+            if parts > 1:
+                ways.append(Way(f"{what}, columns over functions", parts, -(-size // parts), fits=True, exact=exact))
+        classes = graph.shape(graph.output).elements
+        pooled = 4 * classes * (graph.shape(head.trunk_end).channels + 1)
+        fitted = next((change.how for change in changes if "pooling" in change.what), "needs --calibration")
+        ways.append(Way(f"global average pooling head ({fitted})", 1, pooled, fits=True, exact=False))
+    return tuple(ways)

@@ -61,8 +61,8 @@ def smooth(width, height):
 
 
 def noise(width, height):
-    """No two pixels alike: a shift by a fraction of one shows."""
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    """No two pixels alike, so a shift by a fraction of one shows; none near black or white, where filters clip."""
+    return Image.fromarray(np.random.default_rng(0).integers(80, 176, (height, width, 3), dtype=np.uint8))
 
 
 def png(width, height, depth, colour, data, *chunks):

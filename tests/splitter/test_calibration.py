@@ -1,0 +1,249 @@
+"""A folder of labelled images: what is read is what lies there, in one order, and what is wrong is named."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from serfer.core.errors import ImageError, InputError, PlanError, UsageError
+from serfer.core.plan import Preprocess, Shape
+from serfer.images import ImageLimits, decode_image, normalise
+from splitter import calibration
+from splitter.calibration import Calibration, read_calibration
+
+SHAPE = Shape(3, 6, 8, flat=False)
+RGB = Preprocess(7, "bilinear", "RGB", 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+LABELS = ("tabby cat", "Zwölf", "crane", "great_white-shark", "crane", "3", "7")
+
+
+def image(path, colour=(10, 20, 30)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (9, 11), colour).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes: 12 images of class 0, 10 of class 3."""
+    root = tmp_path / "images"
+    for number in range(12):
+        image(root / "tabby cat" / f"{number}.png", (number, 0, 0))
+    for number in range(10):
+        image(root / "great_white-shark" / "deeper" / f"{number}.png", (0, number, 0))
+    return root
+
+
+def read(folder, **changes):
+    options = {"preprocess": RGB, "shape": SHAPE, "labels": LABELS, "limits": ImageLimits(), **changes}
+    return read_calibration(folder, **options)
+
+
+def made(*labels):
+    """Images that hold their own number."""
+    count = len(labels)
+    images = np.arange(count, dtype=np.float32).reshape(-1, 1, 1, 1) * np.ones((1, 1, 2, 2), np.float32)
+    return Calibration(images, np.array(labels, dtype=np.int64))
+
+
+class TestRead:
+    def test_images_are_as_the_network_takes_them_in_order_of_class_and_path(self, folder):
+        got = read(folder)
+        assert (got.images.shape, got.images.dtype, got.labels.dtype) == ((22, 3, 6, 8), np.float32, np.int64)
+        assert got.labels.tolist() == [0] * 12 + [3] * 10
+        paths = [
+            *sorted((folder / "tabby cat").iterdir()),
+            *sorted((folder / "great_white-shark" / "deeper").iterdir()),
+        ]
+        for number, path in enumerate(paths):
+            pixels = decode_image(path.read_bytes(), "x", RGB, SHAPE, ImageLimits())
+            assert np.array_equal(got.images[number], normalise(pixels[None], RGB)[0])
+
+    def test_grey_networks_have_their_calibration_too(self, folder):
+        grey = Preprocess(None, "bilinear", "L", 1 / 255, (0.0,), (1.0,))
+        assert read(folder, preprocess=grey, shape=Shape(1, 5, 4, flat=False)).images.shape == (22, 1, 5, 4)
+
+    @pytest.mark.parametrize(
+        ("name", "index"),
+        [
+            ("Tabby_Cat", 0),
+            ("tabby-cat", 0),
+            ("0", 0),
+            ("ZWÖLF", 1),
+            ("Zwo\u0308lf", 1),  # as macOS spells it
+            ("2", 2),
+            ("004", 4),
+            ("Great White Shark", 3),
+            ("3", 5),  # a label before an index
+            ("6", 6),
+        ],
+    )
+    def test_a_folder_is_named_as_its_class_or_by_its_index(self, folder, name, index):
+        (folder / "great_white-shark").rename(folder / "other")
+        (folder / "tabby cat").rename(folder / "1" if index != 1 else folder / "0")
+        (folder / "other").rename(folder / name)
+        labels = read(folder).labels
+        assert (labels == index).sum() == 10
+
+    def test_the_label_itself_counts_before_one_that_is_nearly_it(self, folder):
+        labels = ("great_white-shark", "tabby cat", "Tabby Cat")
+        assert set(read(folder, labels=labels).labels.tolist()) == {0, 1}
+
+    def test_two_folders_of_one_class_are_one_class(self, folder):
+        image(folder / "0" / "more.png")
+        assert read(folder).labels.tolist() == [0] * 13 + [3] * 10
+
+    def test_hidden_files_and_what_lies_beside_the_folders_do_not_matter(self, folder):
+        expected = read(folder)
+        (folder / "tabby cat" / ".DS_Store").write_bytes(b"x")
+        (folder / ".git").mkdir()
+        (folder / "README.txt").write_text("where these come from")
+        got = read(folder)
+        assert np.array_equal(got.images, expected.images)
+        assert np.array_equal(got.labels, expected.labels)
+
+    def test_class_folders_may_be_links(self, folder, tmp_path):
+        (folder / "tabby cat").rename(tmp_path / "elsewhere")
+        (folder / "tabby cat").symlink_to(tmp_path / "elsewhere")
+        assert len(read(folder).labels) == 22
+
+    def test_progress_is_told(self, folder):
+        told = []
+        read(folder, progress=told.append)
+        assert told == ["reading calibration images: 0 of 22"]
+
+
+class TestRefused:
+    def refused(self, words, folder, kind=InputError, **changes):
+        with pytest.raises(kind, match=words) as caught:
+            read(folder, **changes)
+        assert "\n" not in str(caught.value)
+
+    def test_no_description_of_preprocessing(self, folder):
+        self.refused("--preprocess", folder, PlanError, preprocess=None)
+
+    def test_no_labels(self, folder):
+        self.refused("--labels", folder, labels=())
+
+    def test_a_network_of_other_channels(self, folder):
+        self.refused("takes 1 channels", folder, PlanError, shape=Shape(1, 6, 8, flat=False))
+
+    def test_no_folder_at_all(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "file").write_text("")
+        self.refused("none does not exist", tmp_path / "none")
+        self.refused("file is no folder", tmp_path / "file")
+        self.refused("empty is empty", tmp_path / "empty")
+        self.refused("cannot be read: File name too long", tmp_path / ("x" * 300))
+
+    def test_images_that_lie_flat(self, tmp_path):
+        image(tmp_path / "flat" / "1.png")
+        self.refused("1.png in no class folder: put each image into a folder named as its class", tmp_path / "flat")
+
+    def test_nothing_but_other_files(self, tmp_path):
+        (tmp_path / "images.zip").write_text("")
+        self.refused("no class folders", tmp_path)
+
+    def test_images_beside_the_class_folders(self, folder):
+        for number in range(5):
+            image(folder / f"loose{number}.jpg")
+        self.refused("loose0.jpg, loose1.jpg, loose2.jpg and 2 more in no class folder", folder)
+
+    def test_folders_of_other_classes(self, folder):
+        for name in ("zebra", "7000", "10", "-1", "²"):
+            image(folder / name / "1.png")
+        self.refused(r"5 folders of other classes .*\(-1, 10, 7000 and 2 more\).*0 to 6", folder)
+
+    def test_a_name_of_two_classes(self, folder):
+        image(folder / "Crane" / "1.png")
+        self.refused(r"Crane is the name of 2 of the network's classes.*\(2, 4\)", folder)
+
+    def test_a_class_without_images(self, folder):
+        (folder / "6").mkdir()
+        (folder / "6" / ".hidden.png").write_bytes(b"")
+        self.refused("6 holds no images", folder)
+
+    def test_files_that_are_no_images_by_their_names(self, folder):
+        for name in "abcd":
+            (folder / "tabby cat" / f"{name}.txt").write_text("")
+        self.refused("a.txt, b.txt, c.txt and 1 more: 4 files", folder)
+
+    def test_files_that_are_no_images_by_what_they_hold(self, folder):
+        (folder / "tabby cat" / "5.png").write_text("hello")
+        self.refused(r"tabby cat/5.png is no image", folder, ImageError)
+
+    def test_a_link_to_nothing(self, folder):
+        (folder / "tabby cat" / "x.png").symlink_to(folder / "nothing")
+        self.refused(r"x.png does not exist", folder, ImageError)
+
+    def test_a_pipe_is_not_waited_for(self, folder):
+        os.mkfifo(folder / "tabby cat" / "pipe.png")
+        assert len(read(folder).labels) == 22
+
+    def test_a_single_class(self, folder):
+        (folder / "great_white-shark").rename(folder / "0")
+        self.refused("one class only", folder)
+
+    def test_a_class_of_one_image(self, folder):
+        image(folder / "1" / "1.png")
+        self.refused("1 classes of fewer than 2 images, such as 'Zwölf'", folder)
+
+    def test_too_few_images(self, folder):
+        for number in range(3):
+            (folder / "tabby cat" / f"{number}.png").unlink()
+        self.refused("has 19 images: give at least 20", folder)
+
+    def test_more_images_than_fit_are_refused_before_any_is_read(self, folder, monkeypatch):
+        monkeypatch.setattr(calibration, "MOST_BYTES", 21 * SHAPE.elements * 4)
+        monkeypatch.setattr(calibration, "read_image", None)
+        self.refused("has 22 images: at most 21 of 3x6x8 fit", folder)
+
+
+class TestSplit:
+    @given(st.lists(st.integers(0, 9), min_size=2, max_size=200), st.floats(0.001, 0.999), st.integers(0, 5))
+    def test_the_parts_are_the_whole_and_each_class_gives_its_share(self, labels, share, seed):
+        whole = made(*labels)
+        fit, held = whole.split(share, seed)
+        assert len(held.labels) == min(max(1, round(share * len(labels))), len(labels) - 1)
+        assert sorted([*fit.images[:, 0, 0, 0], *held.images[:, 0, 0, 0]]) == list(range(len(labels)))
+        for part in (fit, held):
+            assert [labels[int(number)] for number in part.images[:, 0, 0, 0]] == part.labels.tolist()
+        for label in set(labels):
+            expected = labels.count(label) * len(held.labels) / len(labels)
+            assert abs((held.labels == label).sum() - expected) < 1 + 1e-9
+
+    def test_the_seed_decides_and_nothing_else(self):
+        whole = made(*[0, 1, 2] * 20)
+        first, again, other = whole.split(0.2, 7)[1], whole.split(0.2, 7)[1], whole.split(0.2, 8)[1]
+        assert np.array_equal(first.images, again.images)
+        assert not np.array_equal(first.images, other.images)
+        assert np.bincount(first.labels).tolist() == [4, 4, 4]
+
+    def test_every_class_of_two_is_fitted_to(self):
+        fit, held = made(*sorted([*range(10)] * 2)).split(0.5)
+        assert fit.labels.tolist() == held.labels.tolist() == list(range(10))
+
+    @pytest.mark.parametrize("share", [0, 1, -0.5, 2, float("nan")])
+    def test_a_share_that_leaves_nothing_is_refused(self, share):
+        with pytest.raises(UsageError, match="between 0 and 1"):
+            made(0, 1).split(share)
+
+    @pytest.mark.parametrize("labels", [(), (4,)])
+    def test_one_image_cannot_be_split(self, labels):
+        with pytest.raises(InputError, match=f"{len(labels)} calibration images"):
+            made(*labels).split(0.5)
+
+
+class TestBatches:
+    @given(st.integers(0, 20), st.integers(1, 25))
+    def test_batches_are_the_whole_in_order(self, count, size):
+        whole = made(*range(count))
+        batches = list(whole.batches(size))
+        assert all(len(images) == len(labels) <= size for images, labels in batches)
+        assert [label for _, labels in batches for label in labels] == list(range(count))
+        assert len(batches) == -(-count // size)
+
+    def test_a_batch_of_nothing_is_refused(self):
+        with pytest.raises(UsageError, match="at least 1 image"):
+            next(made(0).batches(0))

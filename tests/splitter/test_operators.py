@@ -225,18 +225,23 @@ def test_a_residual_is_cropped_to_what_its_other_branch_keeps(tmp_path, grid):
     assert relative_error(run_tiles(plan, tmp_path, batch), unsplit(model, batch)) <= EXACT
 
 
-@pytest.mark.parametrize(
-    ("shape", "spread"),
-    [((4, 1, 1), True), ((1,), True), ((), True), ((9, 9), False), ((4, 9, 9), False), ((9,), False)],
-)
+@pytest.mark.parametrize("grid", ["2x2", "3x2"])
+@pytest.mark.parametrize("shape", [(4, 1, 1), (1,), (), (9, 9), (4, 9, 9), (9,), (9, 1), (4, 1, 9), (1, 4, 9, 1)])
 @pytest.mark.parametrize("kind", ["Add", "Mul", "PRelu"])
-def test_a_constant_that_varies_over_the_map_is_not_tiled_and_any_is_exact(tmp_path, kind, shape, spread):
+def test_a_constant_that_varies_over_the_map_is_cut_as_the_map_is(tmp_path, kind, shape, grid):
     net = Net(3, 9, 9)
     x = net.op(kind, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), net.constant(net.floats(*shape)))
     model = net.model(net.flat(x))
     graph = from_onnx(model, 9, 9)
-    assert all(operators.tileable(graph, node) for node in graph.nodes if node.kind == kind) is spread
-    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
+    assert all(operators.tileable(graph, node) for node in graph.nodes if node.kind == kind)
+    assert worst_error(model, net.batch_of(2), tmp_path, [grid, "1"], cuts=(x,)) <= EXACT
+
+
+def test_a_map_that_a_constant_stretches_is_exact(tmp_path):
+    net = Net(3, 1, 9)
+    x = net.op("Add", "x", net.constant(net.floats(3, 4, 9)))
+    model = net.model(net.flat(net.op("Relu", net.conv(x, 3, 2, [3, 3], pads=[1, 1, 1, 1]))))
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
 
 
 def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):

@@ -1,0 +1,217 @@
+"""Global average pooling in place of a fully connected head, fitted to images: SerFer, section 4.1.1, optimisation 2.
+
+The paper trains the pooled network anew. Here one layer on the pooled features stays (without one, the last map would
+need a channel for each class), and it is fitted, then trained on together with the trunk for a few epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import ModelError
+from splitter.calibration import Calibration
+from splitter.graph import Graph
+from splitter.heads import Head, find_head, split_at, with_linear_head
+from splitter.noise import noise
+from splitter.regression import Scaling, logistic, ridge
+from splitter.trunks import Array, Progress, macs, pooled_and_logits
+
+Indices = NDArray[np.int64]
+_HELD_OUT, _VALIDATION = 0.2, 0.15
+_BLIND_IMAGES, _BLIND_LEAST, _BLIND_SHARE = 1024, 64, 0.75
+_BLIND_MACS = 1e13
+_NAMED_CLASSES = 8
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """How a head was replaced, and what that changed on `held_out` images that no fit saw.
+
+    Accuracies and agreement (with the original's first answer) are shares; accuracies are None without labelled images.
+    Bytes are the head's constants'. `how` is "logistic", "fine-tuned" or "blind"; `note` says what a reader must know.
+    """
+
+    how: str
+    accuracy_before: float | None
+    accuracy_after: float | None
+    held_out: int
+    agreement: float
+    bytes_before: int
+    bytes_after: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Disjoint indices of calibration images; every class is in the first, the others may be empty."""
+
+    training: Indices
+    validation: Indices
+    held_out: Indices
+
+
+def replace_head(
+    graph: Graph, calibration: Calibration, *, seed: int = 0, progress: Progress = lambda _: None
+) -> tuple[Graph, HeadFit]:
+    """Return the graph with a fitted pooled head, and what it lost on images held out.
+
+    Raises ModelError where there is no head to replace, or the images are not of this network's classes.
+    """
+    head = _head(graph)
+    _check(graph, head, calibration)
+    parts = divide(calibration.labels, seed)
+    pooled, logits = pooled_and_logits(graph, head.trunk_end, head.logits, calibration.images, progress)
+    _check_original(logits, calibration.labels)
+    replaced, how, note = _fitted(graph, head, calibration, parts, (pooled, logits), seed, progress)
+    unseen = parts.held_out
+    progress(f"judging on {len(unseen)} images held out")
+    answers = _logits(replaced, head, calibration.images[unseen])
+    before, after = logits[unseen].argmax(axis=1), answers.argmax(axis=1)
+    labels = calibration.labels[unseen]
+    return replaced, HeadFit(
+        how=how,
+        accuracy_before=float((before == labels).mean()),
+        accuracy_after=float((after == labels).mean()),
+        held_out=len(unseen),
+        agreement=float((before == after).mean()),
+        bytes_before=head.bytes,
+        bytes_after=_head_bytes(replaced, head),
+        note=note,
+    )
+
+
+def _fitted(
+    graph: Graph,
+    head: Head,
+    calibration: Calibration,
+    parts: Parts,
+    seen: tuple[Array, Array],
+    seed: int,
+    progress: Progress,
+) -> tuple[Graph, str, str]:
+    """Return the best graph on the validation part, how it came about, and what to say of it."""
+    from splitter.trainable import unknown_kinds  # noqa: PLC0415 - torch is slow to import
+    from splitter.tuning import Examples, tune  # noqa: PLC0415 - same
+
+    pooled, logits = seen
+    scaling = Scaling.of(pooled[parts.training])
+    scaled, labels = scaling.apply(pooled), calibration.labels
+    progress(f"fitting one layer to {len(parts.training)} images")
+    validation = scaled[parts.validation], labels[parts.validation]
+    layer = logistic(scaled[parts.training], labels[parts.training], validation, seed)
+    unknown = unknown_kinds(split_at(graph, head.trunk_end)[0])
+    counted = f"{len(parts.training)} images, chosen by {len(parts.validation)} others"
+    if unknown or not len(parts.validation):
+        why = f"cannot train through {', '.join(unknown)}" if unknown else "too few images to judge training by"
+        return with_linear_head(graph, head, scaling.fold(layer)), "logistic", f"fitted to {counted}; {why}"
+    examples = Examples(calibration.images, labels, logits)
+    tuned = tune(
+        graph, head, layer, scaling, (examples.take(parts.training), examples.take(parts.validation)), seed, progress
+    )
+    replaced = with_linear_head(tuned.graph, head, scaling.fold(tuned.layer))
+    if not tuned.epoch:
+        return replaced, "logistic", f"fitted to {counted}; training the trunk did not help"
+    return replaced, "fine-tuned", f"fitted to {counted}; trunk trained for {tuned.epoch} epochs"
+
+
+def replace_head_blind(graph: Graph, seed: int = 0, *, progress: Progress = lambda _: None) -> tuple[Graph, HeadFit]:
+    """Return the graph with a pooled head that imitates the old one on random images, for want of real ones.
+
+    Raises ModelError where there is no head to replace. What it loses on real images is not known.
+    """
+    head = _head(graph)
+    affordable = int(_BLIND_MACS // max(macs(graph, graph.nodes), 1))
+    images = noise(graph.shapes[graph.input][1:], int(np.clip(affordable, _BLIND_LEAST, _BLIND_IMAGES)), seed)
+    pooled, logits = pooled_and_logits(graph, head.trunk_end, head.logits, images, progress)
+    count = int(len(images) * _BLIND_SHARE)
+    chosen = count * 4 // 5
+    scaling = Scaling.of(pooled[:chosen])
+    scaled = scaling.apply(pooled)
+    layer = ridge(scaled[:chosen], logits[:chosen], (scaled[chosen:count], logits[chosen:count]))
+    replaced = with_linear_head(graph, head, scaling.fold(layer))
+    after = _logits(replaced, head, images[count:]).argmax(axis=1)
+    return replaced, HeadFit(
+        how="blind",
+        accuracy_before=None,
+        accuracy_after=None,
+        held_out=len(images) - count,
+        agreement=float((after == logits[count:].argmax(axis=1)).mean()),
+        bytes_before=head.bytes,
+        bytes_after=_head_bytes(replaced, head),
+        note="fitted to random images: its accuracy on real ones was not measured; calibrate to know it",
+    )
+
+
+def _head(graph: Graph) -> Head:
+    head = find_head(graph)
+    if head is None:
+        raise ModelError("the network has no fully connected head after its last map: nothing for pooling to replace")
+    return head
+
+
+def _logits(graph: Graph, head: Head, images: Array) -> Array:
+    return pooled_and_logits(graph, head.trunk_end, head.logits, images, lambda _: None)[1]
+
+
+def _head_bytes(graph: Graph, head: Head) -> int:
+    return sum(
+        graph.weights[name].nbytes for node in split_at(graph, head.trunk_end)[1] for name in graph.constants(node)
+    )
+
+
+def divide(labels: Indices, seed: int) -> Parts:
+    """Divide images into parts to fit to, to choose by and to judge by, each with every class where there are enough.
+
+    A class's only image is for the fit, its second is held out.
+    """
+    random = np.random.default_rng(seed)
+    training, validation, held_out = [], [], []
+    for label in np.unique(labels):
+        mine = random.permutation(np.flatnonzero(labels == label))
+        held = max(1, round(_HELD_OUT * len(mine))) if len(mine) > 1 else 0
+        judging = max(1, round(_VALIDATION * len(mine))) if len(mine) > 2 else 0  # noqa: PLR2004 - one for each part
+        held_out.append(mine[:held])
+        validation.append(mine[held : held + judging])
+        training.append(mine[held + judging :])
+    return Parts(*(np.sort(np.concatenate(part)) for part in (training, validation, held_out)))
+
+
+def _check(graph: Graph, head: Head, calibration: Calibration) -> None:
+    classes = graph.shapes[head.logits][1]
+    images, labels = calibration.images, calibration.labels
+    if images.shape[1:] != graph.shapes[graph.input][1:] or len(images) != len(labels) or not len(images):
+        wanted = " x ".join(str(size) for size in graph.shapes[graph.input][1:])
+        raise ModelError(f"{len(images)} calibration images of shape {images.shape[1:]}, the network takes {wanted}")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ModelError(f"a calibration image has class {labels.max()}, the network has {classes} classes from 0")
+    missing = np.flatnonzero(np.bincount(labels, minlength=classes) == 0)
+    if len(missing):
+        named = ", ".join(str(index) for index in missing[:_NAMED_CLASSES]) + (
+            ", ..." * (len(missing) > _NAMED_CLASSES)
+        )
+        raise ModelError(
+            f"{len(missing)} of the network's {classes} classes have no calibration image ({named}): a new head cannot "
+            "learn them"
+        )
+    if len(labels) == classes:
+        raise ModelError("one calibration image a class leaves none to judge the new head by: give two or more")
+
+
+def _check_original(logits: Array, labels: Indices) -> None:
+    """Refuse images on which the original is right no more often than its answers would be by chance.
+
+    Chance knows how often each class is shown and how often it is answered; two standard errors above it are chance.
+    """
+    classes, answers = logits.shape[1], logits.argmax(axis=1)
+    found = float((answers == labels).mean())
+    shown, given = (np.bincount(indices, minlength=classes) / len(labels) for indices in (labels, answers))
+    chance = float(shown @ given)
+    least = max(2 / classes if classes > 3 else 0.0, chance + 2 * np.sqrt(chance * (1 - chance) / len(labels)))  # noqa: PLR2004 - 2/3 is no chance
+    if found <= least:
+        raise ModelError(
+            f"the network is right on {found:.1%} of the {len(labels)} calibration images, by chance on {chance:.1%}: "
+            "they are mislabelled, prepared in another way, or of other classes"
+        )

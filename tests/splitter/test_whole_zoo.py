@@ -1,0 +1,176 @@
+"""Every network that the zoo knows: its entry, its weights, and its answers when it is split."""
+
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import serfer
+from serfer.core.errors import ModelError
+from splitter.grids import ONE, parse_grids
+from splitter.zoo import ZOO, find, imagenet_labels
+
+PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "images" / "chelsea.png"
+PACKAGE_LIMIT = 262_144_000
+WORST = 1e-5
+PRETRAINED = {"efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2"}
+RANDOM = {
+    "alexnet",
+    "densenet121",
+    "efficientnet-b0",
+    "googlenet",
+    "inception-v3",
+    "mobilenet-v2",
+    "mobilenet-v3-large",
+    "resnet152",
+    "resnet18",
+    "resnet50",
+    "squeezenet",
+    "vgg11",
+    "vgg16",
+}
+SIZES = {"efficientnet-lite1": 240, "efficientnet-lite2": 260, "inception-v3": 299}
+
+
+def test_the_zoo_knows_these_networks():
+    assert set(ZOO) == PRETRAINED | RANDOM
+    assert all(name == entry.name for name, entry in ZOO.items())
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are():
+    with pytest.raises(ModelError, match="unknown model 'resnet'") as refusal:
+        find("resnet")
+    assert all(name in str(refusal.value) for name in ZOO)
+    assert find("resnet18") is ZOO["resnet18"]
+
+
+@pytest.mark.parametrize("entry", ZOO.values(), ids=list(ZOO))
+def test_every_entry_says_whether_its_weights_are_real(entry):
+    if entry.name in PRETRAINED:
+        assert entry.weights == "ImageNet (pretrained)"
+    else:
+        assert entry.weights == "random (seed 0): answers mean nothing"
+
+
+@pytest.mark.parametrize("entry", ZOO.values(), ids=list(ZOO))
+def test_every_entry_makes_inputs_of_its_size_and_of_sane_numbers(entry):
+    preprocess = entry.preprocess
+    assert entry.size == SIZES.get(entry.name, 224)
+    assert 1.1 * entry.size < preprocess.resize < 1.2 * entry.size
+    assert preprocess.channels == "RGB"
+    black, white = ((value * preprocess.scale - np.array(preprocess.mean)) / preprocess.std for value in (0, 255))
+    assert (black > -3).all()
+    assert (black < -1).all()
+    assert (white > 1).all()
+    assert (white < 3).all()
+
+
+@pytest.mark.parametrize("entry", ZOO.values(), ids=list(ZOO))
+def test_the_grids_of_every_entry_end_in_a_single_tile_or_are_left_to_the_planner(entry):
+    assert not entry.grids or parse_grids(list(entry.grids)).per_stage[-1] == ONE
+
+
+def test_random_weights_are_the_same_every_time_and_leave_the_callers_random_numbers_alone():
+    import torch  # noqa: PLC0415 - slow to import
+
+    before = torch.get_rng_state()
+    first, second = (ZOO["mobilenet-v2"].build() for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module.training for module in first.modules())
+    again = second.state_dict()
+    assert all(torch.equal(value, again[key]) for key, value in first.state_dict().items())
+
+
+@pytest.fixture(scope="module", params=ZOO)
+def network(request):
+    """A network of the zoo with its module's answers to noise and to a photograph; it is built and exported once."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    entry = ZOO[request.param]
+    module, batch = entry.build().eval(), _inputs(entry)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", _Once(torch.onnx.export))
+        patch.setitem(ZOO, entry.name, replace(entry, build=partial(_same, module)))
+        yield SimpleNamespace(entry=entry, module=module, batch=batch, logits=_logits(module, batch))
+
+
+class _Once:
+    """A function that is called once; later calls, whatever they pass, get what the first one got."""
+
+    def __init__(self, function):
+        self.function, self.results = function, []
+
+    def __call__(self, *arguments, **options):
+        if not self.results:
+            self.results.append(self.function(*arguments, **options))
+        return self.results[0]
+
+
+def _same(module):
+    return module
+
+
+def _inputs(entry):
+    noise = np.random.default_rng(5).standard_normal((1, 3, entry.size, entry.size), dtype=np.float32)
+    picture = Image.open(PHOTOGRAPH).convert("RGB").resize((entry.size, entry.size), Image.Resampling.BICUBIC)
+    photograph = (np.asarray(picture) * entry.preprocess.scale - entry.preprocess.mean) / entry.preprocess.std
+    return np.concatenate([noise, photograph.transpose(2, 0, 1)[None].astype(np.float32)])
+
+
+def _logits(module, batch):
+    import torch  # noqa: PLC0415 - slow to import
+
+    with torch.inference_mode():
+        return module(torch.from_numpy(batch)).numpy()
+
+
+def _errors(got, expected):
+    """Return each image's largest difference, relative to the range of its own logits."""
+    return np.abs(got - expected).max(axis=1) / np.ptp(expected, axis=1)
+
+
+@pytest.mark.slow
+def test_the_answers_depend_on_every_part_of_the_image(network):
+    middle = network.entry.size // 2
+    faulty = network.batch.copy()
+    faulty[:, :, middle : middle + 2, middle : middle + 8] = 0
+    assert np.isfinite(network.logits).all()
+    assert (np.ptp(network.logits, axis=1) > 0.1).all()
+    assert (_errors(_logits(network.module, faulty), network.logits) > 100 * WORST).all()
+    assert (_errors(network.logits[::-1], network.logits) > 0.01).all()
+
+
+@pytest.mark.slow
+def test_the_weights_are_what_the_entry_says(network):
+    import torch  # noqa: PLC0415 - slow to import
+
+    if network.entry.name in PRETRAINED:
+        assert imagenet_labels()[network.logits[1].argmax()] == "Egyptian cat"
+        return
+    drawn = torch.nn.Conv2d | torch.nn.Linear | torch.nn.BatchNorm2d
+    for module in network.module.modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        assert not own or isinstance(module, drawn), f"nothing gives {type(module).__name__} its numbers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True], ids=["2x2", "own"])
+def test_a_split_network_answers_as_its_module_does_and_fits_its_functions(network, own, shelf):
+    grids = (list(network.entry.grids) or "auto") if own else "2x2"
+    with tempfile.TemporaryDirectory(dir=shelf) as directory:
+        plan = serfer.split(network.entry.name, out=Path(directory) / "plan", grids=grids)
+        with serfer.open(Path(directory) / "plan") as pipeline:
+            got = pipeline.run(network.batch)
+    errors = _errors(got, network.logits)
+    print(f"{network.entry.name}: {[str(stage.grid) for stage in plan.stages]}, relative error {errors.max():.2g}")  # noqa: T201
+    assert (got.argmax(axis=1) == network.logits.argmax(axis=1)).all()
+    assert (errors <= WORST).all()
+    assert not (own and network.entry.grids) or [str(stage.grid) for stage in plan.stages] == grids
+    for stage in plan.stages:
+        for function in stage.functions:
+            assert function.bytes + plan.limit.dependencies <= PACKAGE_LIMIT

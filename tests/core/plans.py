@@ -5,8 +5,13 @@ import hashlib
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import (
     FORMAT,
+    IMAGE,
     Artefact,
+    Cell,
+    Function,
+    Input,
     Operator,
+    PackageLimit,
     Padding,
     Piece,
     Plan,
@@ -21,9 +26,9 @@ from serfer.core.plan import (
 
 FILES = {
     "unsplit.onnx": b"whole",
-    "stage-0/weights.bin": b"weights 0",
+    "stage-0/weights-0.bin": b"weights 0",
     "stage-0/a.onnx": b"graph a",
-    "stage-1/weights.bin": b"",
+    "stage-1/weights-0.bin": b"",
     "stage-1/b.onnx": b"graph b",
 }
 
@@ -35,10 +40,12 @@ def artefact(path):
 def small_plan():
     top, bottom = Rect(Span(0, 2), Span(0, 4)), Rect(Span(2, 4), Span(0, 4))
     none = Padding(0, 0, 0, 0)
-    image, answer = Shape(3, 4, 4, flat=False), Shape(10, 1, 1, flat=True)
-    first = tuple(Tile("stage-0/a.onnx", rect, rect, none, (rect,), (), 100) for rect in (top, bottom))
-    pieces = tuple(Piece(source, (Range(0, (rect,)),)) for source, rect in enumerate((top, bottom)))
-    last = Tile("stage-1/b.onnx", image.whole, answer.whole, none, (), pieces, 480)
+    image, answer = Shape(3, 4, 4, flat=False), Shape.vector(10)
+    first = tuple(
+        Tile("stage-0/a.onnx", 0, (rect,), (none,), (rect,), (Cell(0, rect),), (), 100) for rect in (top, bottom)
+    )
+    pieces = tuple(Piece(0, tile, (Range(0, 24, (Cell(0, rect),)),)) for tile, rect in enumerate((top, bottom)))
+    last = Tile("stage-1/b.onnx", 0, (image.whole,), (none,), (answer.whole,), (), pieces, 480)
     return sealed(
         Plan(
             format=FORMAT,
@@ -49,31 +56,33 @@ def small_plan():
             activation="softmax",
             preprocess=Preprocess(256, "bicubic", "RGB", 1 / 255, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)),
             labels=("tabby", "größer", "犬", *map(str, range(3, 10))),
+            limit=PackageLimit(262_144_000, 90_000_000),
             stages=(
                 Stage(
                     (Operator("conv", "Conv", 190),),
                     Grid(2, 1),
                     1769,
                     41.5,
-                    image,
-                    image,
+                    (Input(IMAGE, IMAGE, image),),
+                    (image,),
                     first,
-                    artefact("stage-0/weights.bin"),
-                    (artefact("stage-0/a.onnx"),),
+                    (Function(artefact("stage-0/weights-0.bin"), (artefact("stage-0/a.onnx"),)),),
                 ),
                 Stage(
                     (Operator("fc", "Gemm", 480),),
                     Grid(1, 1),
                     1769,
                     41.5,
-                    image,
-                    answer,
+                    (Input(0, 0, image),),
+                    (answer,),
                     (last,),
-                    artefact("stage-1/weights.bin"),
-                    (artefact("stage-1/b.onnx"),),
+                    (Function(artefact("stage-1/weights-0.bin"), (artefact("stage-1/b.onnx"),)),),
                 ),
             ),
             unsplit=artefact("unsplit.onnx"),
+            original=(),
+            changes=(),
+            ways=(),
             digest="",
         )
     )

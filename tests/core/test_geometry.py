@@ -65,6 +65,8 @@ def test_contains_needs_both_axes(inner, expected):
     assert Rect.whole(2, 2).contains(inner) is expected
 
 
-@pytest.mark.parametrize(("grid", "text"), [(Grid(1, 1), "1"), (Grid(1, 2), "1x2"), (Grid(3, 2), "3x2")])
+@pytest.mark.parametrize(
+    ("grid", "text"), [(Grid(1, 1), "1"), (Grid(1, 2), "1x2"), (Grid(3, 2), "3x2"), (Grid(1, 4, columns=True), "col4")]
+)
 def test_a_grid_is_written_as_the_command_line_takes_it(grid, text):
     assert str(grid) == text

@@ -7,9 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.errors import PlanError
+from serfer.core.geometry import Rect, Span
 from serfer.core.plan import (
+    IMAGE,
+    ORIGINAL,
     Artefact,
+    Cell,
+    Input,
+    Padding,
     Piece,
+    Range,
     Shape,
     check_artefacts,
     dump_plan,
@@ -85,13 +92,13 @@ def test_sealing_again_changes_nothing():
 
 
 def test_function_names_carry_the_digest_and_stay_within_what_lambda_allows():
-    names = [replace(PLAN, model="x/y:" * 40).function(stage) for stage in (0, 15)]
+    names = [replace(PLAN, model="x/y:" * 40).function(stage, number) for stage in (0, 15) for number in (0, 63)]
     assert all(PLAN.digest[:12] in name for name in names)
     assert all(len(name) <= 64 and name.replace("-", "").isalnum() for name in names)
-    assert len(set(names)) == 2
+    assert len(set(names)) == 4
 
 
-@pytest.mark.parametrize("found", [0, 2, "1", None, True, 1.0])
+@pytest.mark.parametrize("found", [0, 1, 3, "2", None, True])
 def test_another_format_is_refused(found):
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(json.dumps({**VALUE, "format": found}))
@@ -146,12 +153,14 @@ def test_a_plan_that_is_a_device_is_refused_unread(tmp_path, device):
         load_plan(tmp_path)
 
 
-@pytest.mark.parametrize("path", ["lambdas/__pycache__/bootstrap.pyc", "stage-1/weights.bin", "stage-0/../x"])
+@pytest.mark.parametrize("path", ["lambdas/__pycache__/bootstrap.pyc", "stage-1/weights-0.bin", "stage-0/../x"])
 def test_a_stage_brings_no_file_into_its_function_but_weights_and_graphs(path):
     first = PLAN.stages[0]
+    (function,), artefact = first.functions, Artefact(path, 1, "0" * 64)
     for stage in (
-        replace(first, weights=Artefact(path, 1, "0" * 64)),
-        replace(first, graphs=(*first.graphs, Artefact(path, 1, "0" * 64))),
+        replace(first, functions=(replace(function, weights=artefact),)),
+        replace(first, functions=(replace(function, graphs=(*function.graphs, artefact)),)),
+        replace(first, functions=(function, replace(function, weights=artefact))),
         replace(first, tiles=tuple(replace(tile, graph=path) for tile in first.tiles)),
     ):
         with pytest.raises(PlanError, match="are not of stage 0"):
@@ -182,7 +191,7 @@ def test_an_altered_artefact_of_the_same_size_is_named(directory, path):
 
 
 def test_an_artefact_that_grew_is_named(directory):
-    (directory / "stage-1/weights.bin").write_bytes(b"x")
+    (directory / "stage-1/weights-0.bin").write_bytes(b"x")
     with pytest.raises(PlanError, match="was altered"):
         check_artefacts(PLAN, directory)
 
@@ -202,23 +211,86 @@ def test_a_files_digest_is_that_of_all_its_blocks(tmp_path):
     assert before != file_sha256(tmp_path / "file")
 
 
+def test_a_second_function_has_a_second_weights_file():
+    first = PLAN.stages[0]
+    (function,) = first.functions
+    second = replace(function, weights=replace(function.weights, path="stage-0/weights-1.bin"))
+    tiles = (first.tiles[0], replace(first.tiles[1], function=1))
+    plan = sealed(replace(PLAN, stages=(replace(first, tiles=tiles, functions=(function, second)), PLAN.stages[1])))
+    assert parse_plan(dump_plan(plan)) == plan
+    assert plan.functions == [(0, 0), (0, 1), (1, 0)]
+    assert "stage-0/weights-1.bin" in [file.path for file in plan.artefacts]
+
+
+@pytest.mark.parametrize("names", [["original.onnx"], ["original.bin", "original.onnx"], ["a.onnx", "b.bin"]])
+def test_an_original_of_another_name_is_refused(names):
+    files = tuple(Artefact(name, 1, "0" * 64) for name in names)
+    with pytest.raises(PlanError, match="another name"):
+        parse_plan(dump_plan(sealed(replace(PLAN, original=files))))
+
+
+def test_an_original_counts_among_the_artefacts():
+    plan = sealed(replace(PLAN, original=tuple(Artefact(name, 1, "0" * 64) for name in ORIGINAL)))
+    assert parse_plan(dump_plan(plan)) == plan
+    assert {"original.onnx", "original.bin"} <= {file.path for file in plan.artefacts}
+
+
+def with_stage(number, **changes):
+    stages = list(PLAN.stages)
+    stages[number] = replace(stages[number], **changes)
+    return {"stages": tuple(stages)}
+
+
+def with_tile(number, **changes):
+    first, *others = PLAN.stages[number].tiles
+    return with_stage(number, tiles=(replace(first, **changes), *others))
+
+
+MAP, ANSWER = Shape(3, 4, 4, flat=False), Shape.vector(10)
+OUTSIDE = Rect(Span(0, 5), Span(0, 4))
+WIDE = Rect(Span(0, 1), Span(0, 11))
+NONE = Padding(0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"input": Shape(3, 10**6, 10**6, flat=False)}, "more than"),
         ({"input": Shape(3, 0, 4, flat=False)}, "no or too many"),
-        ({"output": Shape(11, 1, 1, flat=True)}, "do not lead"),
+        ({"output": Shape.vector(11)}, "do not lead"),
         ({"stages": ()}, "do not lead"),
-        ({"stages": (replace(PLAN.stages[0], tiles=PLAN.stages[0].tiles[:1]), PLAN.stages[1])}, "lacks tiles"),
-        (
-            {
-                "stages": (
-                    PLAN.stages[0],
-                    replace(PLAN.stages[1], tiles=(replace(PLAN.stages[1].tiles[0], pieces=(Piece(7, ()),)),)),
-                )
-            },
-            "piece of no tile",
-        ),
+        (with_stage(1, outputs=(ANSWER, ANSWER)), "do not lead"),
+        (with_stage(0, outputs=(Shape(3, 10**6, 10**6, flat=False),)), "more than"),
+        (with_stage(0, tiles=PLAN.stages[0].tiles[:1]), "lacks .* tiles"),
+        (with_stage(0, functions=()), "lacks .* functions"),
+        (with_stage(1, inputs=()), "lacks inputs"),
+        (with_stage(0, inputs=(Input(0, 0, MAP),)), "stage 0 does not follow"),
+        (with_stage(0, inputs=(Input(IMAGE, IMAGE, Shape(3, 4, 5, flat=False)),)), "stage 0 does not follow"),
+        (with_stage(1, inputs=(Input(IMAGE, IMAGE, MAP),)), "stage 1 does not follow"),
+        (with_stage(1, inputs=(Input(1, 0, ANSWER),)), "stage 1 does not follow"),
+        (with_stage(1, inputs=(Input(2, 0, MAP),)), "stage 1 does not follow"),
+        (with_stage(1, inputs=(Input(-2, 0, MAP),)), "stage 1 does not follow"),
+        (with_stage(1, inputs=(Input(0, 1, MAP),)), "stage 1 does not follow"),
+        (with_stage(1, inputs=(Input(0, -1, MAP),)), "stage 1 does not follow"),
+        (with_stage(1, inputs=(Input(0, 0, Shape(3, 4, 5, flat=False)),)), "stage 1 does not follow"),
+        (with_stage(1, inputs=(Input(0, 0, Shape(3, 4, 4, flat=True)),)), "stage 1 does not follow"),
+        (with_tile(0, function=1), "a tile of another stage"),
+        (with_tile(0, function=-1), "a tile of another stage"),
+        (with_tile(0, inputs=()), "a tile of another stage"),
+        (with_tile(0, padding=(NONE, NONE)), "a tile of another stage"),
+        (with_tile(1, outputs=(ANSWER.whole, ANSWER.whole)), "a tile of another stage"),
+        (with_tile(0, inputs=(OUTSIDE,)), "outside its map"),
+        (with_tile(0, outputs=(OUTSIDE,)), "outside its map"),
+        (with_tile(0, outputs=(Rect(Span(-1, 2), Span(0, 4)),)), "outside its map"),
+        (with_tile(1, outputs=(WIDE,)), "outside its map"),
+        (with_tile(0, cells=(Cell(1, MAP.whole),)), "outside its map"),
+        (with_tile(0, cells=(Cell(-1, MAP.whole),)), "outside its map"),
+        (with_tile(0, pieces=(Piece(IMAGE, 0, ()),)), "piece of no tile"),
+        (with_tile(0, pieces=(Piece(0, 0, ()),)), "piece of no tile"),
+        (with_tile(1, pieces=(Piece(0, 7, ()),)), "piece of no tile"),
+        (with_tile(1, pieces=(Piece(0, -1, ()),)), "piece of no tile"),
+        (with_tile(1, pieces=(Piece(1, 0, ()),)), "piece of no tile"),
+        (with_tile(1, pieces=(Piece(0, 0, (Range(0, 24, (Cell(1, MAP.whole),)),)),)), "piece of no tile"),
     ],
 )
 def test_a_plan_with_a_right_digest_and_impossible_numbers_is_refused(change, complaint):

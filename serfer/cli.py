@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from typer.exceptions import TyperException
 
 from serfer import __version__, display
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.structure import unstructure
 from serfer.settings import load_settings
+from serfer.terminal import complain, err, ignore_signals, out, run
 from splitter.exactness import TOLERANCE, difference
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
     from serfer.pipeline import Pipeline
-
-_TERMINATED = 128 + signal.SIGTERM
-_INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,22 +37,6 @@ app = typer.Typer(
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
 app.add_typer(bench_app, name="bench")
 
-
-class _Output(Console):
-    """A console that leaves a closed pipe to `main`."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-class _Terminated(BaseException):
-    """SIGTERM, as an exception, so that workers, store and keys are cleaned up on the way out."""
-
-
-_FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
-
-out = _Output(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _FILE_WIDTH)
-err = Console(stderr=True, highlight=False)
 
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="A model of the zoo: efficientnet-lite0 or alexnet.")]
@@ -123,24 +99,26 @@ def classify(
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also run the unsplit model here and print the difference.")
+        bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images, each as one query through a split network."""
+    from serfer.unsplit import original  # noqa: PLC0415 - the command line starts fast
+
     if images.count("-") > 1:
         raise UsageError("standard input can be read only once")
     directory = _plan_directory(plan, model)
     failures = []
     with _opened(directory, store, workers, driver) as pipeline:
-        whole = _unsplit(pipeline.plan, directory) if compare else None
+        whole = original(pipeline.plan, directory) if compare else None
         for name in images:
             try:
                 data = _standard_input() if name == "-" else Path(name)
                 pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
                 delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
             except SerferError as error:
-                _complain(error)
+                complain(error)
                 failures.append(error)
                 continue
             if as_json:
@@ -157,10 +135,37 @@ def split(
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
     stages: Annotated[str, typer.Option(help="How many stages, or auto.")] = "auto",
     grids: Annotated[
-        str, typer.Option(help="auto; one grid for every stage that can be tiled; or 2x2,2x2,1.")
+        str,
+        typer.Option(
+            help="auto; one grid for every stage that can be spread like that; or one for each, as 2x2,2x2,col4,1. "
+            "RxC: tiles of a map; colN: columns of a fully connected layer."
+        ),
     ] = "auto",
+    cuts: Annotated[str | None, typer.Option(help="Cut after these operators (see explain --operators).")] = None,
+    objective: Annotated[
+        str, typer.Option(help="latency: the predicted one; work: the fewest multiply-accumulates over all tiles.")
+    ] = "latency",
+    precision: Annotated[
+        str, typer.Option(help="Storage of weights: fp32, fp16, or auto (fp16 where a stage would not fit).")
+    ] = "auto",
+    gap: Annotated[
+        str,
+        typer.Option(
+            help="Global average pooling in place of a fully connected head: never, always, or auto (where the head "
+            "does not fit even in fp16, and there are --calibration images to fit it to)."
+        ),
+    ] = "auto",
+    calibration: Annotated[Path | None, typer.Option(help="A folder with a folder of images for each class.")] = None,
     size: Annotated[
         str | None, typer.Option(help="The input's HEIGHTxWIDTH; a zoo model or ONNX file may fix its own.")
+    ] = None,
+    channels: Annotated[int, typer.Option(min=1, max=4096, help="The input's channels, with --size.")] = 3,
+    preprocess: Annotated[
+        Path | None, typer.Option(help="A TOML file that says how an image becomes the input (docs/preprocess.md).")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
     ] = None,
     memory: Annotated[
         int | None, typer.Option(help="MB of memory of each function; by default one vCPU's share.")
@@ -169,57 +174,101 @@ def split(
     as_json: JsonOption = False,
 ) -> None:
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
+    from serfer.wiring import dependency_bytes  # noqa: PLC0415 - the command line starts fast
+    from splitter.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
+    settings = load_settings()
     with _progress() as progress:
         plan = split_model(
             model,
-            _example(size),
+            _example(size, channels),
             directory,
             grids=grids,
             stages=stages,
+            cuts=_names_in(cuts),
+            objective=objective,
+            precision=precision,
+            gap=gap,
+            calibration=calibration,
             memory_mb=memory,
             limit_mb=limit_mb,
-            facts=load_settings().facts(),
+            dependency_bytes=dependency_bytes(settings, progress),
+            preprocess=read_preprocess(preprocess) if preprocess else None,
+            labels=read_labels(labels) if labels else (),
+            activation=output,
+            facts=settings.facts(),
             progress=progress,
         )
     _print_plan(plan, as_json)
 
 
 @app.command()
-def explain(directory: PlanArgument, as_json: JsonOption = False) -> None:
-    """Show a plan: its stages, grids, halos, sizes, and what each costs."""
+def explain(
+    directory: PlanArgument,
+    operators: Annotated[bool, typer.Option("--operators", help="List every operator, by stage.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the network with its cuts, and tiles with their halos, to this file.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="The image that tiles are drawn over, with --picture.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a plan: its stages, grids, halos, package sizes, what it lost, and what each stage costs."""
     from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
 
-    _print_plan(load_plan(directory), as_json)
+    if image is not None and picture is None:
+        raise UsageError("--image is what --picture draws over: give both")
+    plan = load_plan(directory)
+    _print_plan(plan, as_json)
+    if operators:
+        display.print_operators(out, plan)
+    if picture is not None:
+        _draw(plan, directory, picture, image)
+
+
+def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> None:
+    from serfer.images import decode_image, read_image, stretched  # noqa: PLC0415 - only pictures need it
+    from serfer.pictures import draw_plan  # noqa: PLC0415 - same
+
+    limits, pixels = load_settings().image_limits(), None
+    if image is not None:
+        pixels = decode_image(read_image(image, limits), str(image), *stretched(plan.input), limits)
+    draw_plan(plan, directory, picture, pixels)
+    err.print(f"wrote {display.plain(str(picture))}")
 
 
 @app.command()
 def verify(
     directory: PlanArgument,
     images: Annotated[
-        list[Path] | None, typer.Option("--images", help="An image to compare on; may be repeated.")
+        list[Path] | None, typer.Option("--images", help="An image, or a folder of them; may be repeated.")
     ] = None,
-    random: Annotated[int, typer.Option(min=0, help="How many random inputs to compare on.")] = 2,
+    random: Annotated[
+        int | None, typer.Option(min=0, help="How many random inputs to compare on: 2, unless there are images.")
+    ] = None,
     workers: WorkersOption = "inprocess",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a plan with its unsplit model; exit code 1 if an answer differs."""
-    if not images and not random:
+    """Compare a plan with its unsplit model; exit code 1 if an answer differs.
+
+    A plan that stores weights in fp16, or has another head, is compared with the network that it computes, and what it
+    lost against the model as it was given is reported beside.
+    """
+    from serfer.verify import verify as compare  # noqa: PLC0415 - imports ONNX Runtime
+
+    count = random if random is not None else (0 if images else 2)
+    if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
-    with _opened(directory, store, workers) as pipeline:
-        whole = _unsplit(pipeline.plan, directory)
-        found = []
-        for name, batch in _inputs(pipeline, images or [], random):
-            pipeline.run(batch)
-            found.append((name, difference(pipeline.last.logits, whole(batch))))
+    with _opened(directory, store, workers) as pipeline, _progress() as progress:
+        found = compare(pipeline, directory, images or [], count, progress)
     if as_json:
-        for name, delta in found:
-            _print_json({"input": name, "error": delta.error, "same_top": delta.same_top, "exact": delta.exact})
+        for row in found.rows:
+            _print_json(asdict(row))
+        _print_json(found.summary())
     else:
-        display.print_differences(out, found)
-    if not all(delta.exact for _, delta in found):
+        display.print_verification(out, found)
+    if not found.exact:
         raise WrongAnswerError(
             f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range"
         )
@@ -251,10 +300,11 @@ def overhead(
 ) -> None:
     """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
     from bench.overhead import measure  # noqa: PLC0415 - only this command needs it
+    from serfer.unsplit import unsplit  # noqa: PLC0415 - same
 
     directory = _plan_directory(plan, model or (None if plan else "alexnet"))
     with _opened(directory, None, "local") as pipeline, _progress() as progress:
-        result = measure(pipeline, _unsplit(pipeline.plan, directory), rounds, queries, progress)
+        result = measure(pipeline, unsplit(pipeline.plan, directory), rounds, queries, progress)
     if as_json:
         _print_json(asdict(result))
     else:
@@ -273,37 +323,25 @@ def _opened(directory: Path, store: str | None, workers: str, driver: str = "pus
     try:
         yield pipeline
     finally:
-        _ignore_signals()  # cleaning up takes no time; a second Ctrl-C must not leave it half done
+        ignore_signals()  # cleaning up takes no time; a second Ctrl-C must not leave it half done
         pipeline.close()
-
-
-def _unsplit(plan: Plan, directory: Path) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    from serfer.unsplit import unsplit  # noqa: PLC0415 - imports ONNX Runtime
-
-    return unsplit(plan, directory)
-
-
-def _inputs(pipeline: Pipeline, images: Sequence[Path], count: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield what to compare on: images, then seeded random inputs."""
-    for path in images:
-        yield str(path), pipeline.pixels([path])
-    for seed in range(count):
-        shape = pipeline.plan.input
-        size = (1, shape.channels, shape.height, shape.width)
-        yield f"random, seed {seed}", np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
 
 
 def _standard_input() -> bytes:
     return sys.stdin.buffer.read(load_settings().max_image_bytes + 1)
 
 
-def _example(size: str | None) -> NDArray[np.float32] | None:
+def _example(size: str | None, channels: int) -> NDArray[np.float32] | None:
     if size is None:
         return None
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
     if match is None:
         raise UsageError(f"{size!r} is no size: write HEIGHTxWIDTH such as 224x224")
-    return np.random.default_rng(0).standard_normal((1, 3, int(match[1]), int(match[2])), dtype=np.float32)
+    return np.random.default_rng(0).standard_normal((1, channels, int(match[1]), int(match[2])), dtype=np.float32)
+
+
+def _names_in(text: str | None) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()] if text else []
 
 
 def _print_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
@@ -317,64 +355,6 @@ def _print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
     print(json.dumps(value))  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal
 
 
-def _complain(problem: object) -> None:
-    """Say what is wrong in one line, whatever file names and functions put into the message."""
-    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(problem).strip())
-    err.print(f"serfer: {line}", soft_wrap=True, markup=False)
-
-
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise _Terminated
-
-
 def main() -> None:
     """Run the command line and exit with a code that says how it went."""
-    signal.signal(signal.SIGTERM, _terminate)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # file names need not be text
-    code = _exit_code(sys.argv[1:])
-    _ignore_signals()
-    sys.exit(code)
-
-
-def _exit_code(arguments: list[str]) -> int:
-    """Run a command; every way in which it can end without a bug becomes an exit code and at most one line."""
-    command = typer.main.get_command(app)
-    try:
-        # Not its main(): that one has exit codes of its own for interrupts and closed pipes.
-        with command.make_context("serfer", arguments) as context:
-            command.invoke(context)
-        sys.stdout.flush()
-    except SerferError as error:
-        _complain(error)
-        return error.exit_code
-    except typer.Exit as end:
-        return end.exit_code
-    except TyperException as error:
-        return _misused(error)
-    except (KeyboardInterrupt, typer.Abort, _Terminated) as end:
-        word, code = ("terminated", _TERMINATED) if isinstance(end, _Terminated) else ("interrupted", _INTERRUPTED)
-        _complain(word)
-        return code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has enough of it
-    except OSError as error:  # a full disk, say
-        _complain(error)
-        return UnavailableError.exit_code
-    return 0
-
-
-def _misused(error: TyperException) -> int:
-    """Say what is wrong with the arguments; where there were none at all, the message is the whole help."""
-    message, context = error.format_message(), getattr(error, "ctx", None)
-    if "\n" in message:
-        err.print(message, soft_wrap=True, markup=False)
-    else:
-        _complain(f"{message.rstrip('.')} (see {context.command_path if context else 'serfer'} --help)")
-    return UsageError.exit_code
+    run(app)

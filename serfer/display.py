@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from bench.overhead import Overhead
     from serfer.doctor import Check
     from serfer.report import QueryReport
+    from serfer.verify import Verification
     from splitter.exactness import Difference
 
 _MB = 1024 * 1024
 _QUERIES = 1_000_000
+_MOST_ROWS = 40
 
 
 def plain(text: str) -> str:
@@ -69,12 +71,10 @@ def print_answer(out: Console, plan: Plan, report: QueryReport, delta: Differenc
 
 
 def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
-    """Print a plan's stages and what it would cost."""
+    """Print a plan's stages, its functions' packages, and what it would cost and has lost."""
     out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
     out.print(f"{plan.input} in, {plan.output} out, {plan.tasks} tasks a query in {len(plan.stages)} stages")
-    table = _table(
-        "stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "weights", "memory", "writes", "reads"
-    )
+    table = _table("stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "memory", "writes", "reads")
     for number, stage in enumerate(plan.stages):
         table.add_row(
             f"stage-{number}",
@@ -85,7 +85,6 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
             _halo(stage),
             f"{stage.macs / 1e6:.1f} M",
             f"x{stage.inflation:.2f}",
-            _bytes(sum(function.weights.bytes for function in stage.functions)),
             f"{stage.memory_mb} MB",
             _bytes(_written(stage)),
             _bytes(_read(stage)) if number else "inline",
@@ -94,12 +93,68 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
     for number, stage in enumerate(plan.stages):
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
+    _print_packages(out, plan)
+    _print_ways(out, plan)
+    print_changes(out, plan)
     latency = sum(stage.predicted_ms for stage in plan.stages)
     usd = sum(stage.grid.tiles * invocation_usd(stage.memory_mb, stage.predicted_ms, facts) for stage in plan.stages)
     out.print(
         f"predicted, warm, on Lambda: {latency:.0f} ms and at most ${usd * _QUERIES:.2f} for a million queries "
         "(a model: see serfer/core/cost.py)"
     )
+
+
+def _print_packages(out: Console, plan: Plan) -> None:
+    """Print each function's package: S + D against M, in the paper's letters."""
+    limit = plan.limit
+    table = _table("function", "tiles", "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)")
+    for stage, number in plan.functions:
+        size = plan.stages[stage].functions[number].bytes
+        tiles = sum(tile.function == number for tile in plan.stages[stage].tiles)
+        total = size + limit.dependencies
+        table.add_row(
+            f"stage-{stage}/{number}", str(tiles), _bytes(size), _bytes(total), f"{total / limit.package:.0%}"
+        )
+    out.print(table)
+    out.print(f"M = {_bytes(limit.package)} unzipped, D = {_bytes(limit.dependencies)} of code and dependencies")
+
+
+def _print_ways(out: Console, plan: Plan) -> None:
+    """Print how the part that was too large for one function could be deployed."""
+    if not plan.ways:
+        return
+    out.print("the largest part that no cut divides could be deployed as:")
+    table = _table("way", "functions", "weights of each", "fits", "exact")
+    for way in plan.ways:
+        table.add_row(
+            plain(way.what),
+            str(way.functions),
+            _bytes(way.bytes),
+            *("yes" if yes else "no" for yes in (way.fits, way.exact)),
+        )
+    out.print(table)
+
+
+def print_changes(out: Console, plan: Plan) -> None:
+    """Print what a plan computes otherwise than the model as it was given, and what that cost."""
+    for change in plan.changes:
+        parts = [f"same first class on {change.agreement:.1%} of {change.samples:,} {change.measured_on}"]
+        if change.error is not None:
+            parts.append(f"logits off by at most {change.error:.1e} of their range")
+        if change.accuracy_before is not None and change.accuracy_after is not None:
+            drop = 100 * (change.accuracy_before - change.accuracy_after)
+            parts.append(f"accuracy {change.accuracy_before:.2%} before, {change.accuracy_after:.2%} after")
+            parts.append(f"{abs(drop):.2f} points {'lost' if drop > 0 else 'gained'}")
+        out.print(f"[bold]{plain(change.what)}[/] ({plain(change.how)}): {plain(', '.join(parts))}")
+
+
+def print_operators(out: Console, plan: Plan) -> None:
+    """Print every operator of a plan, by stage."""
+    table = _table("operator", "kind", "stage", "MACs")
+    for number, stage in enumerate(plan.stages):
+        for operator in stage.operators:
+            table.add_row(plain(operator.name), operator.kind, f"stage-{number}", f"{operator.macs:,}")
+    out.print(table)
 
 
 def _halo(stage: Stage) -> str:
@@ -120,14 +175,27 @@ def _read(stage: Stage) -> int:
     return FLOAT_BYTES * sum(part.elements for part in ranges)
 
 
-def print_differences(out: Console, found: Sequence[tuple[str, Difference]]) -> None:
-    """Print how far each answer is from the unsplit model's."""
-    table = _table("input", "error / range", "first class", "exact")
-    for name, delta in found:
-        table.add_row(
-            plain(name), f"{delta.error:.1e}", "same" if delta.same_top else "OTHER", "yes" if delta.exact else "NO"
-        )
+def print_verification(out: Console, found: Verification) -> None:
+    """Print how far each answer is from the unsplit model's, and what all have in common."""
+    lossy = any(row.loss for row in found.rows)
+    table = _table("input", "error / range", "first class", "exact", *(["loss / range", "as given"] if lossy else []))
+    for row in found.rows[:_MOST_ROWS]:
+        cells = [f"{row.split.error:.1e}", _same(row.split), "yes" if row.exact else "NO"]
+        if row.loss:
+            cells += [f"{row.loss.error:.1e}", _same(row.loss)]
+        table.add_row(plain(row.input), *cells)
     out.print(table)
+    if len(found.rows) > _MOST_ROWS:
+        out.print(f"... and {len(found.rows) - _MOST_ROWS:,} more")
+    against = "the model as it was given" if lossy else "the unsplit model"
+    out.print(
+        f"{len(found.rows):,} inputs: largest error {found.error:.1e} of the logits' range; same first class as "
+        f"{against} on {found.agreement:.1%}"
+    )
+
+
+def _same(delta: Difference) -> str:
+    return "same" if delta.same_top else "OTHER"
 
 
 def print_checks(out: Console, checks: Sequence[Check]) -> None:

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from serfer.core.aws import LambdaFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UsageError
+from serfer.images import ImageLimits
 
 
 class Settings(BaseSettings):
@@ -28,6 +29,10 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path | None) -> Path | None:
         """Workers have working directories of their own, so a relative path must not reach them."""
         return path and path.expanduser().absolute()
+
+    def image_limits(self) -> ImageLimits:
+        """Return what an image may be."""
+        return ImageLimits(self.max_image_bytes, self.max_image_pixels)
 
     def facts(self) -> LambdaFacts:
         """Return AWS's prices and quotas, with the user's own where `aws_file` has them."""

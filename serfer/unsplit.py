@@ -1,4 +1,4 @@
-"""The whole network in one piece, run here: what every split answer is measured against (rule 1)."""
+"""Whole networks, run here: what every split answer is measured against (rule 1)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
 
 Array = NDArray[np.float32]
+Run = Callable[[NDArray[Any]], Array]
 
 
-def unsplit(plan: Plan, directory: Path) -> Callable[[NDArray[Any]], Array]:
-    """Return the model as it was given, unsplit, as a function of a batch, on one thread of this process.
+def unsplit(plan: Plan, directory: Path) -> Run:
+    """Return what a plan's stages compute, in one piece, as a function of a batch, on one thread of this process.
 
     It takes (N, C, H, W) float32 or (N, H, W, C) uint8 pixels and returns (N, K) float32.
     """
+    return _runner(plan, directory / plan.unsplit.path)
+
+
+def original(plan: Plan, directory: Path) -> Run:
+    """Return the model as it was given: `unsplit`, but for plans that store weights in fp16 or have another head."""
+    return _runner(plan, directory / plan.original[0].path) if plan.original else unsplit(plan, directory)
+
+
+def _runner(plan: Plan, path: Path) -> Run:
     import onnxruntime as ort  # noqa: PLC0415 - only comparing needs it
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = ort.InferenceSession(
-        directory / (plan.original[0] if plan.original else plan.unsplit).path,
-        options,
-        providers=["CPUExecutionProvider"],
-    )
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(batch: NDArray[Any]) -> Array:
         values = normalised(plan, batch) if batch.dtype == np.uint8 else batch

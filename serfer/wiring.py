@@ -17,7 +17,6 @@ from serfer.background import LoopThread
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, check_artefacts, load_plan
 from serfer.core.wire import Report, Task
-from serfer.images import ImageLimits
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
@@ -25,7 +24,7 @@ from serfer.local.runtime import runtime_directory
 from serfer.pipeline import Pipeline
 from serfer.settings import Settings, load_settings
 from splitter import zoo
-from splitter.bundle import HANDLER, code_stamp, function_directory
+from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
 from storage import Store, open_store
 
@@ -77,9 +76,16 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
         from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
         progress(f"splitting {name}, once: the plan stays in {target.parent}")
-        split(name, out=target, grids=list(entry.grids), progress=progress)
+        split(name, out=target, grids=list(entry.grids) or "auto", progress=progress)
         forget_unused(target.parent)
     return target
+
+
+def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
+    """Return the bytes of a function's code and dependencies: measured on the true directory, assembled if need be."""
+    progress("measuring a function's dependencies")
+    with _cache_in_use(settings.cache_dir):
+        return directory_bytes(dependencies(settings.cache_dir))
 
 
 def _is_whole(directory: Path) -> bool:
@@ -124,8 +130,7 @@ async def _assemble(
         parts.push_async_callback(driver.close)
         if workers == "local":
             parts.push_async_callback(service.stop)  # first: what is in flight ends, and with it what could still write
-        limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
-        return Pipeline(plan, driver, loop, parts.pop_all().aclose, facts, limits)
+        return Pipeline(plan, driver, loop, parts.pop_all().aclose, facts, settings.image_limits())
     raise AssertionError("unreachable: the exit stack swallows nothing")
 
 

@@ -30,6 +30,7 @@ from splitter.heads import find_head
 from splitter.load import Progress
 from splitter.planner import Budget, Choice, Storage, check_parts_fit, choose, why_nothing_fits
 
+OBJECTIVES = ("latency", "work")
 GAP_MODES = ("auto", "never", "always")
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
@@ -43,6 +44,7 @@ class Wishes:
     grids: GridChoice
     stages: int | None
     cuts: tuple[str, ...] = ()
+    objective: str = "latency"
     precision: str = "auto"
     gap: str = "auto"
 
@@ -85,10 +87,13 @@ def fit(
 
 
 def _check(wishes: Wishes) -> None:
-    if wishes.precision not in precision.MODES:
-        raise UsageError(f"precision is {', '.join(precision.MODES)}, not {wishes.precision!r}")
-    if wishes.gap not in GAP_MODES:
-        raise UsageError(f"gap is {', '.join(GAP_MODES)}, not {wishes.gap!r}")
+    for name, given, known in (
+        ("objective", wishes.objective, OBJECTIVES),
+        ("precision", wishes.precision, precision.MODES),
+        ("gap", wishes.gap, GAP_MODES),
+    ):
+        if given not in known:
+            raise UsageError(f"{name} is {', '.join(known)}, not {given!r}")
     if wishes.cuts and wishes.stages not in (None, len(wishes.cuts) + 1):
         raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
 
@@ -109,7 +114,7 @@ def _first_that_fits(given: Graph, wishes: Wishes, budget: Budget, storages: Ite
     cuts = _cuts(graph, wishes, budget)
     stages = len(cuts) - 1 if wishes.cuts else wishes.stages
     for storage in storages:
-        choices = choose(graph, cuts, wishes.grids, stages, budget, storage)
+        choices = choose(graph, cuts, wishes.grids, stages, budget, storage, least_work=wishes.objective == "work")
         if choices:
             return graph, cuts, choices
     return None

@@ -15,7 +15,7 @@ from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
 from serfer.images import ImageLimits
 from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
-from splitter.calibration import Calibration
+from splitter.calibration import Calibration, read_calibration
 from splitter.check import check_exact, whole_runner
 from splitter.directory import appearing_whole
 from splitter.fit import Wishes, fit
@@ -37,6 +37,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     grids: GridLike | Sequence[GridLike] = "auto",
     stages: int | str = "auto",
     cuts: Sequence[str] = (),
+    objective: str = "latency",
     precision: str = "auto",
     gap: str = "auto",
     calibration: Calibration | Path | str | None = None,
@@ -56,7 +57,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 
     `grids` is "auto", one grid for every stage that can be spread like that, or a list with one for each stage: (rows,
     cols) tiles, or "colN" for columns of a fully connected layer. `stages` is "auto" or a number; `cuts` names the
-    operators after which to cut instead.
+    operators after which to cut instead. `objective` is "latency" (the predicted one) or "work": the fewest
+    multiply-accumulates over all tiles.
 
     `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function. `gap`
     is "never", "always" or "auto": global average pooling in place of a fully connected head that does not fit even so,
@@ -71,7 +73,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     """
     facts = facts or shipped_aws()
     wishes = Wishes(
-        parse_grids(grids), None if stages == "auto" else _whole_number(stages), tuple(cuts), precision, gap
+        parse_grids(grids), None if stages == "auto" else _whole_number(stages), tuple(cuts), objective, precision, gap
     )
     memory_mb = _memory(facts.memory_per_vcpu if memory_mb is None else memory_mb, facts)
     budget = Budget(PackageLimit(_package_limit(limit_mb, facts), dependency_bytes), memory_mb, facts)
@@ -102,7 +104,6 @@ def _calibration(
 ) -> Calibration | None:
     if given is None or isinstance(given, Calibration):
         return given
-    from splitter.calibration import read_calibration
     shape = graph.shape(graph.input)
     return read_calibration(Path(given), source.preprocess, shape, source.labels, ImageLimits(), progress)
 

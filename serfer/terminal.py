@@ -1,0 +1,100 @@
+"""Where commands print, and every way in which the program can end."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from typer.exceptions import TyperException
+
+from serfer.core.errors import SerferError, UnavailableError, UsageError
+
+_TERMINATED = 128 + signal.SIGTERM
+_INTERRUPTED = 128 + signal.SIGINT
+_FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
+
+
+class _Output(Console):
+    """A console that leaves a closed pipe to `run`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception, so that workers, store and keys are cleaned up on the way out."""
+
+
+out = _Output(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+err = Console(stderr=True, highlight=False)
+
+
+def complain(problem: object) -> None:
+    """Say what is wrong in one line, whatever file names and functions put into the message."""
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(problem).strip())
+    err.print(f"serfer: {line}", soft_wrap=True, markup=False)
+
+
+def ignore_signals() -> None:
+    """Let nothing interrupt what cleans up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run the command line and exit with a code that says how it went."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be text
+    code = _exit_code(app, sys.argv[1:])
+    ignore_signals()
+    sys.exit(code)
+
+
+def _exit_code(app: typer.Typer, arguments: list[str]) -> int:
+    """Run a command; every way in which it can end without a bug becomes an exit code and at most one line."""
+    command = typer.main.get_command(app)
+    try:
+        # Not its main(): that one has exit codes of its own for interrupts and closed pipes.
+        with command.make_context("serfer", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except SerferError as error:
+        complain(error)
+        return error.exit_code
+    except typer.Exit as end:
+        return end.exit_code
+    except TyperException as error:
+        return _misused(error)
+    except (KeyboardInterrupt, typer.Abort, _Terminated) as end:
+        word, code = ("terminated", _TERMINATED) if isinstance(end, _Terminated) else ("interrupted", _INTERRUPTED)
+        complain(word)
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has enough of it
+    except OSError as error:  # a full disk, say
+        complain(error)
+        return UnavailableError.exit_code
+    return 0
+
+
+def _misused(error: TyperException) -> int:
+    """Say what is wrong with the arguments; where there were none at all, the message is the whole help."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if "\n" in message:
+        err.print(message, soft_wrap=True, markup=False)
+    else:
+        complain(f"{message.rstrip('.')} (see {context.command_path if context else 'serfer'} --help)")
+    return UsageError.exit_code

@@ -1,0 +1,89 @@
+"""A plan against the unsplit model, through the pipeline that queries take: rule 1 on the inputs at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.images import image_files
+from serfer.pipeline import Pipeline
+from serfer.unsplit import original, unsplit
+from splitter.exactness import Difference, difference
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One input's answer beside the unsplit network's; `loss` is beside the model as given, where that is another."""
+
+    input: str
+    exact: bool
+    split: Difference
+    loss: Difference | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How a plan's answers compare, input by input."""
+
+    rows: tuple[Compared, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether rule 1 holds on every input."""
+        return all(row.exact for row in self.rows)
+
+    @property
+    def error(self) -> float:
+        """The largest error, relative to the logits' range."""
+        return max(row.split.error for row in self.rows)
+
+    @property
+    def agreement(self) -> float:
+        """Share of the inputs with the same first class as the model as it was given."""
+        return sum((row.loss or row.split).same_top for row in self.rows) / len(self.rows)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures over all inputs, as plain values."""
+        losses = [row.loss.error for row in self.rows if row.loss]
+        return {
+            "inputs": len(self.rows),
+            "exact": self.exact,
+            "error": self.error,
+            "agreement": self.agreement,
+            "loss": max(losses) if losses else None,
+        }
+
+
+def verify(
+    pipeline: Pipeline, directory: Path, images: Sequence[Path], random: int, progress: Callable[[str], None]
+) -> Verification:
+    """Compare on images (files, or folders of them) and on `random` seeded inputs, one query each.
+
+    Raises what reading an image raises.
+    """
+    computed = unsplit(pipeline.plan, directory)
+    given = original(pipeline.plan, directory) if pipeline.plan.original else None
+    rows: list[Compared] = []
+    for name, batch in _inputs(pipeline, images, random):
+        progress(f"comparing: input {len(rows) + 1}")
+        pipeline.run(batch)
+        delta = difference(pipeline.last.logits, computed(batch))
+        loss = difference(pipeline.last.logits, given(batch)) if given else None
+        rows.append(Compared(name, delta.exact, delta, loss))
+    return Verification(tuple(rows))
+
+
+def _inputs(pipeline: Pipeline, images: Sequence[Path], count: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield what to compare on: images, then seeded random inputs."""
+    for path in images:
+        for file in image_files(path) if path.is_dir() else [path]:
+            yield str(file), pipeline.pixels([file])
+    for seed in range(count):
+        shape = pipeline.plan.input
+        size = (1, shape.channels, shape.height, shape.width)
+        yield f"random, seed {seed}", np.random.default_rng(seed).standard_normal(size, dtype=np.float32)

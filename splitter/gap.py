@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
-from splitter.calibration import Calibration
+from splitter.calibration import LEAST_OF_A_CLASS, Calibration
 from splitter.graph import Graph
 from splitter.heads import Head, find_head, split_at, with_linear_head
 from splitter.noise import noise
@@ -20,7 +20,7 @@ from splitter.regression import Scaling, logistic, ridge
 from splitter.trunks import Array, Progress, macs, pooled_and_logits
 
 Indices = NDArray[np.int64]
-_HELD_OUT, _VALIDATION = 0.2, 0.15
+_VALIDATION = 0.2
 _BLIND_IMAGES, _BLIND_LEAST, _BLIND_SHARE = 1024, 64, 0.75
 _BLIND_MACS = 1e13
 _NAMED_CLASSES = 8
@@ -44,38 +44,28 @@ class HeadFit:
     note: str
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Disjoint indices of calibration images; every class is in the first, the others may be empty."""
-
-    training: Indices
-    validation: Indices
-    held_out: Indices
-
-
 def replace_head(
     graph: Graph, calibration: Calibration, *, seed: int = 0, progress: Progress = lambda _: None
 ) -> tuple[Graph, HeadFit]:
     """Return the graph with a fitted pooled head, and what it lost on images held out.
 
-    Raises ModelError where there is no head to replace, or the images are not of this network's classes.
+    These are the second part of `calibration.split(seed=seed)`. Raises ModelError where there is no head to replace, or
+    the images are not of this network's classes.
     """
     head = _head(graph)
     _check(graph, head, calibration)
-    parts = divide(calibration.labels, seed)
-    pooled, logits = pooled_and_logits(graph, head.trunk_end, head.logits, calibration.images, progress)
-    _check_original(logits, calibration.labels)
-    replaced, how, note = _fitted(graph, head, calibration, parts, (pooled, logits), seed, progress)
-    unseen = parts.held_out
-    progress(f"judging on {len(unseen)} images held out")
-    answers = _logits(replaced, head, calibration.images[unseen])
-    before, after = logits[unseen].argmax(axis=1), answers.argmax(axis=1)
-    labels = calibration.labels[unseen]
+    known, unseen = calibration.split(seed=seed)
+    pooled, logits = pooled_and_logits(graph, head.trunk_end, head.logits, known.images, progress)
+    original = _logits(graph, head, unseen.images)
+    _check_original(np.concatenate([logits, original]), np.concatenate([known.labels, unseen.labels]))
+    replaced, how, note = _fitted(graph, head, known, (pooled, logits), seed, progress)
+    progress(f"judging on {len(unseen.labels)} images held out")
+    before, after = original.argmax(axis=1), _logits(replaced, head, unseen.images).argmax(axis=1)
     return replaced, HeadFit(
         how=how,
-        accuracy_before=float((before == labels).mean()),
-        accuracy_after=float((after == labels).mean()),
-        held_out=len(unseen),
+        accuracy_before=float((before == unseen.labels).mean()),
+        accuracy_after=float((after == unseen.labels).mean()),
+        held_out=len(unseen.labels),
         agreement=float((before == after).mean()),
         bytes_before=head.bytes,
         bytes_after=_head_bytes(replaced, head),
@@ -84,37 +74,32 @@ def replace_head(
 
 
 def _fitted(
-    graph: Graph,
-    head: Head,
-    calibration: Calibration,
-    parts: Parts,
-    seen: tuple[Array, Array],
-    seed: int,
-    progress: Progress,
+    graph: Graph, head: Head, known: Calibration, seen: tuple[Array, Array], seed: int, progress: Progress
 ) -> tuple[Graph, str, str]:
-    """Return the best graph on the validation part, how it came about, and what to say of it."""
+    """Return the best graph on a validation part of `known`, how it came about, and what to say of it.
+
+    `seen` is what the trunk and the original made of these images: means (N, C) and logits (N, K).
+    """
     from splitter.trainable import unknown_kinds  # noqa: PLC0415 - torch is slow to import
     from splitter.tuning import Examples, tune  # noqa: PLC0415 - same
 
     pooled, logits = seen
-    scaling = Scaling.of(pooled[parts.training])
-    scaled, labels = scaling.apply(pooled), calibration.labels
-    progress(f"fitting one layer to {len(parts.training)} images")
-    validation = scaled[parts.validation], labels[parts.validation]
-    layer = logistic(scaled[parts.training], labels[parts.training], validation, seed)
+    fit, chosen_by = divide(known.labels, seed)
+    scaling = Scaling.of(pooled[fit])
+    scaled = scaling.apply(pooled)
+    progress(f"fitting one layer to {len(fit)} images")
+    layer = logistic(scaled[fit], known.labels[fit], (scaled[chosen_by], known.labels[chosen_by]), seed)
     unknown = unknown_kinds(split_at(graph, head.trunk_end)[0])
-    counted = f"{len(parts.training)} images, chosen by {len(parts.validation)} others"
-    if unknown or not len(parts.validation):
+    counted = f"fitted to {len(fit)} images, chosen by {len(chosen_by)} others"
+    if unknown or not len(chosen_by):
         why = f"cannot train through {', '.join(unknown)}" if unknown else "too few images to judge training by"
-        return with_linear_head(graph, head, scaling.fold(layer)), "logistic", f"fitted to {counted}; {why}"
-    examples = Examples(calibration.images, labels, logits)
-    tuned = tune(
-        graph, head, layer, scaling, (examples.take(parts.training), examples.take(parts.validation)), seed, progress
-    )
+        return with_linear_head(graph, head, scaling.fold(layer)), "logistic", f"{counted}; {why}"
+    examples = Examples(known.images, known.labels, logits)
+    tuned = tune(graph, head, layer, scaling, (examples.take(fit), examples.take(chosen_by)), seed, progress)
     replaced = with_linear_head(tuned.graph, head, scaling.fold(tuned.layer))
     if not tuned.epoch:
-        return replaced, "logistic", f"fitted to {counted}; training the trunk did not help"
-    return replaced, "fine-tuned", f"fitted to {counted}; trunk trained for {tuned.epoch} epochs"
+        return replaced, "logistic", f"{counted}; training the trunk did not help"
+    return replaced, "fine-tuned", f"{counted}; trunk trained for {tuned.epoch} epochs"
 
 
 def replace_head_blind(graph: Graph, seed: int = 0, *, progress: Progress = lambda _: None) -> tuple[Graph, HeadFit]:
@@ -162,21 +147,16 @@ def _head_bytes(graph: Graph, head: Head) -> int:
     )
 
 
-def divide(labels: Indices, seed: int) -> Parts:
-    """Divide images into parts to fit to, to choose by and to judge by, each with every class where there are enough.
-
-    A class's only image is for the fit, its second is held out.
-    """
+def divide(labels: Indices, seed: int) -> tuple[Indices, Indices]:
+    """Return the indices of images (N,) to fit to, and of those to choose by: some of each class that has three."""
     random = np.random.default_rng(seed)
-    training, validation, held_out = [], [], []
+    fit, chosen_by = [], []
     for label in np.unique(labels):
         mine = random.permutation(np.flatnonzero(labels == label))
-        held = max(1, round(_HELD_OUT * len(mine))) if len(mine) > 1 else 0
-        judging = max(1, round(_VALIDATION * len(mine))) if len(mine) > 2 else 0  # noqa: PLR2004 - one for each part
-        held_out.append(mine[:held])
-        validation.append(mine[held : held + judging])
-        training.append(mine[held + judging :])
-    return Parts(*(np.sort(np.concatenate(part)) for part in (training, validation, held_out)))
+        count = max(1, round(_VALIDATION * len(mine))) if len(mine) > 2 else 0  # noqa: PLR2004 - two to fit to
+        chosen_by.append(mine[:count])
+        fit.append(mine[count:])
+    return np.sort(np.concatenate(fit)), np.sort(np.concatenate(chosen_by))
 
 
 def _check(graph: Graph, head: Head, calibration: Calibration) -> None:
@@ -187,17 +167,14 @@ def _check(graph: Graph, head: Head, calibration: Calibration) -> None:
         raise ModelError(f"{len(images)} calibration images of shape {images.shape[1:]}, the network takes {wanted}")
     if labels.min() < 0 or labels.max() >= classes:
         raise ModelError(f"a calibration image has class {labels.max()}, the network has {classes} classes from 0")
-    missing = np.flatnonzero(np.bincount(labels, minlength=classes) == 0)
-    if len(missing):
-        named = ", ".join(str(index) for index in missing[:_NAMED_CLASSES]) + (
-            ", ..." * (len(missing) > _NAMED_CLASSES)
-        )
+    counts = np.bincount(labels, minlength=classes)
+    if counts.min() < LEAST_OF_A_CLASS:
+        few = np.flatnonzero(counts < LEAST_OF_A_CLASS)
+        named = ", ".join(str(index) for index in few[:_NAMED_CLASSES]) + (", ..." * (len(few) > _NAMED_CLASSES))
         raise ModelError(
-            f"{len(missing)} of the network's {classes} classes have no calibration image ({named}): a new head cannot "
-            "learn them"
+            f"{len(few)} of the network's {classes} classes have fewer than {LEAST_OF_A_CLASS} calibration images "
+            f"({named}), {np.count_nonzero(counts == 0)} of them none: a new head cannot learn them"
         )
-    if len(labels) == classes:
-        raise ModelError("one calibration image a class leaves none to judge the new head by: give two or more")
 
 
 def _check_original(logits: Array, labels: Indices) -> None:

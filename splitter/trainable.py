@@ -14,6 +14,7 @@ from torch.nn import functional
 from serfer.core.geometry import Span
 from splitter import operators
 from splitter.graph import Graph, Node, Weights
+from splitter.windows import COL_AXIS, ROW_AXIS, average_scale, window
 
 _Rule = Callable[[Graph, Node, list[Any]], Tensor]
 
@@ -60,8 +61,8 @@ def _refused(node: Node) -> bool:
 def _padded(graph: Graph, node: Node, x: Tensor, fill: float) -> Tensor:
     """Pad a windowed operator's map so that exactly its windows fit: the far side covers ceil mode, too."""
     amounts: list[int] = []
-    for axis in (operators.COL_AXIS, operators.ROW_AXIS):
-        taps = operators.window(node, axis)
+    for axis in (COL_AXIS, ROW_AXIS):
+        taps = window(node, axis)
         reach = (graph.shapes[node.output][axis] - 1) * taps.stride + taps.reach
         amounts += [taps.pad_before, reach - taps.pad_before - x.shape[axis]]
     return functional.pad(x, amounts, value=fill) if any(amounts) else x
@@ -93,10 +94,7 @@ def _average_pool(graph: Graph, node: Node, inputs: list[Any]) -> Tensor:
     mean = torch.full((x.shape[1], 1, *kernel), 1 / float(np.prod(kernel)))
     y = functional.conv2d(x, mean, stride=_pair(node, "strides"), dilation=_pair(node, "dilations"), groups=x.shape[1])
     size = graph.shapes[node.output]
-    rows, cols = (
-        operators.average_scale(graph, node, axis, Span(0, size[axis]))
-        for axis in (operators.ROW_AXIS, operators.COL_AXIS)
-    )
+    rows, cols = (average_scale(graph, node, axis, Span(0, size[axis])) for axis in (ROW_AXIS, COL_AXIS))
     return y * torch.from_numpy(np.outer(rows, cols))
 
 
@@ -167,7 +165,7 @@ def _gemm(_: Graph, node: Node, inputs: list[Any]) -> Tensor:
 
 
 def _prelu(_: Graph, _node: Node, inputs: list[Any]) -> Tensor:
-    return torch.clamp(inputs[0], min=0) + inputs[1] * torch.clamp(inputs[0], max=0)
+    return torch.add(torch.clamp(inputs[0], min=0), inputs[1] * torch.clamp(inputs[0], max=0))
 
 
 def _hard_sigmoid(_: Graph, node: Node, inputs: list[Any]) -> Tensor:

@@ -36,6 +36,24 @@ class Calibration:
     images: NDArray[np.float32]
     labels: NDArray[np.int64]
 
+    def check(self, shape: Shape, classes: int) -> None:
+        """Raise InputError unless the images fit a network of input `shape` and the labels its `classes` outputs."""
+        expected = (len(self.images), shape.channels, shape.height, shape.width)
+        if self.images.dtype != np.float32 or self.images.shape != expected or not expected[0]:
+            raise InputError(
+                f"the calibration images are {self.images.dtype} with shape {self.images.shape}: give (N, "
+                f"{shape.channels}, {shape.height}, {shape.width}) float32, as the network takes them"
+            )
+        if self.labels.dtype != np.int64 or self.labels.shape != expected[:1]:
+            raise InputError(
+                f"the calibration labels are {self.labels.dtype} with shape {self.labels.shape}: give one int64 for "
+                f"each of the {expected[0]:,} images"
+            )
+        if not (self.labels.min() >= 0 and self.labels.max() < classes):
+            raise InputError(f"the calibration labels must lie between 0 and {classes - 1}, one for each output")
+        if not all(np.isfinite(images).all() for images, _ in self.batches(_EVERY)):
+            raise InputError("the calibration images hold values that are no finite numbers")
+
     def split(self, share: float = 0.2, seed: int = 0) -> tuple[Calibration, Calibration]:
         """Return the part to fit to and the part held out of it, `share` of the images and at least one.
 

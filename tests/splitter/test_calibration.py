@@ -200,6 +200,33 @@ class TestRefused:
         self.refused("has 22 images: at most 21 of 3x6x8 fit", folder)
 
 
+class TestCheck:
+    IMAGES = np.zeros((4, 3, 6, 8), dtype=np.float32)
+    GOOD = np.array([0, 1, 2, 6])
+
+    def test_what_was_read_fits(self, folder):
+        read(folder).check(SHAPE, len(LABELS))
+        Calibration(self.IMAGES, self.GOOD).check(SHAPE, 7)
+
+    @pytest.mark.parametrize(
+        ("images", "labels", "words"),
+        [
+            (IMAGES.astype(np.float64), GOOD, r"float64 .* give \(N, 3, 6, 8\) float32"),
+            (IMAGES.transpose(0, 2, 3, 1), GOOD, r"\(4, 6, 8, 3\)"),
+            (IMAGES[:0], GOOD[:0], r"\(0, 3, 6, 8\)"),
+            (IMAGES, GOOD[:3], r"shape \(3,\): give one int64 for each of the 4 images"),
+            (IMAGES, GOOD.astype(np.float32), "float32"),
+            (IMAGES, GOOD + 1, "between 0 and 6"),
+            (IMAGES, GOOD - 1, "between 0 and 6"),
+            (IMAGES + np.float32("nan"), GOOD, "no finite numbers"),
+        ],
+        ids=range(8),
+    )
+    def test_what_was_made_by_hand_and_does_not_fit_is_refused(self, images, labels, words):
+        with pytest.raises(InputError, match=words):
+            Calibration(images, labels).check(SHAPE, 7)
+
+
 class TestSplit:
     @given(st.lists(st.integers(0, 9), min_size=2, max_size=200), st.floats(0.001, 0.999), st.integers(0, 5))
     def test_the_parts_are_the_whole_and_each_class_gives_its_share(self, labels, share, seed):

@@ -26,8 +26,15 @@ CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
 
 
 def fake_plan(tiles=TILES):
-    stages = [SimpleNamespace(grid=SimpleNamespace(tiles=count)) for count in tiles]
-    return SimpleNamespace(digest="d" * 64, stages=stages, function=lambda stage: f"function-{stage}")
+    """Return a plan whose stages of several tiles have two functions: one for the last tile, one for the rest."""
+    stages = [
+        SimpleNamespace(
+            grid=SimpleNamespace(tiles=count),
+            tiles=[SimpleNamespace(function=int(0 < tile == count - 1)) for tile in range(count)],
+        )
+        for count in tiles
+    ]
+    return SimpleNamespace(digest="d" * 64, stages=stages, function="function-{}-{}".format)
 
 
 def report(output=None):
@@ -42,11 +49,12 @@ class Workers:
         self.tasks = []
         self.crops = []
         self._script = script
+        self._tiles = tiles
         self._last = len(tiles) - 1
 
     async def invoke(self, function, task, timeout_s):
         assert timeout_s == 5
-        assert function == f"function-{task.stage}"
+        assert function == f"function-{task.stage}-{int(0 < task.tile == self._tiles[task.stage] - 1)}"
         self.tasks.append((task.stage, task.tile))
         if task.stage == 0:
             self.crops.append(task.crop)
@@ -115,7 +123,7 @@ def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, inline_limit=1000, 
 def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     workers = Workers(store)
     answer = ask(workers, store)
-    assert answer.output.output == f"answer to {answer.query}".encode()
+    assert answer.outputs == [f"answer to {answer.query}".encode()]
     assert sorted(workers.tasks[:4]) == [(0, tile) for tile in range(4)]
     assert sorted(workers.tasks[4:6]) == [(1, 0), (1, 1)]
     assert workers.tasks[6:] == [(2, 0)]
@@ -123,6 +131,20 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
     assert (answer.retries, answer.driver_counts) == (0, StoreCounts())
     assert len(store.ever) == 6
+    assert store.keys == set()
+
+
+def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
+    async def later_for_the_first(task, _number):
+        if task.stage == 1:
+            await asyncio.sleep((3 - task.tile) / 100)
+            return report(b"columns %d" % task.tile)
+        return None
+
+    tiles = (2, 3)
+    answer = ask(Workers(store, later_for_the_first, tiles), store, crops=CROPS[:2], tiles=tiles)
+    assert answer.outputs == [b"columns 0", b"columns 1", b"columns 2"]
+    assert len(store.ever) == 2
     assert store.keys == set()
 
 
@@ -334,7 +356,7 @@ def test_a_store_that_is_gone_when_the_query_ends_spoils_no_answer(store):
             raise StoreUnavailableError("gone")
 
     store = Gone()
-    assert ask(Workers(store), store).output.output
+    assert ask(Workers(store), store).outputs
 
 
 def test_a_plan_of_one_stage_leaves_the_store_alone():
@@ -363,6 +385,6 @@ def test_many_queries_at_once_keep_apart(store):
 
     answers = asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
     assert len({answer.query for answer in answers}) == 60
-    assert all(answer.output.output == f"answer to {answer.query}".encode() for answer in answers)
+    assert all(answer.outputs == [f"answer to {answer.query}".encode()] for answer in answers)
     assert {answer.retries for answer in answers} == {0, 3}
     assert store.keys == set()

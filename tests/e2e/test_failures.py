@@ -148,15 +148,15 @@ class TestPlans:
         classify(copy).complains(3, "plan.json")
 
     def test_a_missing_weights_file(self, classify, copy):
-        (copy / "stage-1" / "weights.bin").unlink()
-        classify(copy).complains(3, "stage-1/weights.bin is missing")
+        (copy / "stage-1" / "weights-0.bin").unlink()
+        classify(copy).complains(3, "stage-1/weights-0.bin is missing")
 
     def test_an_altered_weights_file(self, classify, copy):
-        path = copy / "stage-1" / "weights.bin"
+        path = copy / "stage-1" / "weights-0.bin"
         data = bytearray(path.read_bytes())
         data[7] ^= 1
         path.write_bytes(data)
-        classify(copy).complains(3, "stage-1/weights.bin was altered")
+        classify(copy).complains(3, "stage-1/weights-0.bin was altered")
 
     def test_an_artefact_outside_the_directory(self, classify, copy):
         (copy / "plan.json").write_text((copy / "plan.json").read_text().replace("unsplit.onnx", "../small.onnx"))

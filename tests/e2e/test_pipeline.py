@@ -69,7 +69,7 @@ def test_crops_ride_along_up_to_lambdas_limit_and_go_through_the_store_beyond(le
             assert pipeline.last_report.retries == 0
 
 
-@pytest.mark.parametrize("file", ["plan.json", "stage-0/weights.bin"])
+@pytest.mark.parametrize("file", ["plan.json", "stage-0/weights-0.bin"])
 def test_what_was_altered_and_split_again_leaves_no_trace_in_the_cache(settings, tmp_path, file):
     """Function packages share files with plan directories: an alteration in place reaches both."""
 

@@ -47,7 +47,7 @@ def worker(plan, directory, store):
 def task(plan, stage, tile, images=None):
     crop = None
     if stage == 0:
-        rect = plan.stages[0].tiles[tile].input
+        rect = plan.stages[0].tiles[tile].inputs[0]
         crop = Crop("float32", np.ascontiguousarray(images[:, :, *rect.slices]).tobytes())
     return Task(plan.digest, QUERY, stage, tile, 1 if images is None else len(images), 60.0, crop)
 
@@ -72,7 +72,7 @@ def test_all_tasks_together_are_the_unsplit_network(worker, plan, directory, cou
 
 def test_pixels_are_normalised_by_the_worker(worker, plan, store):
     pixels = np.random.default_rng(3).integers(0, 256, (2, 34, 34, 3), dtype=np.uint8)
-    rect = plan.stages[0].tiles[4].input
+    rect = plan.stages[0].tiles[4].inputs[0]
     as_pixels = Crop("uint8", np.ascontiguousarray(pixels[:, *rect.slices]).tobytes())
     values = task(plan, 0, 4, normalised(plan, pixels))
     worker.run(values)
@@ -102,7 +102,7 @@ def test_a_report_says_what_was_done(worker, plan, store):
     assert first.counts.puts == 1
     assert first.counts.bytes_put == len(store.get(output_key(QUERY, 0, 0)))
     assert last.counts.puts == 0
-    assert last.counts.bytes_get == sum(4 * stage.output.elements for stage in plan.stages[1:2])
+    assert last.counts.bytes_get == sum(4 * shape.elements for shape in plan.stages[1].outputs)
     assert all(report.counts.exists == 0 for report in (first, *others))
     assert [report.output is None for report in (first, *others)] == [True] * len(others) + [False]
     assert first.total_ms >= first.compute_ms > 0
@@ -176,7 +176,7 @@ class TestRefused:
         run_all(Worker(plan, directory, store, "e", 1, 0.0), plan, batch())
         worker = Worker(plan, part, store, "e", 1, 0.0)
         worker.run(task(plan, 0, 0, batch()))
-        with pytest.raises(PlanError, match=r"stage-1/weights.bin cannot be read.*is this the stage's function"):
+        with pytest.raises(PlanError, match=r"stage-1/weights-0\.bin cannot be read.*is this the stage's function"):
             worker.run(task(plan, 1, 0))
 
 
@@ -190,7 +190,7 @@ class TestSessions:
 
     def test_sessions_are_bounded_and_the_oldest_goes(self, plan, directory):
         stage = plan.stages[0]
-        first, second, third = list(dict.fromkeys(tile.graph for tile in stage.tiles))[:3]
+        first, second, third = list({tile.graph: tile for tile in stage.tiles}.values())[:3]
         cache = SessionCache(directory, threads=1, limit=2)
         kept = cache.get(stage, first)
         cache.get(stage, second)

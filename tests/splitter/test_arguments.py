@@ -6,8 +6,8 @@ import torch
 from serfer.core.errors import InputError, ModelError, UsageError
 from serfer.core.geometry import Grid
 from splitter import load
+from splitter.directory import appearing_whole
 from splitter.grids import parse_grids
-from splitter.split import _appearing_whole
 
 FACTORY = """
 from __future__ import annotations
@@ -51,5 +51,5 @@ def test_what_only_looks_like_a_grid_is_refused(grid):
 
 def test_the_working_directory_is_never_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="working directory"), _appearing_whole(tmp_path):
+    with pytest.raises(InputError, match="working directory"), appearing_whole(tmp_path):
         pytest.fail("was given a directory to fill")

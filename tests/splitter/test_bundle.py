@@ -47,13 +47,17 @@ def planned(tmp_path_factory):
 @pytest.fixture(scope="module")
 def functions(planned, cache):
     plan, directory = planned
-    return [function_directory(plan, directory, stage, cache) for stage in range(2)]
+    return [function_directory(plan, directory, stage, 0, cache) for stage in range(2)]
 
 
 def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, functions):
     plan, _ = planned
     crop = np.ones(
-        (1, 3, *[span.size for span in (plan.stages[0].tiles[0].input.rows, plan.stages[0].tiles[0].input.cols)]),
+        (
+            1,
+            3,
+            *[span.size for span in (plan.stages[0].tiles[0].inputs[0].rows, plan.stages[0].tiles[0].inputs[0].cols)],
+        ),
         np.float32,
     )
     task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()]]
@@ -72,7 +76,7 @@ def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, function
     assert done.returncode == 0, done.stderr
     report = msgpack.unpackb(base64.b64decode(done.stdout.strip().splitlines()[-1]))
     assert report["counts"]["puts"] == 1
-    assert report["counts"]["bytes_put"] == 4 * 4 * sum(cell.area for cell in plan.stages[0].tiles[0].cells)
+    assert report["counts"]["bytes_put"] == 4 * 4 * sum(cell.rect.area for cell in plan.stages[0].tiles[0].cells)
 
 
 def test_dependencies_stay_within_their_limit(functions, cache):
@@ -98,7 +102,7 @@ def test_no_function_carries_torch_nor_what_nobody_imports(functions):
 def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
     plan, source = planned
     for stage, directory in enumerate(functions):
-        mine = {file.path for file in (plan.stages[stage].weights, *plan.stages[stage].graphs)}
+        mine = {file.path for file in plan.stages[stage].files}
         found = {path.relative_to(directory).as_posix() for path in directory.glob("stage-*/*")}
         assert found == mine
         assert all((directory / path).read_bytes() == (source / path).read_bytes() for path in mine)
@@ -107,7 +111,7 @@ def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
 def test_the_same_inputs_give_the_same_directory_and_nothing_is_built_again(planned, functions, cache, monkeypatch):
     monkeypatch.setattr(bundle, "assembled", lambda _: pytest.fail("was built again"))
     plan, directory = planned
-    assert [function_directory(plan, directory, stage, cache) for stage in range(2)] == functions
+    assert [function_directory(plan, directory, stage, 0, cache) for stage in range(2)] == functions
     assert len(set(functions)) == 2
 
 
@@ -115,7 +119,7 @@ def test_another_plan_has_other_directories(functions, cache, tmp_path):
     net = Net(3, 8, 8, seed=1)
     (tmp_path / "net.onnx").write_bytes(net.model(net.linear(net.flat("x"), 192, 5)).SerializeToString())
     plan = split(tmp_path / "net.onnx", out=tmp_path / "plan")
-    assert function_directory(plan, tmp_path / "plan", 0, cache) not in functions
+    assert function_directory(plan, tmp_path / "plan", 0, 0, cache) not in functions
 
 
 def test_a_change_of_the_code_changes_the_stamp(tmp_path):
@@ -172,7 +176,7 @@ def test_every_stage_of_alexnet_fits_the_package_limit(zoo_plan, shelf):
     plan, home = zoo_plan("alexnet", ["2x2", "2x2", "1", "1"])
     base = directory_bytes(dependencies(shelf / "cache"))
     for number, stage in enumerate(plan.stages):
-        size = directory_bytes(function_directory(plan, home, number, shelf / "cache"))
-        files = [stage.weights, *stage.graphs]
+        size = directory_bytes(function_directory(plan, home, number, 0, shelf / "cache"))
+        files = stage.files
         assert size < PACKAGE_LIMIT
         assert size == base + sum(file.bytes for file in files) + (home / "plan.json").stat().st_size

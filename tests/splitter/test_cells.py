@@ -5,25 +5,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lambdas.worker import cells_to_bytes, pieces_to_input
+from lambdas.worker import cells_to_bytes, pieces_to_inputs
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
-from serfer.core.plan import Artefact, Padding, Shape, Stage, Tile
+from serfer.core.plan import Artefact, Cell, Function, Input, Padding, Shape, Stage, Tile
 from splitter.cells import lay_out, pieces_for
 
 NONE = Padding(0, 0, 0, 0)
 
 
 @st.composite
-def maps(draw):
+def maps(draw, *, flat=False):
     """Return (height, width, tiles before, rectangles that the next tiles read)."""
-    height, width = draw(st.integers(3, 14)), draw(st.integers(3, 14))
-    before = grid_rects(height, width, Grid(draw(st.integers(1, 3)), draw(st.integers(1, 3))))
+    height, width = 1 if flat else draw(st.integers(3, 14)), draw(st.integers(3, 14))
+    before = grid_rects(height, width, Grid(1 if flat else draw(st.integers(1, 3)), draw(st.integers(1, 3))))
 
     def span(size):
         start = draw(st.integers(0, size - 1))
         return Span(start, draw(st.integers(start + 1, size)))
 
     return height, width, before, [Rect(span(height), span(width)) for _ in range(draw(st.integers(1, 5)))]
+
+
+@st.composite
+def stages(draw):
+    """Return (shapes of a stage's outputs, each tile's rectangles of them, what each of the readers wants)."""
+    grid = Grid(draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    shapes = [
+        Shape(draw(st.integers(1, 3)), draw(st.integers(3, 9)), draw(st.integers(3, 9)), flat=False)
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+    outputs = list(zip(*(grid_rects(shape.height, shape.width, grid) for shape in shapes), strict=True))
+
+    def span(size):
+        start = draw(st.integers(0, size - 1))
+        return Span(start, draw(st.integers(start + 1, size)))
+
+    readers = []
+    for _ in range(draw(st.integers(1, 5))):
+        numbers = draw(st.sets(st.integers(0, len(shapes) - 1)))
+        readers.append({number: Rect(span(shapes[number].height), span(shapes[number].width)) for number in numbers})
+    return shapes, outputs, readers
+
+
+def alone(before, wanted):
+    """Lay out a stage of one output: rectangles of its tiles, rectangles that are read."""
+    layout = lay_out([(rect,) for rect in before], [{0: rect} for rect in wanted])
+    assert all(cell.output == 0 for cells in layout for cell, _ in cells)
+    return [[(cell.rect, who) for cell, who in cells] for cells in layout], layout
 
 
 def halo(height, width, grid, rows, border=1):
@@ -54,7 +82,7 @@ def test_cells_are_disjoint_and_cover_exactly_what_is_read(world):
     read, written = np.zeros((height, width), dtype=bool), np.zeros((height, width), dtype=int)
     for rect in wanted:
         read[rect.slices] = True
-    for output, cells in zip(before, lay_out(before, wanted), strict=True):
+    for output, cells in zip(before, alone(before, wanted)[0], strict=True):
         for rect, readers in cells:
             assert output.contains(rect)
             assert readers == {index for index, other in enumerate(wanted) if other.contains(rect)}
@@ -63,32 +91,38 @@ def test_cells_are_disjoint_and_cover_exactly_what_is_read(world):
 
 
 @settings(max_examples=80)
-@given(maps(), st.integers(1, 3))
-def test_a_piece_is_runs_of_whole_cells_in_order_inside_the_object(world, channels):
-    _, _, before, wanted = world
-    layout = lay_out(before, wanted)
-    for reader, rect in enumerate(wanted):
-        area = 0
-        for piece in pieces_for(reader, channels, layout):
-            rects = [cell for cell, _ in layout[piece.source]]
-            starts = {cell: channels * sum(r.area for r in rects[:index]) for index, cell in enumerate(rects)}
+@given(stages())
+def test_a_piece_is_runs_of_whole_cells_in_order_inside_the_object(world):
+    shapes, outputs, readers = world
+    layout = lay_out(outputs, readers)
+
+    def size(cell):
+        return shapes[cell.output].channels * cell.rect.area
+
+    for reader, wanted in enumerate(readers):
+        read = 0
+        for piece in pieces_for(reader, 4, shapes, layout):
+            assert piece.stage == 4
+            cells = [cell for cell, _ in layout[piece.tile]]
+            starts = {cell: sum(map(size, cells[:index])) for index, cell in enumerate(cells)}
             end = -1
             for run in piece.ranges:
-                first = rects.index(run.cells[0])
-                assert list(run.cells) == rects[first : first + len(run.cells)]
+                first = cells.index(run.cells[0])
+                assert list(run.cells) == cells[first : first + len(run.cells)]
                 assert run.offset == starts[run.cells[0]]
                 assert run.offset > end, "two ranges that touch would be one"
-                end = run.offset + channels * run.area
-                assert end <= channels * sum(r.area for r in rects)
-                area += run.area
-        assert area == rect.area
+                assert run.elements == sum(map(size, run.cells))
+                end = run.offset + run.elements
+                assert end <= sum(map(size, cells))
+                read += run.elements
+        assert read == sum(shapes[number].channels * rect.area for number, rect in wanted.items())
 
 
 @settings(max_examples=60, deadline=None)
 @given(maps())
 def test_the_order_of_few_cells_is_the_best_there_is(world):
     _, _, before, wanted = world
-    for cells in lay_out(before, wanted):
+    for cells in alone(before, wanted)[0]:
         if 0 < len(cells) <= 6:
             best = min(ranges(order) for order in permutations([readers for _, readers in cells]))
             assert ranges([readers for _, readers in cells]) == best
@@ -96,18 +130,18 @@ def test_the_order_of_few_cells_is_the_best_there_is(world):
 
 def test_at_two_by_two_every_reader_needs_one_range_of_every_tile():
     before, wanted = grid_rects(20, 20, Grid(2, 2)), halo(20, 20, 2, 2)
-    layout = lay_out(before, wanted)
+    _, layout = alone(before, wanted)
     assert [len(cells) for cells in layout] == [4, 4, 4, 4]
     for reader in range(4):
-        pieces = pieces_for(reader, 8, layout)
-        assert [piece.source for piece in pieces] == [0, 1, 2, 3]
+        pieces = pieces_for(reader, 0, [Shape(8, 20, 20, flat=False)], layout)
+        assert [piece.tile for piece in pieces] == [0, 1, 2, 3]
         assert [len(piece.ranges) for piece in pieces] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("grid", [(3, 3), (4, 4)])
 def test_many_cells_are_ordered_better_than_row_by_row(grid):
     before, wanted = grid_rects(40, 40, Grid(*grid)), halo(40, 40, *grid)
-    for cells in lay_out(before, wanted):
+    for cells in alone(before, wanted)[0]:
         if len(cells) > 6:
             plain = sorted(cells, key=lambda cell: (cell[0].rows, cell[0].cols))
             assert ranges([who for _, who in cells]) < ranges([who for _, who in plain])
@@ -115,35 +149,103 @@ def test_many_cells_are_ordered_better_than_row_by_row(grid):
 
 def test_a_part_that_nobody_reads_is_never_written():
     before = grid_rects(4, 4, Grid(2, 1))
-    layout = lay_out(before, [Rect(Span(0, 1), Span(0, 4))])
-    assert [[rect for rect, _ in cells] for cells in layout] == [[Rect(Span(0, 1), Span(0, 4))], []]
-    assert [piece.source for piece in pieces_for(0, 1, layout)] == [0]
+    cells, layout = alone(before, [Rect(Span(0, 1), Span(0, 4))])
+    assert [[rect for rect, _ in part] for part in cells] == [[Rect(Span(0, 1), Span(0, 4))], []]
+    assert [piece.tile for piece in pieces_for(0, 0, [Shape(1, 4, 4, flat=False)], layout)] == [0]
 
 
-def tile(rect, cells, pieces):
-    return Tile("g", rect, rect, NONE, tuple(cells), pieces, 0)
+def test_an_output_that_a_reader_does_not_take_is_in_none_of_its_pieces():
+    rect = Rect.whole(4, 4)
+    shapes = [Shape(1, 4, 4, flat=False), Shape(2, 4, 4, flat=False)]
+    layout = lay_out([(rect, rect)], [{0: rect}, {1: rect}, {0: rect, 1: rect}])
+    assert [cell for cell, _ in layout[0]] == [Cell(0, rect), Cell(1, rect)]
+    [one], [other], [both] = (pieces_for(reader, 0, shapes, layout) for reader in range(3))
+    assert [(run.offset, run.elements) for run in one.ranges] == [(0, 16)]
+    assert [(run.offset, run.elements) for run in other.ranges] == [(16, 32)]
+    assert [(run.offset, run.elements) for run in both.ranges] == [(0, 48)]
+
+
+def tile(inputs, outputs, cells, pieces):
+    return Tile("g", 0, tuple(inputs), (NONE,) * len(inputs), tuple(outputs), tuple(cells), tuple(pieces), 0)
+
+
+def stage(inputs):
+    return Stage((), Grid(1, 1), 1769, 1.0, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),))
+
+
+def written(wholes, outputs, layout):
+    """Return what each tile of a stage puts into the store, given the whole tensors of its outputs."""
+    objects = []
+    for rects, cells in zip(outputs, layout, strict=True):
+        views = [
+            whole[..., rect.slices[1]] if whole.ndim == 2 else whole[:, :, *rect.slices]
+            for whole, rect in zip(wholes, rects, strict=True)
+        ]
+        objects.append(bytes(cells_to_bytes(views, tile((), rects, [cell for cell, _ in cells], ()))))
+    return objects
+
+
+def read(pieces, objects, batch):
+    """Return the bytes of every range of `pieces`; `objects` are by stage and tile."""
+    scale = 4 * batch
+    return [
+        objects[piece.stage][piece.tile][scale * run.offset : scale * (run.offset + run.elements)]
+        for piece in pieces
+        for run in piece.ranges
+    ]
+
+
+def random_tensors(shapes, batch):
+    random = np.random.default_rng(0)
+    return [random.standard_normal(shape.of(shape.whole, batch), dtype=np.float32) for shape in shapes]
+
+
+@settings(max_examples=80)
+@given(stages(), st.integers(1, 3))
+def test_pieces_put_together_are_slices_of_the_whole_maps(world, batch):
+    shapes, outputs, readers = world
+    wholes = random_tensors(shapes, batch)
+    layout = lay_out(outputs, readers)
+    objects = [written(wholes, outputs, layout)]
+    for reader, wanted in enumerate(readers):
+        if wanted:
+            pieces = pieces_for(reader, 0, shapes, layout)
+            here = stage(Input(0, number, shapes[number]) for number in wanted)
+            found = pieces_to_inputs(read(pieces, objects, batch), batch, here, tile(wanted.values(), (), (), pieces))
+            for value, (number, rect) in zip(found, wanted.items(), strict=True):
+                assert np.array_equal(value, wholes[number][:, :, *rect.slices])
 
 
 @settings(max_examples=60)
-@given(maps(), st.integers(1, 3), st.integers(1, 3))
-def test_pieces_put_together_are_slices_of_the_whole_map(world, channels, batch):
-    height, width, before, wanted = world
-    whole = np.random.default_rng(0).standard_normal((batch, channels, height, width), dtype=np.float32)
-    layout = lay_out(before, wanted)
-    shape = Shape(channels, height, width, flat=False)
-    objects = []
-    for output, cells in zip(before, layout, strict=True):
-        view = whole[:, :, *output.slices]
-        objects.append(bytes(cells_to_bytes(view, tile(output, [rect for rect, _ in cells], ()))))
+@given(maps(flat=True), st.integers(1, 3))
+def test_pieces_of_a_vector_put_together_are_its_columns(world, batch):
+    _, width, before, wanted = world
+    shape = Shape.vector(width)
+    (whole,) = random_tensors([shape], batch)
+    _, layout = alone(before, wanted)
+    objects = [written([whole], [(rect,) for rect in before], layout)]
     for reader, rect in enumerate(wanted):
-        pieces = pieces_for(reader, channels, layout)
-        scale = 4 * batch
-        values = [
-            objects[piece.source][scale * run.offset : scale * (run.offset + channels * run.area)]
-            for piece in pieces
-            for run in piece.ranges
-        ]
-        empty = Artefact("w", 0, "")
-        stage = Stage((), Grid(1, 1), 1769, 1.0, shape, shape, (), empty, ())
-        found = pieces_to_input(values, batch, stage, tile(rect, (), pieces))
-        assert np.array_equal(found, whole[:, :, *rect.slices])
+        pieces = pieces_for(reader, 0, [shape], layout)
+        (found,) = pieces_to_inputs(
+            read(pieces, objects, batch), batch, stage([Input(0, 0, shape)]), tile([rect], (), (), pieces)
+        )
+        assert np.array_equal(found, whole[:, rect.slices[1]])
+
+
+@settings(max_examples=40)
+@given(stages(), stages(), st.integers(1, 2))
+def test_a_tile_reads_from_several_stages_whatever_order_its_inputs_have(one, other, batch):
+    worlds, objects, pieces, wholes, inputs = (one, other), [], [], [], {}
+    for number, (shapes, outputs, readers) in enumerate(worlds):
+        layout = lay_out(outputs, readers)
+        wholes.append(random_tensors(shapes, batch))
+        objects.append(written(wholes[-1], outputs, layout))
+        pieces += pieces_for(0, number, shapes, layout)
+        inputs |= {Input(number, output, shapes[output]): rect for output, rect in readers[0].items()}
+    turned = dict(reversed(inputs.items()))
+    if turned:
+        found = pieces_to_inputs(
+            read(pieces, objects, batch), batch, stage(turned), tile(turned.values(), (), (), pieces)
+        )
+        for value, (source, rect) in zip(found, turned.items(), strict=True):
+            assert np.array_equal(value, wholes[source.stage][source.output][:, :, *rect.slices])

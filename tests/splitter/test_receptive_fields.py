@@ -10,7 +10,8 @@ from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
 from splitter import operators, tiles
 from splitter.ingest import from_onnx
-from splitter.operators import Window, explicit_pads
+from splitter.windows import Window, explicit_pads
+from splitter.windows import window as window_of
 from tests.splitter.models import Net
 
 WINDOWS = st.builds(
@@ -86,9 +87,9 @@ def test_a_chains_receptive_field_is_what_its_output_depends_on(kernel, stride, 
     region = Rect(
         Span(top, data.draw(st.integers(top + 1, height))), Span(left, data.draw(st.integers(left + 1, width)))
     )
-    found = tiles.walk_back(graph, nodes, nodes[-1].output, region)["x"]
-    first = [operators.window(nodes[0], axis) for axis in (2, 3)]
-    second = [operators.window(nodes[1], axis) for axis in (2, 3)]
+    found = tiles.walk_back(graph, nodes, {nodes[-1].output: region})["x"]
+    first = [window_of(nodes[0], axis) for axis in (2, 3)]
+    second = [window_of(nodes[1], axis) for axis in (2, 3)]
     for axis in (0, 1):
         span = (region.rows, region.cols)[axis]
         middle = graph.shapes[nodes[0].output][2 + axis]
@@ -123,7 +124,7 @@ def test_padding_of_a_tile_is_only_where_the_map_ends():
     nodes = graph.nodes[:-1]
 
     def padding(rows, cols):
-        return tiles.input_padding(graph, nodes, "x", nodes[-1].output, Rect(Span(*rows), Span(*cols)))
+        return tiles.input_padding(graph, nodes, "x", {nodes[-1].output: Rect(Span(*rows), Span(*cols))})
 
     assert padding((0, 6), (0, 6)) == Padding(1, 1, 0, 0)
     assert padding((6, 12), (0, 6)) == Padding(0, 1, 1, 0)
@@ -137,8 +138,20 @@ def test_branches_need_the_union_of_what_they_read():
     tall = net.conv("x", 1, 1, [1, 5], pads=[0, 2, 0, 2])
     graph = from_onnx(net.model(net.flat(net.op("Add", wide, tall))), 20, 20)
     nodes = graph.nodes[:-1]
-    found = tiles.walk_back(graph, nodes, nodes[-1].output, Rect(Span(8, 10), Span(8, 10)))["x"]
+    found = tiles.walk_back(graph, nodes, {nodes[-1].output: Rect(Span(8, 10), Span(8, 10))})["x"]
     assert found == Rect(Span(5, 13), Span(6, 12))
+
+
+def test_several_outputs_need_the_union_of_what_they_depend_on():
+    net = Net(1, 20, 20)
+    first = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])
+    second = net.conv(first, 1, 1, [1, 5], pads=[0, 2, 0, 2])
+    graph = from_onnx(net.model(net.flat(net.op("Add", first, second))), 20, 20)
+    targets = {first: Rect(Span(0, 4), Span(0, 4)), second: Rect(Span(8, 10), Span(8, 10))}
+    found = tiles.walk_back(graph, graph.nodes[:2], targets)
+    assert found[second] == targets[second]
+    assert found[first] == Rect(Span(0, 10), Span(0, 12))
+    assert found["x"] == Rect(Span(0, 13), Span(0, 12))
 
 
 def test_work_is_counted_by_hand():
@@ -148,3 +161,9 @@ def test_work_is_counted_by_hand():
     graph = from_onnx(net.model(net.linear(net.flat(x), 150, 7)), 10, 10)
     macs = [operators.macs(graph, node, graph.shape(node.output).whole.area) for node in graph.nodes]
     assert macs == [10 * 10 * 6 * 2 * 9, 0, 0, 150 * 7]
+
+
+def test_work_of_columns_is_their_share():
+    net = Net(4, 5, 5)
+    graph = from_onnx(net.model(net.linear(net.flat("x"), 100, 7)), 5, 5)
+    assert [operators.macs(graph, graph.nodes[-1], columns) for columns in (1, 3, 7)] == [100, 300, 700]

@@ -28,7 +28,7 @@ from splitter.graph import Graph
 from splitter.grids import GridChoice
 from splitter.heads import find_head
 from splitter.load import Progress
-from splitter.planner import Budget, Choice, Storage, check_parts_fit, choose, why_nothing_fits
+from splitter.planner import Budget, Choice, Storage, choose, why_nothing_fits
 
 OBJECTIVES = ("latency", "work")
 GAP_MODES = ("auto", "never", "always")
@@ -127,12 +127,9 @@ def _cuts(graph: Graph, wishes: Wishes, budget: Budget) -> list[Cut]:
 def _nothing_fits(given: Graph, wishes: Wishes, budget: Budget) -> ModelError:
     graph = with_tile_pools(given)
     cuts = _cuts(graph, wishes, budget)
-    try:
-        for storage in _storages(graph, wishes, spread=False):
-            check_parts_fit(graph, cuts, budget.limit, storage)
-    except ModelError as error:
-        return error
-    return ModelError(why_nothing_fits(graph, cuts, wishes.grids, wishes.stages))
+    stages = len(cuts) - 1 if wishes.cuts else wishes.stages
+    *_, smallest = _storages(graph, wishes, spread=False)
+    return ModelError(why_nothing_fits(graph, cuts, wishes.grids, stages, budget, smallest))
 
 
 def _with_gap(original: Graph, calibration: Calibration | None, progress: Progress) -> tuple[Graph, tuple[Change, ...]]:

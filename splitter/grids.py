@@ -12,7 +12,7 @@ from serfer.core.geometry import Grid
 ONE = Grid(1, 1)
 AUTO = (
     *(ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4)),
-    *(Grid(1, 2, columns=True), Grid(1, 4, columns=True), Grid(1, 8, columns=True)),
+    *(Grid(1, count, columns=True) for count in (2, 4, 8, 16)),
 )
 _TILES = re.compile(r"([1-9]\d?)x([1-9]\d?)")
 _COLUMNS = re.compile(r"col([1-9]\d?)")

@@ -6,14 +6,15 @@ found exactly by a dynamic programme over (cut, number of stages).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 from serfer.core.aws import LambdaFacts
 from serfer.core.cost import FLOAT_BYTES, Roofline, operator_seconds, task_seconds
-from serfer.core.errors import ModelError, UsageError
+from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, even_parts
 from serfer.core.plan import PackageLimit
 from splitter import operators
@@ -317,28 +318,34 @@ def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
     return [Rect(row, col) for row in rows for col in even_parts(shape.width, grid.cols)]
 
 
-def check_parts_fit(graph: Graph, cuts: Sequence[Cut], limit: PackageLimit, storage: Storage) -> None:
-    """Refuse a network with a part that no function can hold; raises ModelError that says what is in the way."""
-    for left, right in pairwise(cuts):
-        start, stop = left.position, right.position
-        size = weight_bytes(graph, start, stop, storage.half)
-        if size > limit.room and not storage.spread:
-            heaviest = max(range(start, stop), key=lambda index: weight_bytes(graph, index, index + 1))
-            node = graph.nodes[heaviest]
-            raise ModelError(
-                f"operator {node.name!r} ({node.kind}) cannot be deployed: its stage has {size:,} bytes of weights, "
-                f"a function has room for {limit.room:,} ({limit.package:,} less {limit.dependencies:,} of "
-                f"dependencies), {size - limit.room:,} too few; --precision, --gap or a grid of columns (col4) may help, "
-                "or a higher --limit-mb for in-process workers only"
-            )
+def why_nothing_fits(
+    graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: Storage
+) -> str:
+    """Say in a line which bound is in the way of what was asked, and by how much."""
+    endless = replace(budget, limit=PackageLimit(sys.maxsize, 0))
+    choices = choose(graph, cuts, grids, stages, endless)
+    if choices is None:
+        return _why_no_chain(graph, cuts, grids, stages)
+    spans = [(choice.start, choice.stop) for choice in choices]
+    if stages is None and not grids.per_stage:  # whatever is not one part could still be cut
+        spans = [(left.position, right.position) for left, right in pairwise(cuts)]
+    sizes = [weight_bytes(graph, *span, storage.half) for span in spans]
+    size = max(sizes)
+    worst, limit = sizes.index(size), budget.limit
+    nodes = graph.nodes[slice(*spans[worst])]
+    heaviest = max(nodes, key=lambda node: sum(graph.weights[name].nbytes for name in graph.constants(node)))
+    what = f"stage {worst} of {len(spans)}" if len(spans) == len(choices) else "a part that no cut divides"
+    return (
+        f"{what}, with operator {heaviest.name!r} ({heaviest.kind}), cannot be deployed: it has {size:,} bytes of "
+        f"weights, a function has room for {limit.room:,} ({limit.package:,} less {limit.dependencies:,} of "
+        f"dependencies), {size - limit.room:,} too few; allow more stages, --precision fp16, --gap or a grid of columns "
+        "(col4), or for in-process workers only a higher --limit-mb"
+    )
 
 
-def why_nothing_fits(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None) -> str:
-    """Say in a line why there is no chain of stages for what was asked."""
+def _why_no_chain(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None) -> str:
     blocked = next((node for node in graph.nodes if not operators.tileable(graph, node)), None)
     parts = f"{stages} stages" if stages else f"at most {MAX_STAGES} stages"
     wanted = ",".join(str(grid) for grid in grids.per_stage) or "any grid"
-    reason = f"; from operator {blocked.name!r} ({blocked.kind}) on, stages have one tile" if blocked else ""
-    return (
-        f"no chain of {parts} with grids {wanted} fits the network ({len(cuts) - 2} cuts){reason} and the package limit"
-    )
+    reason = f"; from operator {blocked.name!r} ({blocked.kind}) on, stages have no tiles" if blocked else ""
+    return f"the network has no chain of {parts} with grids {wanted} ({len(cuts) - 2} cuts){reason}"

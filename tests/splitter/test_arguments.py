@@ -3,11 +3,9 @@ import sys
 import pytest
 import torch
 
-from serfer.core.errors import InputError, ModelError, UsageError
-from serfer.core.geometry import Grid
+from serfer.core.errors import InputError, ModelError
 from splitter import load
 from splitter.directory import appearing_whole
-from splitter.grids import parse_grids
 
 FACTORY = """
 from __future__ import annotations
@@ -36,17 +34,6 @@ def test_a_module_in_training_mode_is_refused_and_left_so():
     with pytest.raises(ModelError, match="training mode"):
         load.load(module, None)
     assert module.training
-
-
-@pytest.mark.parametrize("grids", [[(2, 2), "1x2", 1], ((2, 2), (1, 2), 1), "2x2,1x2,1"])
-def test_grids_for_each_stage_may_be_a_list_a_tuple_or_text(grids):
-    assert parse_grids(grids).per_stage == (Grid(2, 2), Grid(1, 2), Grid(1, 1))
-
-
-@pytest.mark.parametrize("grid", [(True, 2), True, 2, (0, 1)])
-def test_what_only_looks_like_a_grid_is_refused(grid):
-    with pytest.raises(UsageError, match="is no grid"):
-        parse_grids(grid)
 
 
 def test_the_working_directory_is_never_replaced(tmp_path, monkeypatch):

@@ -6,15 +6,16 @@ import pytest
 
 import serfer
 from serfer.core.plan import check_artefacts, load_plan
-from splitter import cuts
-from splitter import split as splitting
+from splitter import planner
+from splitter.assemble import Decision, _stage_parts
 from splitter.bundle import DEPENDENCY_LIMIT
-from splitter.cuts import choose
-from splitter.emit import WeightsFile
+from splitter.cuts import cut_points
 from splitter.exactness import relative_error
+from splitter.global_pooling import with_tile_pools
 from splitter.grids import parse_grids
-from splitter.split import _nodes, _tile_parts
-from tests.splitter.models import FACTS, LIMITS
+from splitter.planner import choose
+from splitter.weights import WeightsFile
+from tests.splitter.models import BUDGET
 
 LIMIT = 1e-4
 WORST = {"efficientnet-lite0": 5e-6, "alexnet": 5e-6}  # 6e-7 and 3e-7 were seen
@@ -24,34 +25,35 @@ class Runner:
     """Runs chains of stages of one network; what two chains have in common is run once."""
 
     def __init__(self, graph, sample, directory):
-        self.graph, self.sample, self.directory = graph, sample, directory
-        self.weights = WeightsFile(graph.weights, list(graph.weights))
+        self.graph, self.sample, self.directory = with_tile_pools(graph), sample, directory
+        self.cuts = cut_points(self.graph)
+        self.weights = WeightsFile("weights.bin", graph.weights, frozenset())  # one file serves all stages
         self.weights.write(directory / "weights.bin")
         self.known = {}
 
     def run(self, choices):
-        value, done = self.sample, ()
-        for index, choice in enumerate(choices):
+        tensors, done = {self.graph.input: self.sample}, ()
+        for part, choice in zip(_stage_parts(Decision(self.graph, self.cuts, choices)), choices, strict=True):
             done = (*done, (choice.start, choice.stop, choice.grid))
             if done not in self.known:
-                self.known[done] = self.stage(choice, index, value)
-            value = self.known[done]
-        return value
+                self.known[done] = self.stage(part, tensors)
+            tensors |= self.known[done]
+        return tensors[self.graph.output]
 
-    def stage(self, choice, index, value):
-        shape = self.graph.shape(_nodes(self.graph, choice)[-1].output)
-        result = np.empty(shape.of(shape.whole, len(value)), np.float32)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(splitting, "WeightsFile", lambda *_: self.weights)  # one file serves all stages
-            parts = _tile_parts(self.graph, choice, index)
-        for number, part in enumerate(parts):
+    def stage(self, part, tensors):
+        shapes = [part.graph.shape(name) for name in part.outputs]
+        results = [np.empty(shape.of(shape.whole, len(self.sample)), np.float32) for shape in shapes]
+        for number, tile in enumerate(part.tiles):
             path = self.directory / f"{number}.onnx"
-            path.write_bytes(part.model)
+            path.write_bytes(tile.graph.model({"weights.bin": self.weights}).SerializeToString())
             session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-            view = value[:, :, *part.input.slices] if value.ndim == 4 else value
-            where = (...,) if shape.flat else (slice(None), slice(None), *part.output.slices)
-            result[where] = session.run(None, {"input": np.ascontiguousarray(view)})[0]
-        return result
+            given = {
+                f"input{index}": np.ascontiguousarray(tensors[name][part.graph.shape(name).slices(rect)])
+                for index, (name, rect) in enumerate(zip(part.inputs, tile.inputs, strict=True))
+            }
+            for result, shape, rect, value in zip(results, shapes, tile.outputs, session.run(None, given), strict=True):
+                result[shape.slices(rect)] = value
+        return dict(zip(part.outputs, results, strict=True))
 
 
 @pytest.fixture(
@@ -63,29 +65,29 @@ def network(request, zoo, shelf):
     source, sample, graph = zoo(name, *map(int, size.split("x")))
     directory = shelf / request.param
     directory.mkdir()
-    return name, graph, Runner(graph, sample, directory), source.run(sample)
+    return name, Runner(graph, sample, directory), source.run(sample)
 
 
 @pytest.fixture
 def predictions_kept(monkeypatch):
     """Predict the stages of a network on a grid once, not once for every number of stages."""
-    known, options = {}, cuts._Predictor.options
+    known, options = {}, planner._Search.options
 
-    def kept(predictor, grids):
+    def kept(search, grids):
         if grids not in known:
-            known[grids] = options(predictor, grids)
+            known[grids] = options(search, grids)
         return known[grids]
 
-    monkeypatch.setattr(cuts._Predictor, "options", kept)
+    monkeypatch.setattr(planner._Search, "options", kept)
 
 
 @pytest.mark.usefixtures("predictions_kept")
 def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
-    name, graph, runner, expected = network
+    name, runner, expected = network
     worst = 0.0
     for grid in ("1", "1x2", "2x2", "3x3"):
         for stages in (1, 2, 3, 4):
-            choices = choose(graph, parse_grids(grid), stages, LIMITS, FACTS)
+            choices = choose(runner.graph, runner.cuts, parse_grids(grid), stages, BUDGET)
             assert len(choices) == stages
             assert stages == 1 or str(choices[0].grid) == grid
             got = runner.run(choices)
@@ -108,11 +110,11 @@ def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, zoo_plan)
     assert [str(stage.grid) for stage in plan.stages] == grids
     assert len(plan.labels) == 1000
     whole = ort.InferenceSession(directory / "unsplit.onnx", providers=["CPUExecutionProvider"])
-    assert relative_error(whole.run(None, {"input": sample})[0], source.run(sample)) <= LIMIT
+    assert relative_error(whole.run(None, {"input0": sample})[0], source.run(sample)) <= LIMIT
     for number, stage in enumerate(plan.stages):
-        files = [stage.weights, *stage.graphs]
-        assert sum(file.bytes for file in files) + DEPENDENCY_LIMIT < 262_144_000, f"stage {number}"
-        assert {file.path.split("/")[0] for file in files} == {f"stage-{number}"}
+        (function,) = stage.functions
+        assert function.bytes + DEPENDENCY_LIMIT < 262_144_000, f"stage {number}"
+        assert {file.path.split("/")[0] for file in stage.files} == {f"stage-{number}"}
     on_disk = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
     assert on_disk == {"plan.json", *(file.path for file in plan.artefacts)}
 

@@ -12,7 +12,6 @@ from splitter.graph import Graph
 
 MOST_TENSORS = 4
 """How many tensors may cross a cut."""
-_CUT_RANKS = (2, 4)  # a vector or a map: what a plan's shapes can say
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def all_cuts(graph: Graph) -> list[Cut]:
     live, cuts = [graph.input], [Cut(0, (graph.input,))]
     for index, node in enumerate(graph.nodes[:-1]):
         live = [name for name in (*live, node.output) if last_use.get(name, -1) > index]
-        plain = all(len(graph.shapes[name]) in _CUT_RANKS for name in live)
+        plain = all(graph.can_cross(name) for name in live)
         if plain and len(live) <= MOST_TENSORS and graph.input not in live:
             cuts.append(Cut(index + 1, tuple(live)))
     return [*cuts, Cut(len(graph.nodes), (graph.output,))]

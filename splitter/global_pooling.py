@@ -21,6 +21,7 @@ _MODES = {
     "AveragePool": "mean",
     "GlobalMaxPool": "max",
     "ReduceMax": "max",
+    "ReduceSum": "sum",
     "MaxPool": "max",
 }
 
@@ -54,7 +55,7 @@ def _pools_whole_map(graph: Graph, node: Node) -> bool:
     if node.kind.startswith("Reduce"):
         given = graph.weights.get(node.inputs[1]) if len(node.inputs) > 1 else None
         axes = [] if given is None else sorted(int(axis) % _MAP for axis in given)
-        return axes == [ROW_AXIS, COL_AXIS]
+        return axes == [ROW_AXIS, COL_AXIS] and graph.axes(node.inputs[0]) == (ROW_AXIS, COL_AXIS)
     if node.kind.startswith("Global"):
         return True
     whole = list(before[2:]) == list(node.attributes["kernel_shape"]) and not any(node.attributes["pads"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from numpy.typing import NDArray
 from serfer.core.plan import Shape
 
 Weights = dict[str, NDArray[Any]]
+Axes = tuple[int, int]
+"""Where a tensor has its rows and where its columns."""
+ROW_AXIS, COL_AXIS = 2, 3
+NCHW: Axes = (ROW_AXIS, COL_AXIS)
+MAP_RANK, VECTOR_RANK = 4, 2
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Graph:
     """Operators in topological order; `shapes` holds every activation's, for one image.
 
     `half` names the weights whose values are fp16 numbers and are stored as such; they are float32 here as everywhere.
+    `places` has the rows' and columns' axes of maps that are not (N, C, H, W): a transposed map's, or a map's whose
+    channels are groups. `others` names the activations that are not float32 (a comparison's, say).
     """
 
     nodes: tuple[Node, ...]
@@ -38,6 +46,8 @@ class Graph:
     shapes: dict[str, tuple[int, ...]]
     opset: int
     half: frozenset[str] = frozenset()
+    places: dict[str, Axes] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
 
     def activations(self, node: Node) -> list[str]:
         """Return the inputs of `node` that are computed, not constant, each once."""
@@ -47,9 +57,25 @@ class Graph:
         """Return the inputs of `node` that are constant."""
         return [name for name in node.inputs if name in self.weights]
 
+    def axes(self, tensor: str) -> Axes | None:
+        """Return the axes of an activation's rows and columns, or None for what is no map."""
+        return self.places.get(tensor, NCHW if len(self.shapes[tensor]) == MAP_RANK else None)
+
     def shape(self, tensor: str) -> Shape:
         """Return the shape of an activation without its batch axis; what is no map counts as a vector."""
-        shape = self.shapes[tensor]
-        if len(shape) == 4:  # noqa: PLR2004 - (N, C, H, W)
-            return Shape(shape[1], shape[2], shape[3], flat=False)
-        return Shape.vector(int(np.prod(shape[1:])))
+        shape, axes = self.shapes[tensor], self.axes(tensor)
+        size = int(np.prod(shape[1:]))
+        if axes is None:
+            return Shape.vector(size)
+        height, width = shape[axes[0]], shape[axes[1]]
+        return Shape(size // (height * width), height, width, flat=False)
+
+    def can_cross(self, tensor: str) -> bool:
+        """Say whether stages can hand the activation on: float32, and (N, C, H, W) or (N, K)."""
+        plain = len(self.shapes[tensor]) == VECTOR_RANK or self.axes(tensor) == NCHW
+        return plain and len(self.shapes[tensor]) in (VECTOR_RANK, MAP_RANK) and tensor not in self.others
+
+    @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What was already found out about the operators, by their outputs' names."""
+        return {}

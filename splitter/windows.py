@@ -19,9 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Span
-from splitter.graph import Graph, Node
+from splitter.graph import COL_AXIS, ROW_AXIS, Graph, Node
 
-ROW_AXIS, COL_AXIS = 2, 3
+__all__ = [
+    "COL_AXIS",
+    "ROW_AXIS",
+    "Window",
+    "average_scale",
+    "explicit_pads",
+    "floor_pads",
+    "window",
+]
 
 
 @dataclass(frozen=True)

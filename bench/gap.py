@@ -32,8 +32,8 @@ SIZE = 28
 ALLOWED_POINTS = 1.3
 _CLASSES = 10
 _TEST_PARTS = 4  # a quarter of the images
-_EPOCHS, _BATCH, _RATE = 12, 64, 2e-3
-_STEPS = 350  # at least, however few the images
+_EPOCHS, _BATCH, _RATE = 5, 64, 2e-3
+_STEPS = 300  # at least, however few the images
 
 _MACS = 4_000_000  # of one image
 

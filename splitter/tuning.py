@@ -23,7 +23,7 @@ from splitter.regression import Scaling, judge
 from splitter.trainable import Trainable
 from splitter.trunks import Array, Progress, batch_size, macs
 
-_EPOCHS, _STEPS = 6, 400  # at least; more epochs where there are few images
+_EPOCHS, _STEPS = 5, 300  # at least; more epochs where there are few images
 _PATIENCE = 4
 _TRUNK_RATES, _HEAD_RATE = (1e-3, 2e-4), 2e-3  # a trunk that has learnt much wants the smaller one: both are tried
 _TEMPERATURE = 2.0

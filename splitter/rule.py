@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from serfer.core.geometry import Rect, Span
-from splitter.graph import ROW_AXIS, Axes, Graph, Node
+from splitter.graph import ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
 
 if TYPE_CHECKING:
     from splitter.writer import TileWriter
@@ -24,8 +24,8 @@ class Rule:
 
     def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
         """Return the rows (ROW_AXIS) or columns of input `source` that output rows `out` read, not clipped."""
-        size = extent(graph, source, axis)
-        return Span(0, size) if size == 1 or graph.axes(source) is None else out
+        size, vector = extent(graph, source, axis), len(graph.shapes[source]) == VECTOR_RANK
+        return out if size > 1 and (vector or graph.axes(source) is not None) else Span(0, size)
 
     def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:  # noqa: ARG002 - same
         """Append the operator to a tile's graph; `inputs` are what the tile needs of each, and whole constants."""

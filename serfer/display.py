@@ -161,6 +161,8 @@ def _halo(stage: Stage) -> str:
     """Say how many more input positions all tiles read together than there are."""
     if stage.inputs[0].shape.flat:
         return "-"
+    if stage.grid.columns:
+        return "all"
     read = sum(tile.inputs[0].area for tile in stage.tiles)
     return f"+{read / stage.inputs[0].shape.whole.area - 1:.0%}"
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from serfer.core.errors import ModelError
 from serfer.core.geometry import Rect
 from serfer.core.plan import (
     FORMAT,
@@ -168,6 +169,7 @@ def assemble(
                 functions=written.functions,
             )
         )
+    _check_packages(stages, limit)
     (directory / UNSPLIT).write_bytes(in_one_piece(graph).model(files).SerializeToString())
     plan = sealed(
         Plan(
@@ -190,6 +192,17 @@ def assemble(
     )
     (directory / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
     return plan
+
+
+def _check_packages(stages: Sequence[Stage], limit: PackageLimit) -> None:
+    """Refuse functions that cannot be deployed: graphs count as well, and no prediction is as good as the files."""
+    for number, stage in enumerate(stages):
+        for index, function in enumerate(stage.functions):
+            if function.bytes > limit.room:
+                raise ModelError(
+                    f"function {index} of stage {number} has {function.bytes:,} bytes of weights and graphs, "
+                    f"{function.bytes - limit.room:,} more than its package has room for; allow more stages or columns"
+                )
 
 
 def _stage_parts(decision: Decision) -> list[_StagePart]:

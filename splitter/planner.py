@@ -7,7 +7,7 @@ found exactly by a dynamic programme over (cut, number of stages).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -22,7 +22,7 @@ from splitter.cuts import Cut, weight_bytes
 from splitter.global_pooling import with_grid
 from splitter.graph import Graph, Node
 from splitter.grids import ONE, GridChoice
-from splitter.tiles import Regions, step_back, union
+from splitter.tiles import Regions, step_back, union, walk_back
 
 MAX_STAGES = 16
 
@@ -183,17 +183,20 @@ class _Search:
         """Return a stage as it can be stored, with its score, or None where it cannot."""
         macs = part.macs if self.least_work else 0
         full = weight_bytes(self.graph, choice.start, choice.stop)
-        if not self.storage.always and self._has_room(choice, full):
+        if not self.storage.always and self._has_room(choice, full, ()):
             return _Score(0, unspread, macs, choice.seconds), choice
         less = weight_bytes(self.graph, choice.start, choice.stop, self.storage.half)
-        if self.storage.half and self._has_room(choice, less):
+        if self.storage.half and self._has_room(choice, less, self.storage.half):
             stored = Choice(choice.start, choice.stop, choice.grid, choice.seconds, half=True)
             return _Score(0 if self.storage.always else less, unspread, macs, choice.seconds), stored
         return None
 
-    def _has_room(self, choice: Choice, size: int) -> bool:
-        parts = choice.grid.cols if self.storage.spread and choice.grid.columns else 1
-        return size <= self.budget.limit.room * parts
+    def _has_room(self, choice: Choice, size: int, half: Container[str]) -> bool:
+        """Say whether each function of a stage with `size` bytes of weights fits, spread by its columns if need be."""
+        room = self.budget.limit.room
+        if size <= room or not (self.storage.spread and choice.grid.columns):
+            return size <= room
+        return _bytes_of_columns(self.graph, self.graph.nodes[choice.start : choice.stop], choice.grid, half) <= room
 
     def _seconds(self, compute_s: float, elements: int) -> float:
         return task_seconds(compute_s, FLOAT_BYTES * elements, self.budget.memory_mb, self.budget.facts)
@@ -296,6 +299,22 @@ class _Search:
                 yield index, self._seconds(compute, read + written), macs
 
 
+def _bytes_of_columns(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Container[str]) -> int:
+    """Return the bytes of weights that the first (and largest) of a grid's groups of columns needs.
+
+    Layers before the last fully connected one are computed whole by every group.
+    """
+    target = nodes[-1].output
+    regions = walk_back(graph, nodes, {target: tile_rects(graph, target, grid)[0]})
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        area, whole = regions[node.output].area, graph.shape(node.output).whole.area
+        for name in graph.constants(node):
+            size = graph.weights[name].nbytes // (2 if name in half else 1)
+            sizes[name] = max(sizes.get(name, 0), -(-size * area // whole))
+    return sum(sizes.values())
+
+
 def _targets(graph: Graph, cut: Cut, grid: Grid) -> list[Regions]:
     """Return what each tile of a stage that ends in `cut` has to compute: its part of every tensor that can be spread.
 
@@ -338,8 +357,8 @@ def why_nothing_fits(
     return (
         f"{what}, with operator {heaviest.name!r} ({heaviest.kind}), cannot be deployed: it has {size:,} bytes of "
         f"weights, a function has room for {limit.room:,} ({limit.package:,} less {limit.dependencies:,} of "
-        f"dependencies), {size - limit.room:,} too few; allow more stages, --precision fp16, --gap or a grid of columns "
-        "(col4), or for in-process workers only a higher --limit-mb"
+        f"dependencies), {size - limit.room:,} too few; allow more stages, --precision fp16, --gap or columns (col4), "
+        "or for in-process workers only a higher --limit-mb"
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from serfer.core.aws import LambdaFacts, shipped_aws
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
-from serfer.images import ImageLimits
+from serfer.images import ImageLimits, check_channels
 from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.calibration import Calibration, read_calibration
@@ -102,10 +102,13 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 def _calibration(
     given: Calibration | Path | str | None, graph: Graph, source: Source, progress: Progress
 ) -> Calibration | None:
-    if given is None or isinstance(given, Calibration):
-        return given
-    shape = graph.shape(graph.input)
-    return read_calibration(Path(given), source.preprocess, shape, source.labels, ImageLimits(), progress)
+    shape, classes = graph.shape(graph.input), graph.shape(graph.output).elements
+    if isinstance(given, Path | str):
+        labels = source.labels or tuple(map(str, range(classes)))
+        given = read_calibration(Path(given), source.preprocess, shape, labels, ImageLimits(), progress)
+    elif given is not None:
+        given.check(shape, classes)
+    return given
 
 
 def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array or tensor
@@ -143,6 +146,8 @@ def _check_example(graph: Graph, sample: Array) -> None:
 
 def _check_answer(graph: Graph, source: Source) -> None:
     classes = graph.shape(graph.output).elements
+    if source.preprocess:
+        check_channels(source.preprocess, graph.shape(graph.input))
     if source.labels and len(source.labels) != classes:
         raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
     if source.activation not in ACTIVATIONS:

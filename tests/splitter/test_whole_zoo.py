@@ -34,6 +34,7 @@ RANDOM = {
     "vgg11",
     "vgg16",
 }
+LARGE_HEADS = {"vgg11", "vgg16"}  # two columns of their first matrix are 205 MB each
 SIZES = {"efficientnet-lite1": 240, "efficientnet-lite2": 260, "inception-v3": 299}
 
 
@@ -72,7 +73,10 @@ def test_every_entry_makes_inputs_of_its_size_and_of_sane_numbers(entry):
 
 @pytest.mark.parametrize("entry", ZOO.values(), ids=list(ZOO))
 def test_the_grids_of_every_entry_end_in_a_single_tile_or_are_left_to_the_planner(entry):
-    assert not entry.grids or parse_grids(list(entry.grids)).per_stage[-1] == ONE
+    if entry.name in LARGE_HEADS:
+        assert entry.grids == ()
+    else:
+        assert parse_grids(list(entry.grids)).per_stage[-1] == ONE
 
 
 def test_random_weights_are_the_same_every_time_and_leave_the_callers_random_numbers_alone():
@@ -162,6 +166,10 @@ def test_the_weights_are_what_the_entry_says(network):
 @pytest.mark.parametrize("own", [False, True], ids=["2x2", "own"])
 def test_a_split_network_answers_as_its_module_does_and_fits_its_functions(network, own, shelf):
     grids = (list(network.entry.grids) or "auto") if own else "2x2"
+    if grids == "2x2" and network.entry.name in LARGE_HEADS:
+        with pytest.raises(ModelError, match="cannot be deployed"):
+            serfer.split(network.entry.name, out=shelf / "none", grids=grids)
+        return
     with tempfile.TemporaryDirectory(dir=shelf) as directory:
         plan = serfer.split(network.entry.name, out=Path(directory) / "plan", grids=grids)
         with serfer.open(Path(directory) / "plan") as pipeline:

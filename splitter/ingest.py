@@ -7,19 +7,22 @@ batch size baked into a shape, and only operators that lie between the input and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import onnxscript.optimizer
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from serfer.core.errors import ModelError
-from splitter import operators
-from splitter.graph import Graph, Node, Weights
-from splitter.windows import explicit_pads, floor_pads
+from splitter.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
+from splitter.operators import axes_of_output
+from splitter.refusals import check_batch, check_kinds, refuse
+from splitter.rewrites import plain, with_explicit_windows, with_free_batch, without_identities
+from splitter.windows import floor_pads, pool_scale
 
 
 def from_onnx(model: onnx.ModelProto, height: int, width: int) -> Graph:
@@ -29,14 +32,17 @@ def from_onnx(model: onnx.ModelProto, height: int, width: int) -> Graph:
     """
     model = _with_static_input(model, height, width)
     try:
-        model = onnxscript.optimizer.optimize(_without_late_windows(model))
-        model = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        model = _simplified(_without_late_windows(model))
+        check_kinds(model)
+        model = shape_inference.infer_shapes(_folded(model), strict_mode=True, data_prop=True)
     except ModelError:
         raise
     except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
+        check_kinds(model)  # says more, if that is the reason
         raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
-    graph = _read(model)
-    return _with_free_batch(_with_explicit_padding(_without_dead_nodes(graph)))
+    graph = without_identities(_read(model))
+    check_batch(graph)
+    return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
 
 
 def _first_line(error: Exception) -> str:
@@ -71,6 +77,56 @@ def _with_static_input(model: onnx.ModelProto, height: int, width: int) -> onnx.
     return copy
 
 
+def _simplified(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Inline functions and fold constants, and keep only what the output depends on."""
+    model = onnxscript.optimizer.optimize(model)
+    needed = {model.graph.output[0].name}
+    kept = []
+    for node in reversed(model.graph.node):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(_read_by(node))
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(kept))
+    return model
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield what an operator reads, its branches included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _read_by(inner)
+
+
+def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Compute what depends on constants alone; the optimizer leaves large ones, such as quantised weights."""
+    constant = {tensor.name for tensor in model.graph.initializer}
+    foldable: list[onnx.NodeProto] = []
+    rest: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        fixed = node.op_type == "Constant" or (node.input and all(name in constant or not name for name in node.input))
+        (foldable if fixed else rest).append(node)
+        constant.update(node.output if fixed else ())
+    if all(node.op_type == "Constant" for node in foldable):
+        return model
+    needed = {name for node in rest for name in node.input} | {model.graph.output[0].name}
+    names = [name for node in foldable for name in node.output if name in needed]
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    read = {name for node in foldable for name in node.input}
+    body = helper.make_graph(
+        foldable, "constants", [], outputs, [tensor for tensor in model.graph.initializer if tensor.name in read]
+    )
+    part = helper.make_model(body, opset_imports=model.opset_import, ir_version=model.ir_version)
+    values = ort.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"]).run(names, {})
+    del model.graph.node[:]
+    model.graph.node.extend(rest)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in zip(names, values, strict=True)
+    )
+    return model
+
+
 def _without_late_windows(model: onnx.ModelProto) -> onnx.ModelProto:
     """Write pools in floor mode where ceil mode adds a window that would start past the map.
 
@@ -85,50 +141,97 @@ def _without_late_windows(model: onnx.ModelProto) -> onnx.ModelProto:
         if pads is None:
             continue
         if node.op_type == "AveragePool" and pads != list(_attributes(node).get("pads") or [0, 0, 0, 0]):
-            raise ModelError(f"operator {node.name!r} (AveragePool) has a window past its map; turn its ceil mode off")
+            _count_apart(model, node, sizes)
         kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
     return model
 
 
+def _count_apart(model: onnx.ModelProto, node: onnx.NodeProto, sizes: list[tuple[int, ...]]) -> None:
+    """Let a mean count its whole window, and scale its values to what they should count."""
+    scale = pool_scale(_attributes(node), *sizes)
+    mean, name = f"{node.output[0]}.mean", f"{node.output[0]}.scale"
+    product = helper.make_node("Mul", [mean, name], [node.output[0]], f"{node.name}.scale")
+    place = next(index for index, other in enumerate(model.graph.node) if other is node)
+    node.output[0] = mean
+    model.graph.node.insert(place + 1, product)
+    model.graph.initializer.append(numpy_helper.from_array(scale, name))
+    kept = [item for item in node.attribute if item.name != "count_include_pad"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("count_include_pad", 1)])
+
+
 def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
     return {item.name: helper.get_attribute_value(item) for item in proto.attribute}
 
 
+@dataclass(frozen=True)
+class _Values:
+    """What shape inference found out about a model's tensors."""
+
+    shapes: dict[str, tuple[int, ...]]
+    others: frozenset[str]
+
+
+def _values(model: onnx.ModelProto) -> _Values:
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    others = (value.name for value in values if value.type.tensor_type.elem_type != TensorProto.FLOAT)
+    return _Values({value.name: _static_shape(value) for value in values}, frozenset(others))
+
+
 def _read(model: onnx.ModelProto) -> Graph:
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
-    shapes = {value.name: _static_shape(value) for value in values}
+    values = _values(model)
     nodes: list[Node] = []
+    second: dict[str, Node] = {}
     for index, proto in enumerate(model.graph.node):
         if proto.op_type == "Constant":
             weights[proto.output[0]] = _constant(proto)
             continue
         if proto.op_type == "Split":
-            nodes.extend(_slices(proto, shapes, weights))
+            nodes.extend(_slices(proto, values.shapes, weights))
             continue
-        if proto.domain not in ("", "ai.onnx"):
-            raise ModelError(f"operator {proto.op_type} of domain {proto.domain!r} is not part of ONNX")
-        nodes.append(
-            Node(
-                name=proto.name or f"{proto.op_type}_{index}",
-                kind=proto.op_type,
-                inputs=tuple(proto.input),
-                output=proto.output[0],
-                attributes=_attributes(proto),
-            )
-        )
+        name, kind = proto.name or f"{proto.op_type}_{index}", proto.op_type
+        nodes.append(Node(name, kind, _inputs(proto), proto.output[0], _attributes(proto)))
+        second |= dict.fromkeys(proto.output[1:], nodes[-1])
     graph_input = next(value.name for value in model.graph.input if value.name not in weights)
     opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    return Graph(tuple(nodes), weights, graph_input, model.graph.output[0].name, shapes, opset)
+    graph = Graph(
+        _named_apart(nodes),
+        weights,
+        graph_input,
+        model.graph.output[0].name,
+        values.shapes,
+        opset,
+        others=values.others,
+    )
+    return _without_dead_nodes(graph, second)
+
+
+def _inputs(proto: onnx.NodeProto) -> tuple[str, ...]:
+    """Return an operator's inputs without absent ones at the end."""
+    names = list(proto.input)
+    while names and not names[-1]:
+        names.pop()
+    return tuple(names)
+
+
+def _named_apart(nodes: list[Node]) -> tuple[Node, ...]:
+    """Give operators that share a name their outputs' names as well: cuts are asked for by name."""
+    seen: set[str] = set()
+    apart = []
+    for node in nodes:
+        apart.append(replace(node, name=f"{node.name}.{node.output}") if node.name in seen else node)
+        seen.add(node.name)
+    return tuple(apart)
 
 
 def _slices(proto: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], weights: Weights) -> Iterator[Node]:
     """Write a Split as one Slice for each of its outputs; a node has one output here."""
     axis = _attributes(proto).get("axis", 0)
     start = 0
-    for output in proto.output:
+    for output in filter(None, proto.output):
         stop = start + shapes[output][axis]
         bounds = {f"{output}.starts": start, f"{output}.stops": stop, f"{output}.axes": axis}
         weights.update({name: np.array([value]) for name, value in bounds.items()})
@@ -146,8 +249,11 @@ def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
 
 
-def _without_dead_nodes(graph: Graph) -> Graph:
-    """Keep the nodes that the output depends on, with the constants they read; identities vanish."""
+def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
+    """Keep the nodes that the output depends on, with the constants they read.
+
+    `second` has the operators of which some output but the first is used.
+    """
     needed = {graph.output}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -155,64 +261,33 @@ def _without_dead_nodes(graph: Graph) -> Graph:
             kept.append(node)
             needed.update(graph.activations(node))
     kept.reverse()
-    unknown = needed - {graph.input, *(node.output for node in kept)}
-    if unknown:
-        raise ModelError(f"{min(unknown)!r} is a second output of its operator; such a network cannot be split")
+    for name in sorted(needed & second.keys()):
+        why = f"its second output {name!r} is used; only first outputs can be handed on"
+        raise refuse(second[name].name, second[name].kind, why)
     if graph.input not in needed:
         raise ModelError("the model's output does not depend on its input")
-    for name in needed:
-        shape = graph.shapes.get(name)
-        if not shape or min(shape) < 1:
-            raise ModelError(f"the shape of {name!r} depends on the data; such a network cannot be split")
-    output_shape = graph.shapes[graph.output]
-    if len(output_shape) != 2 or output_shape[0] != 1:  # noqa: PLR2004 - (N, K)
-        raise ModelError(f"the model's output has shape {output_shape}; one score for each class, (N, K), is needed")
+    for node in kept:
+        if min(graph.shapes.get(node.output, (-1,)), default=1) < 1:
+            why = "the shape of its result depends on the data; export the model with static shapes"
+            raise refuse(node.name, node.kind, why)
+    _check_output(graph)
     weights = {name: graph.weights[name] for node in kept for name in graph.constants(node)}
     shapes = {name: graph.shapes[name] for name in needed}
-    return replace(graph, nodes=tuple(kept), weights=weights, shapes=shapes)
+    return replace(graph, nodes=tuple(kept), weights=weights, shapes=shapes, others=graph.others & needed)
 
 
-def _with_explicit_padding(graph: Graph) -> Graph:
-    """Write `auto_pad` and absent pads as four numbers: top, left, bottom, right."""
-    nodes = []
+def _check_output(graph: Graph) -> None:
+    shape = graph.shapes[graph.output]
+    if len(shape) != VECTOR_RANK or shape[0] != 1 or graph.output in graph.others:
+        raise ModelError(f"the model's output has shape {shape}; one float32 score for each class, (N, K), is needed")
+
+
+def _with_places(graph: Graph) -> Graph:
+    """Follow rows and columns through transposes, reshapes and the like."""
+    places: dict[str, tuple[int, int]] = {}
     for node in graph.nodes:
-        if node.kind not in operators.WINDOWED:
-            nodes.append(node)
-            continue
-        _, _, height, width = _image_shape(graph, node.inputs[0], node)
-        attributes = dict(node.attributes)
-        if node.kind == "Conv":
-            attributes["kernel_shape"] = list(graph.weights[node.inputs[1]].shape[2:])
-        attributes["pads"] = explicit_pads(attributes, (height, width))
-        attributes.pop("auto_pad", None)
-        nodes.append(replace(node, attributes=attributes))
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _image_shape(graph: Graph, tensor: str, node: Node) -> tuple[int, ...]:
-    shape = graph.shapes.get(tensor, ())
-    if len(shape) != 4 or (node.kind == "Conv" and node.inputs[1] not in graph.weights):  # noqa: PLR2004 - N, C, H, W
-        raise ModelError(f"operator {node.name!r} ({node.kind}) does not work on a 2-D image with constant weights")
-    return shape
-
-
-def _with_free_batch(graph: Graph) -> Graph:
-    """Rewrite reshapes that name the batch size of the example, so that N is free."""
-    nodes, weights = [], dict(graph.weights)
-    for node in graph.nodes:
-        if node.kind != "Reshape":
-            nodes.append(node)
-            continue
-        target = graph.shapes[node.output]
-        if target[0] != 1:
-            raise ModelError(
-                f"operator {node.name!r} (Reshape) mixes images of a batch; such a network cannot be split"
-            )
-        if len(target) == 2:  # noqa: PLR2004 - (N, K)
-            nodes.append(Node(node.name, "Flatten", node.inputs[:1], node.output, {"axis": 1}))
-            continue
-        shape = f"{node.name}.shape"
-        weights[shape] = np.array([0, *target[1:]], dtype=np.int64)  # 0 keeps the input's batch axis
-        nodes.append(Node(node.name, "Reshape", (node.inputs[0], shape), node.output, {}))
-    used = {name for node in nodes for name in node.inputs}
-    return replace(graph, nodes=tuple(nodes), weights={name: weights[name] for name in weights if name in used})
+        found = axes_of_output(replace(graph, places=places), node)
+        default = NCHW if len(graph.shapes[node.output]) == len(NCHW) + VECTOR_RANK else None
+        if found is not None and found != default:
+            places[node.output] = found
+    return replace(graph, places=places)

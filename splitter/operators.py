@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from serfer.core.geometry import Span
-from splitter.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Graph, Node
+from splitter.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
 from splitter.positionwise import (
     Channelwise,
     Elementwise,
@@ -41,6 +41,7 @@ __all__ = [
     "TILE_POOL",
     "TILE_SUM",
     "WINDOWED",
+    "axes_of_output",
     "by_columns",
     "is_fully_connected",
     "is_whole",
@@ -113,7 +114,13 @@ def _find_rule(graph: Graph, node: Node) -> Rule | None:
     if _is_column_by_column(graph, node):
         return rule
     axes = graph.axes(node.output)
-    return rule if axes is not None and graph.activations(node) and rule.axes(graph, node) == axes else None
+    return rule if axes is not None and axes_of_output(graph, node) == axes else None
+
+
+def axes_of_output(graph: Graph, node: Node) -> Axes | None:
+    """Return where the operator's output has rows and columns if its inputs' come through, None where they do not."""
+    rule = _RULES.get(node.kind)
+    return rule.axes(graph, node) if rule and graph.activations(node) else None
 
 
 def tileable(graph: Graph, node: Node) -> bool:

@@ -33,7 +33,8 @@ class _Selection(Rule):
         chosen = picks.get(places[axis - ROW_AXIS]) if places else None
         if chosen is None:
             return super().needs(graph, node, source, axis, out)
-        part = chosen[out.start : out.stop]
+        on_map = out.clip(len(chosen))  # the padding of an operator behind lies outside
+        part = chosen[on_map.start : on_map.stop]
         return Span(int(part.min()), int(part.max()) + 1)
 
     def local(self, writer: TileWriter, node: Node, region: Rect) -> _Picks:
@@ -148,7 +149,8 @@ class MatMul(Rule):
         """Return the rows whose entries in the matrix are not all zero."""
         if self._mixed(graph, node) != axis:
             return super().needs(graph, node, source, axis, out)
-        part = self._part(graph, node, out, Span(0, extent(graph, source, axis)))
+        on_map = out.clip(extent(graph, node.output, axis))  # the padding of an operator behind lies outside
+        part = self._part(graph, node, on_map, Span(0, extent(graph, source, axis)))
         used = np.flatnonzero(part.any(axis=int(self._is_right(graph, node))))
         return Span(int(used[0]), int(used[-1]) + 1) if used.size else Span(0, 1)
 

@@ -84,7 +84,7 @@ class ConstantPad(Rule):
         if not constant or not works_on_maps(graph, node):
             return None
         pads = pad_amounts(graph, node)
-        plain = all(pads[axis] == 0 == pads[axis + MAP_RANK] for axis in (0, 1)) and min(pads) >= 0
+        plain = pads[0] == 0 == pads[MAP_RANK] and min(pads) >= 0
         return NCHW if plain else None
 
     def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
@@ -96,7 +96,9 @@ class ConstantPad(Rule):
         """Append it with the padding that this tile has."""
         value = inputs[2] if len(inputs) > 2 else ""  # noqa: PLR2004 - the third input is the value
         pooled = any(node.output in other.inputs for other in writer.graph.nodes if other.kind in POOLS)
-        _pad(writer, inputs[0], node.output, writer.padding(node, region), value, apart=pooled)
+        amounts = pad_amounts(writer.graph, node)
+        channels = amounts[1], amounts[1 + MAP_RANK]
+        _pad(writer, inputs[0], node.output, writer.padding(node, region), value, channels, apart=pooled)
 
 
 def pad_amounts(graph: Graph, node: Node) -> list[int]:
@@ -126,7 +128,16 @@ def _pool(writer: TileWriter, node: Node, source: str, output: str, padding: Pad
     writer.append(node.kind, [source], output, {**attributes, "pads": pads})
 
 
-def _pad(writer: TileWriter, source: str, output: str, padding: Padding, value: str, *, apart: bool = False) -> str:
+def _pad(
+    writer: TileWriter,
+    source: str,
+    output: str,
+    padding: Padding,
+    value: str,
+    channels: tuple[int, int] = (0, 0),
+    *,
+    apart: bool = False,
+) -> str:
     """Append a Pad, and a Slice after it where a side is negative: there, some of the padding is not read.
 
     `apart` keeps ONNX Runtime from merging it into a pool after it, which then refuses pads of its kernel's size:
@@ -135,7 +146,7 @@ def _pad(writer: TileWriter, source: str, output: str, padding: Padding, value: 
     pads = np.array(_pads(padding))
     padded = np.maximum(pads, 0) + np.array([apart, 0, 0, 0])
     top, left, bottom, right = padded
-    amounts = writer.constant(f"{output}.pads", np.array([0, 0, top, left, 0, 0, bottom, right]))
+    amounts = writer.constant(f"{output}.pads", np.array([0, channels[0], top, left, 0, channels[1], bottom, right]))
     inputs = [source, amounts, value] if value else [source, amounts]
     extra = padded - pads
     if not extra.any():

@@ -28,6 +28,7 @@ __all__ = [
     "average_scale",
     "explicit_pads",
     "floor_pads",
+    "pool_scale",
     "window",
 ]
 
@@ -107,10 +108,30 @@ def average_scale(graph: Graph, node: Node, axis: int, out: Span) -> NDArray[np.
 
     With `count_include_pad` the declared padding counts, yet not what ceil mode adds beyond it (as torch has it).
     """
-    size, taps = graph.shapes[node.inputs[0]][axis], window(node, axis)
-    first = np.arange(out.start, out.stop) * taps.stride - taps.pad_before
-    positions = first[:, None] + taps.dilation * np.arange(taps.kernel)
     include = bool(node.attributes.get("count_include_pad", 0))
+    rows = np.arange(out.start, out.stop)
+    return _scale(window(node, axis), graph.shapes[node.inputs[0]][axis], rows, include=include)
+
+
+def _scale(taps: Window, size: int, rows: NDArray[Any], *, include: bool) -> NDArray[np.float32]:
+    positions = (rows * taps.stride - taps.pad_before)[:, None] + taps.dilation * np.arange(taps.kernel)
     low, high = (-taps.pad_before, size + taps.pad_after) if include else (0, size)
     counted = ((positions >= low) & (positions < high)).sum(axis=1)
     return np.asarray(taps.kernel / np.maximum(counted, 1), dtype=np.float32)
+
+
+def pool_scale(attributes: Mapping[str, Any], size: Sequence[int], outputs: Sequence[int]) -> NDArray[np.float32]:
+    """Return (1, 1, outputs): by what a mean over each whole window is too small, on a map of `size`.
+
+    Windows that start past the map are left out.
+    """
+    include = bool(attributes.get("count_include_pad", 0))
+    pads = explicit_pads(attributes, size)
+    windows = [_window({**attributes, "pads": pads}, index) for index in (0, 1)]
+    starts = [np.arange(count) for count in outputs]
+    on_map = [
+        rows[rows * taps.stride - taps.pad_before < size[index]]
+        for index, (rows, taps) in enumerate(zip(starts, windows, strict=True))
+    ]
+    scales = [_scale(taps, size[index], on_map[index], include=include) for index, taps in enumerate(windows)]
+    return np.outer(*scales)[None, None]

@@ -81,7 +81,9 @@ class TileWriter:
         return output
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """Add a constant of the tile's own and return its name."""
+        """Add a constant of the tile's own and return its name, which is no other tensor's."""
+        while name in self.graph.weights or name in self.graph.shapes:
+            name += ".tile"
         self.constants[name] = value
         return name
 

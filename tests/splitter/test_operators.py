@@ -166,7 +166,7 @@ def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
-def test_padding_that_repeats_the_image_stays_in_one_tile_and_is_exact(tmp_path, mode):
+def test_padding_that_repeats_the_image_is_exact(tmp_path, mode):
     net = Net(2, 9, 9)
     x = net.op("Pad", "x", net.constant(np.array([0, 0, 1, 1, 0, 0, 1, 1])), mode=mode)
     model = net.model(net.flat(net.op("Relu", net.conv(x, 2, 2, [3, 3]))))
@@ -288,11 +288,17 @@ def test_a_window_that_ceil_mode_would_start_past_the_map_is_left_out(tmp_path, 
     assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
 
 
-def test_a_mean_that_ceil_mode_ends_differently_in_each_direction_is_refused():
+@pytest.mark.parametrize("include", [0, 1])
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("kernel", "pads"), [([1, 2], [0, 0, 0, 0]), ([1, 3], [0, 1, 0, 1]), ([1, 2], [0, 1, 0, 0])])
+def test_a_mean_that_ceil_mode_ends_differently_in_each_direction(tmp_path, grid, include, kernel, pads):
     net = Net(1, 8, 7)
-    x = net.op("AveragePool", "x", kernel_shape=[1, 2], strides=[2, 2], ceil_mode=1)
-    with pytest.raises(ModelError, match="past its map"):
-        from_onnx(net.model(net.flat(x)), 8, 7)
+    x = net.op(
+        "AveragePool", "x", kernel_shape=kernel, strides=[2, 2], pads=pads, ceil_mode=1, count_include_pad=include
+    )
+    batch = net.batch_of(2)
+    model = net.model(net.flat(x))
+    assert relative_error(tiled(net, x, batch, tmp_path, grid), unsplit(model, batch)) <= EXACT
 
 
 def test_a_second_output_that_no_rule_covers_is_refused():

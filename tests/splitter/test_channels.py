@@ -1,0 +1,241 @@
+"""Operators that leave rows and columns alone, wherever those are: element by element, along channels, transposed."""
+
+import numpy as np
+import pytest
+
+from splitter import operators
+from splitter.global_pooling import with_tile_pools
+from splitter.ingest import from_onnx
+from tests.splitter.models import Net, unsplit, worst_error
+
+EXACT = 2e-6
+SIZE = (9, 11)
+
+
+def network(channels=6):
+    net = Net(3, *SIZE)
+    return net, net.conv("x", 3, channels, [3, 3], pads=[1, 1, 1, 1])
+
+
+def spread(net, x, directory, grid="2x2"):
+    """Return the error of a network whose map `x` is spread over tiles from the image on, and then flattened."""
+    model = net.model(net.flat(x))
+    graph = with_tile_pools(from_onnx(model, *net.size[1:]))
+    blocked = [(node.name, node.kind) for node in graph.nodes[:-1] if not operators.tileable(graph, node)]
+    assert blocked == []
+    batch = net.batch_of(2)
+    one_by_one = np.concatenate([unsplit(model, image[None]) for image in batch])  # a shape may name the batch's size
+    return worst_error(model, batch, directory, [grid, "1"], expected=one_by_one)
+
+
+UNARY = [
+    *("Abs", "Atan", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish"),
+    *("LeakyRelu", "Mish", "Neg", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Softplus"),
+    *("Softsign", "Tanh", "ThresholdedRelu", "Identity"),
+]
+
+
+@pytest.mark.parametrize("kind", UNARY)
+def test_every_activation(kind, tmp_path):
+    net, x = network()
+    assert spread(net, net.op(kind, x), tmp_path) <= EXACT
+
+
+def silu(net, x):
+    return net.op("Mul", x, net.op("Sigmoid", x))
+
+
+def gelu(net, x):
+    inner = net.op("Erf", net.op("Div", x, net.constant(np.float32(1.4142135))))
+    sum_ = net.op("Add", inner, net.constant(np.float32(1)))
+    return net.op("Mul", net.op("Mul", x, sum_), net.constant(np.float32(0.5)))
+
+
+def tanh_gelu(net, x):
+    cube = net.op("Mul", net.op("Pow", x, net.constant(np.float32(3))), net.constant(np.float32(0.044715)))
+    inner = net.op("Tanh", net.op("Mul", net.op("Add", x, cube), net.constant(np.float32(0.79788456))))
+    return net.op(
+        "Mul", net.op("Mul", x, net.constant(np.float32(0.5))), net.op("Add", inner, net.constant(np.float32(1)))
+    )
+
+
+def hard_swish(net, x):
+    clipped = net.op(
+        "Clip", net.op("Add", x, net.constant(np.float32(3))), net.constant(np.float32(0)), net.constant(np.float32(6))
+    )
+    return net.op("Div", net.op("Mul", x, clipped), net.constant(np.float32(6)))
+
+
+def where(net, x):
+    return net.op("Where", net.op("Greater", x, net.constant(np.float32(0.1))), x, net.constant(np.float32(-0.2)))
+
+
+def where_not(net, x):
+    small = net.op("Not", net.op("And", net.op("Less", x, net.op("Neg", x)), net.op("LessOrEqual", x, x)))
+    return net.op("Where", small, x, net.op("Cast", net.op("Cast", x, to=10), to=1))
+
+
+def one_sided_clip(net, x):
+    return net.op("Clip", x, "", net.constant(np.float32(0.5)))
+
+
+def dropout(net, x):
+    return net.op("Dropout", x, net.constant(np.float32(0.5)), net.constant(np.zeros((), bool)))
+
+
+def sums(net, x):
+    return net.op("Max", net.op("Sum", x, x, net.op("Mean", x, net.op("Relu", x))), net.op("Min", x, net.op("Abs", x)))
+
+
+@pytest.mark.parametrize("form", [silu, gelu, tanh_gelu, hard_swish, where, where_not, one_sided_clip, dropout, sums])
+def test_activations_as_exporters_write_them(form, tmp_path):
+    net, x = network()
+    assert spread(net, net.op("Relu", form(net, x)), tmp_path) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax", "LpNormalization"])
+@pytest.mark.parametrize("axis", [1, -3])
+def test_normalising_over_the_channels(kind, axis, tmp_path):
+    net, x = network()
+    assert spread(net, net.op(kind, x, axis=axis), tmp_path) <= EXACT
+
+
+def test_local_response_normalisation(tmp_path):
+    net, x = network()
+    assert spread(net, net.op("LRN", x, size=3, alpha=0.1), tmp_path) <= EXACT
+
+
+def shuffled(net, x, groups=3, channels=6):
+    five = net.op("Reshape", x, net.constant(np.array([1, groups, channels // groups, *SIZE])))
+    swapped = net.op("Transpose", five, perm=[0, 2, 1, 3, 4])
+    return net.op("Reshape", swapped, net.constant(np.array([-1, channels, *SIZE])))
+
+
+def test_channel_shuffle(tmp_path):
+    net, x = network()
+    x = net.conv(shuffled(net, net.op("Relu", x)), 6, 4, [3, 3], groups=2, pads=[1, 1, 1, 1])
+    assert spread(net, x, tmp_path, "3x2") <= EXACT
+
+
+def test_permuting_channels_by_index(tmp_path):
+    net, x = network()
+    x = net.op("Gather", x, net.constant(np.array([3, 0, 5, -2, 1, 1])), axis=1)
+    assert spread(net, net.conv(x, 6, 2, [3, 3], pads=[1, 1, 1, 1]), tmp_path) <= EXACT
+
+
+def test_one_channel_of_the_image_at_a_time_as_inception_transforms_its_input(tmp_path):
+    net = Net(3, *SIZE)
+    parts = []
+    for channel in range(3):
+        part = net.op("Gather", "x", net.constant(np.array(channel)), axis=1)
+        part = net.op("Unsqueeze", part, net.constant(np.array([1])))
+        parts.append(net.op("Add", net.op("Mul", part, net.constant(np.float32(0.4))), net.constant(np.float32(0.1))))
+    x = net.conv(net.op("Concat", *parts, axis=1), 3, 4, [3, 3], strides=[2, 2])
+    assert spread(net, x, tmp_path) <= EXACT
+
+
+def test_splitting_the_channels_and_joining_them_again(tmp_path):
+    net, x = network()
+    net.op("Split", x, net.constant(np.array([2, 4])), output="left", axis=1)
+    net.nodes[-1].output.append("right")
+    assert spread(net, net.op("Concat", "right", net.op("Sigmoid", "left"), axis=1), tmp_path) <= EXACT
+
+
+def channels_last(net, x):
+    return net.op("Transpose", x, perm=[0, 2, 3, 1])
+
+
+def channels_first(net, x):
+    return net.op("Transpose", x, perm=[0, 3, 1, 2])
+
+
+def test_a_block_in_channels_last_form_as_convnext_has_it(tmp_path):
+    net, x = network()
+    inner = channels_last(net, net.conv(x, 6, 6, [7, 7], groups=6, pads=[3, 3, 3, 3]))
+    inner = net.op("LayerNormalization", inner, net.constant(net.floats(6)), net.constant(net.floats(6)), axis=-1)
+    inner = net.op("MatMul", inner, net.constant(net.floats(6, 12)))
+    inner = net.op("Gelu", net.op("Add", inner, net.constant(net.floats(12))))
+    inner = net.op("MatMul", inner, net.constant(net.floats(12, 6)))
+    inner = channels_first(net, net.op("Mul", inner, net.constant(net.floats(6))))
+    assert spread(net, net.op("Add", inner, x), tmp_path) <= EXACT
+
+
+def test_layer_normalisation_written_out(tmp_path):
+    net, x = network()
+    axes = net.constant(np.array([1]))
+    centred = net.op("Sub", x, net.op("ReduceMean", x, axes))
+    spread_ = net.op("ReduceMean", net.op("Pow", centred, net.constant(np.float32(2))), axes)
+    root = net.op("Sqrt", net.op("Add", spread_, net.constant(np.float32(1e-5))))
+    x = net.op("Mul", net.op("Div", centred, root), net.constant(net.floats(6, 1, 1)))
+    assert spread(net, x, tmp_path) <= EXACT
+
+
+def test_attention_over_positions_from_means_and_maxima_of_the_channels(tmp_path):
+    net, x = network()
+    axes = net.constant(np.array([1]))
+    mean, most = net.op("ReduceMean", x, axes), net.op("ReduceMax", x, axes, keepdims=0)
+    both = net.op("Concat", mean, net.op("Unsqueeze", most, axes), axis=1)
+    gate = net.op("Sigmoid", net.conv(both, 2, 1, [7, 7], pads=[3, 3, 3, 3]))
+    assert spread(net, net.op("Mul", x, gate), tmp_path) <= EXACT
+
+
+def squeezed(net, x, form):
+    """Return gates for the 6 channels of x."""
+    pooled = net.op("GlobalAveragePool", x)
+    if form == "conv":
+        inner = net.op("Relu", net.conv(pooled, 6, 3, [1, 1]))
+        return net.op("HardSigmoid", net.conv(inner, 3, 6, [1, 1]))
+    if form == "channel":  # efficient channel attention
+        inner = net.op("Transpose", net.op("Squeeze", pooled, net.constant(np.array([3]))), perm=[0, 2, 1])
+        inner = net.op("Conv", inner, net.constant(net.floats(1, 1, 3)), kernel_shape=[3], pads=[1, 1])
+        inner = net.op("Unsqueeze", net.op("Transpose", inner, perm=[0, 2, 1]), net.constant(np.array([3])))
+        return net.op("Sigmoid", inner)
+    inner = net.linear(net.op("Relu", net.linear(net.flat(pooled), 6, 3)), 3, 6)
+    return net.op("Reshape", net.op("Sigmoid", inner), net.constant(np.array([1, 6, 1, 1])))
+
+
+@pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.parametrize("form", ["conv", "linear", "channel"])
+@pytest.mark.parametrize("grid", ["2x2", "1x3"])
+def test_squeeze_and_excite(form, grid, expand, tmp_path):
+    net, x = network()
+    gate = squeezed(net, x, form)
+    if expand:
+        gate = net.op("Expand", gate, net.constant(np.array([1, 6, *SIZE])))
+    x = net.conv(net.op("Mul", x, gate), 6, 4, [3, 3])
+    assert spread(net, x, tmp_path, grid) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["ReduceMean", "ReduceMax", "ReduceSum"])
+@pytest.mark.parametrize("axes", [[2, 3], [-1, -2]])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_global_pooling_by_a_reduction(kind, axes, keep, tmp_path):
+    net, x = network()
+    x = net.op(kind, x, net.constant(np.array(axes)), keepdims=keep)
+    model = net.model(net.linear(net.flat(x), 6, 5))
+    graph = with_tile_pools(from_onnx(model, *SIZE))
+    assert "TilePool" in [node.kind for node in graph.nodes]
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"], cuts=[f"{graph.nodes[1].name}"]) <= EXACT
+
+
+def test_padding_the_channels_as_early_residual_networks_do(tmp_path):
+    net, x = network()
+    short = net.op("Slice", x, *(net.constant(np.array(v)) for v in ([0, 0], [99, 99], [2, 3], [2, 2])))
+    short = net.op("Pad", short, net.constant(np.array([0, 2, 0, 0, 0, 1, 0, 0])))
+    long = net.conv(x, 6, 9, [3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    assert spread(net, net.op("Add", short, long), tmp_path) <= EXACT
+
+
+def test_quantised_activations(tmp_path):
+    net, x = network()
+    scale, zero = net.constant(np.float32(0.05)), net.constant(np.uint8(120))
+    x = net.op("DequantizeLinear", net.op("QuantizeLinear", x, scale, zero), scale, zero)
+    assert spread(net, net.conv(x, 6, 4, [3, 3]), tmp_path) <= EXACT
+
+
+def test_quantised_weights(tmp_path):
+    net, x = network()
+    weight = net.constant(net.random.integers(-90, 90, (4, 6, 3, 3)).astype(np.int8))
+    scale = net.constant(np.abs(net.floats(4)) / 100)
+    weight = net.op("DequantizeLinear", weight, scale, net.constant(np.zeros(4, np.int8)), axis=0)
+    assert spread(net, net.op("Conv", x, weight, kernel_shape=[3, 3]), tmp_path) <= EXACT

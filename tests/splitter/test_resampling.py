@@ -1,0 +1,108 @@
+"""Operators that choose, repeat or mix rows and columns."""
+
+import numpy as np
+import pytest
+
+from tests.splitter.models import Net
+from tests.splitter.test_channels import EXACT, network, spread
+
+GRIDS = ["2x2", "3x2", "1x4"]
+
+
+def sliced(net, x, starts, stops, axes, steps):
+    return net.op("Slice", x, *(net.constant(np.array(value)) for value in (starts, stops, axes, steps)))
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("starts", "stops", "axes", "steps"),
+    [
+        ([0], [2**31], [2], [2]),
+        ([1, 1], [99, 10], [2, 3], [2, 3]),
+        ([2, 1, 3], [5, 8, 2**63 - 1], [1, 2, 3], [1, 1, 1]),
+        ([-1, -2], [-99, -(2**63) + 1], [2, 3], [-1, -2]),
+        ([-7], [-1], [-1], [1]),
+    ],
+)
+def test_slicing_rows_columns_and_channels(tmp_path, grid, starts, stops, axes, steps):
+    net, x = network()
+    x = sliced(net, x, starts, stops, axes, steps)
+    assert spread(net, net.op("Relu", x), tmp_path, grid) <= EXACT
+
+
+@pytest.mark.parametrize("grid", ["2x2", "1x3"])
+def test_focus_as_yolo_has_it(tmp_path, grid):
+    net = Net(3, 12, 14)
+    parts = [sliced(net, "x", [top, left], [2**31, 2**31], [2, 3], [2, 2]) for top in (0, 1) for left in (0, 1)]
+    x = net.conv(net.op("Concat", *parts, axis=1), 12, 4, [3, 3], pads=[1, 1, 1, 1])
+    assert spread(net, x, tmp_path, grid) <= EXACT
+
+
+def test_chosen_rows(tmp_path):
+    net, x = network()
+    x = net.op("Gather", x, net.constant(np.array([7, 7, 0, 3, 4, -1, 2])), axis=2)
+    assert spread(net, net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1]), tmp_path) <= EXACT
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("amounts", [[1, 1, 1, 1], [3, 0, 2, 4]])
+def test_padding_that_repeats_the_image(tmp_path, mode, amounts, grid):
+    net, x = network()
+    pads = [0, 0, *amounts[:2], 0, 0, *amounts[2:]]
+    x = net.op("Pad", x, net.constant(np.array(pads)), mode=mode)
+    assert spread(net, net.conv(x, 6, 3, [3, 3]), tmp_path, grid) <= EXACT
+
+
+def test_negative_padding_crops(tmp_path):
+    net, x = network()
+    x = net.op("Pad", x, net.constant(np.array([0, 0, -2, 1, 0, -1, 3, -1])), net.constant(np.float32(0.5)))
+    assert spread(net, net.op("Sigmoid", x), tmp_path) <= EXACT
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("where", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
+@pytest.mark.parametrize("by", ["scales", "sizes", "smaller"])
+def test_resizing(tmp_path, mode, where, by, grid):
+    net, x = network()
+    given = {
+        "scales": [net.constant(np.array([1, 1, 2, 2], np.float32))],
+        "sizes": ["", net.constant(np.array([1, 6, 21, 16]))],
+        "smaller": ["", net.constant(np.array([1, 6, 5, 7]))],
+    }[by]
+    nearest = {"nearest_mode": "floor"} if mode == "nearest" else {}
+    x = net.op("Resize", x, "", *given, mode=mode, coordinate_transformation_mode=where, **nearest)
+    assert spread(net, x, tmp_path, grid) <= EXACT
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_depth_to_space(tmp_path, mode, grid):
+    net, x = network(channels=8)
+    x = net.op("DepthToSpace", x, blocksize=2, mode=mode)
+    assert spread(net, net.conv(x, 2, 3, [3, 3]), tmp_path, grid) <= EXACT
+
+
+def test_space_to_depth(tmp_path):
+    net = Net(3, 10, 12)
+    x = net.op("SpaceToDepth", net.conv("x", 3, 2, [3, 3], pads=[1, 1, 1, 1]), blocksize=2)
+    assert spread(net, net.op("Relu", x), tmp_path) <= EXACT
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+        {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
+        {"kernel_shape": [3, 2], "strides": [1, 1], "pads": [0, 1, 2, 0]},
+        {"kernel_shape": [3, 3], "strides": [3, 2], "dilations": [2, 1], "group": 2},
+    ],
+)
+def test_transposed_convolution(tmp_path, window, grid):
+    net, x = network()
+    weight = net.constant(net.floats(6, 2, *window["kernel_shape"]))
+    bias = net.constant(net.floats(2 * window.get("group", 1)))
+    assert spread(net, net.op("ConvTranspose", x, weight, bias, **window), tmp_path, grid) <= EXACT

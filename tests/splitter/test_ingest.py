@@ -1,0 +1,298 @@
+"""What cannot be spread runs in one task; what cannot run like that either is refused by name."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from serfer.core.errors import ModelError
+from splitter import operators
+from splitter.ingest import from_onnx
+from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
+
+EXACT = 2e-6
+SIZE = (8, 10)
+
+
+def network(channels=4):
+    net = Net(3, *SIZE)
+    return net, net.op("Relu", net.conv("x", 3, channels, [3, 3], pads=[1, 1, 1, 1]))
+
+
+def instance_normalised(net, x):
+    return net.op("InstanceNormalization", x, net.constant(net.floats(4)), net.constant(net.floats(4)))
+
+
+def group_normalised(net, x):
+    groups = net.op("Reshape", x, net.constant(np.array([0, 2, -1])))
+    groups = net.op(
+        "InstanceNormalization", groups, net.constant(np.ones(2, np.float32)), net.constant(np.zeros(2, np.float32))
+    )
+    return net.op(
+        "Mul", net.op("Reshape", groups, net.constant(np.array([0, 4, *SIZE]))), net.constant(net.floats(4, 1, 1))
+    )
+
+
+def softmax_over_columns(net, x):
+    return net.op("Softmax", x, axis=-1)
+
+
+def attention(net, x):
+    flat = net.op("Reshape", x, net.constant(np.array([0, 4, -1])))
+    weights = net.op("Softmax", net.op("MatMul", net.op("Transpose", flat, perm=[0, 2, 1]), flat), axis=-1)
+    mixed = net.op("MatMul", flat, net.op("Transpose", weights, perm=[0, 2, 1]))
+    return net.op("Add", net.op("Reshape", mixed, net.constant(np.array([0, 4, *SIZE]))), x)
+
+
+def einsum(net, x):
+    return net.op("Einsum", x, net.constant(net.floats(4, 4)), equation="nchw,cd->ndhw")
+
+
+def lp_pool(net, x):
+    return net.op("LpPool", x, kernel_shape=[2, 2], strides=[2, 2], p=2)
+
+
+def means_of_rows(net, x):
+    """Gates for every row and every column apart: coordinate attention."""
+    rows = net.op("Sigmoid", net.op("ReduceMean", x, net.constant(np.array([3]))))
+    cols = net.op("Sigmoid", net.op("ReduceMean", x, net.constant(np.array([2]))))
+    return net.op("Mul", net.op("Mul", x, rows), cols)
+
+
+def cumulative(net, x):
+    return net.op("CumSum", x, net.constant(np.array(2)))
+
+
+def windows(net, x):
+    """Swin's: windows become positions of their own."""
+    parts = net.op("Reshape", x, net.constant(np.array([0, 4, 4, 2, 5, 2])))
+    parts = net.op("Transpose", parts, perm=[0, 2, 4, 3, 5, 1])
+    parts = net.op("LayerNormalization", parts, net.constant(net.floats(4)), axis=-1)
+    return net.op("Reshape", net.op("Transpose", parts, perm=[0, 5, 1, 3, 2, 4]), net.constant(np.array([0, 4, *SIZE])))
+
+
+def dynamic_convolution(net, x):
+    """A kernel that is computed, though not from the image: folded."""
+    return net.op("Conv", x, net.op("Abs", net.constant(net.floats(4, 4, 3, 3))), pads=[1, 1, 1, 1])
+
+
+ONE_TASK = [
+    *(instance_normalised, group_normalised, softmax_over_columns, attention, einsum, lp_pool, means_of_rows),
+    *(cumulative, windows),
+]
+
+
+@pytest.mark.parametrize("form", ONE_TASK)
+def test_what_cannot_be_spread_is_a_stage_of_one_task(form, tmp_path):
+    net, x = network()
+    y = form(net, x)
+    size = [dim // 2 for dim in SIZE] if form is lp_pool else SIZE
+    y = net.op("Relu", net.conv(y, 4, 4, [3, 3], pads=[1, 1, 1, 1]))
+    model = net.model(net.linear(net.flat(y), 4 * int(np.prod(size)), 5))
+    graph = from_onnx(model, *SIZE)
+    assert not all(operators.tileable(graph, node) for node in graph.nodes[:-2])
+    plan = cut(model, SIZE, tmp_path / "plan", "2x2")
+    batch = net.batch_of(2)
+    assert str(plan.stages[0].grid) == "2x2"
+    assert np.ptp(unsplit(model, batch)) > 0
+    assert worst_error(model, batch, tmp_path / "again", "2x2") <= EXACT
+    assert run_tiles(plan, tmp_path / "plan", batch).shape == (2, 5)
+
+
+def test_a_computed_constant_is_folded(tmp_path):
+    net, x = network()
+    model = net.model(net.flat(dynamic_convolution(net, x)))
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def refused(net, output, *words):
+    model = net if isinstance(net, onnx.ModelProto) else net.model(output)
+    with pytest.raises(ModelError) as refusal:
+        from_onnx(model, *SIZE)
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("kind", ["RandomNormalLike", "RandomUniformLike", "Bernoulli"])
+def test_random_values_are_refused(kind):
+    net, x = network()
+    refused(net, net.flat(net.op("Add", x, net.op(kind, x))), f"({kind})", "random", "evaluation mode")
+
+
+def test_random_values_out_of_nothing_are_refused():
+    net, x = network()
+    noise = net.op("RandomNormal", shape=[1, 4, *SIZE])
+    refused(net, net.flat(net.op("Add", x, noise)), "(RandomNormal)", "random")
+
+
+def test_dropout_in_training_mode_is_refused():
+    net, x = network()
+    x = net.op("Dropout", x, net.constant(np.float32(0.5)), net.constant(np.ones((), bool)))
+    refused(net, net.flat(x), "(Dropout)", "eval()")
+
+
+def test_batch_norm_in_training_mode_is_refused():
+    net, x = network()
+    values = [net.constant(np.abs(net.floats(4))) for _ in range(4)]
+    x = net.op("BatchNormalization", x, *values, training_mode=1)
+    net.nodes[-1].output.extend(["mean", "variance"])
+    refused(net, net.flat(x), "(BatchNormalization)", "training mode", "eval()")
+
+
+def test_a_branch_that_depends_on_the_data_is_refused():
+    net, x = network()
+    value = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    branches = [
+        helper.make_graph([helper.make_node(kind, [x], ["y"])], kind, [], [value]) for kind in ("Relu", "Sigmoid")
+    ]
+    total = net.op("ReduceSum", x, keepdims=0)
+    condition = net.op("Greater", total, net.constant(np.float32(0)))
+    x = net.op("If", condition, then_branch=branches[0], else_branch=branches[1])
+    refused(net, net.flat(x), "(If)", "depend")
+
+
+def test_an_operator_of_another_domain_is_refused():
+    net, x = network()
+    net.nodes.append(helper.make_node("Magic", [x], ["y"], name="spell", domain="my.domain"))
+    flat = net.flat("y")
+    model = Net.model
+    body = helper.make_graph(
+        net.nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, *SIZE])],
+        [helper.make_tensor_value_info(flat, TensorProto.FLOAT, ("N", "K"))],
+        net.weights,
+    )
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("my.domain", 1)]
+    model = helper.make_model(body, opset_imports=imports, ir_version=10)
+    refused(model, None, "'spell' (Magic)", "my.domain")
+
+
+def test_an_operator_that_nobody_knows_is_refused():
+    net, x = network()
+    net.nodes.append(helper.make_node("Frobnicate", [x], ["y"], name="spell"))
+    flat = net.flat("y")
+    body = helper.make_graph(
+        net.nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, *SIZE])],
+        [helper.make_tensor_value_info(flat, TensorProto.FLOAT, ("N", "K"))],
+        net.weights,
+    )
+    refused(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), None, "Frobnicate")
+
+
+def test_sequences_are_refused():
+    net, x = network()
+    both = net.op("SequenceInsert", net.op("SequenceConstruct", x, x), net.op("Relu", x))
+    x = net.op("ConcatFromSequence", both, axis=1)
+    refused(net, net.flat(x), "(Sequence", "plain tensors")
+
+
+def test_sizes_that_depend_on_the_data_are_refused():
+    net, x = network()
+    x = net.op("Cast", net.op("NonZero", x), to=1)
+    refused(net, x, "(NonZero)", "depends on the data")
+
+
+def concatenated(net, x):
+    return net.op("Concat", x, x, axis=0)
+
+
+def reduced(net, x):
+    return net.op("ReduceMean", x, net.constant(np.array([0])))
+
+
+def reduced_to_one_number(net, x):
+    return net.op("Mul", x, net.op("ReduceMax", x, keepdims=0))
+
+
+def moved(net, x):
+    return net.op("Transpose", x, perm=[1, 0, 2, 3])
+
+
+def normalised(net, x):
+    return net.op("Softmax", x, axis=0)
+
+
+def joined(net, x):
+    return net.op("Reshape", x, net.constant(np.array([4, 1, *SIZE])))
+
+
+def squeezed(net, x):
+    return net.op("Unsqueeze", net.op("Squeeze", x, net.constant(np.array([0]))), net.constant(np.array([0])))
+
+
+def first(net, x):
+    return net.op("Unsqueeze", net.op("Gather", x, net.constant(np.array(0)), axis=0), net.constant(np.array([0])))
+
+
+@pytest.mark.parametrize("form", [concatenated, reduced, reduced_to_one_number, moved, normalised, joined, first])
+def test_what_mixes_the_images_of_a_batch_is_refused(form):
+    net, x = network()
+    y = form(net, x)
+    y = net.op("Sigmoid", y)
+    refused(net, net.op("Reshape", y, net.constant(np.array([1, -1]))), "mixes the images of a batch")
+
+
+def test_a_constant_among_joined_maps_is_refused():
+    net, x = network()
+    x = net.op("Concat", x, net.constant(net.floats(1, 1, *SIZE)), axis=1)
+    refused(net, net.flat(x), "(Concat)", "constant")
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_second_outputs_are_refused_only_where_they_are_used(tmp_path, used):
+    net, x = network()
+    scale = net.constant(net.floats(*SIZE[1:]))
+    net.op("LayerNormalization", x, scale, output="top", axis=-1)
+    net.nodes[-1].output.append("mean")
+    x = net.op("Add", "top", "mean") if used else "top"
+    if used:
+        refused(net, net.flat(x), "'top' (LayerNormalization)", "'mean'")
+    else:
+        assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, "2x2") <= EXACT
+
+
+def test_indices_of_maxima_may_stay_unused(tmp_path):
+    net, x = network()
+    net.op("MaxPool", x, output="top", kernel_shape=[2, 2])
+    net.nodes[-1].output.append("where")
+    assert worst_error(net.model(net.flat("top")), net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def test_a_slice_that_keeps_all_images_is_none():
+    net, x = network()
+    x = net.op("Slice", x, *(net.constant(np.array(value)) for value in ([0], [2**63 - 1], [0])))
+    graph = from_onnx(net.model(net.flat(x)), *SIZE)
+    assert [node.kind for node in graph.nodes] == ["Conv", "Relu", "Flatten"]
+
+
+def test_an_answer_of_whole_numbers_is_refused():
+    net, x = network()
+    flat = net.op("Cast", net.flat(x), to=TensorProto.INT64)
+    body = helper.make_graph(
+        net.nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, *SIZE])],
+        [helper.make_tensor_value_info(flat, TensorProto.INT64, ("N", "K"))],
+        net.weights,
+    )
+    refused(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), None, "float32")
+
+
+def test_no_stage_ends_in_what_is_not_float32(tmp_path):
+    net, x = network()
+    x = net.op("Where", net.op("Greater", x, net.constant(np.float32(0.3))), x, net.op("Neg", x))
+    model = net.model(net.flat(net.conv(x, 4, 2, [3, 3])))
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "2x2", "1"]) <= EXACT
+
+
+def test_operators_of_one_name_are_told_apart():
+    net, x = network()
+    net.flat(net.op("Sigmoid", net.op("Tanh", x)))
+    for node in net.nodes:
+        node.name = "same"
+    graph = from_onnx(net.model(net.nodes[-1].output[0]), *SIZE)
+    assert len({node.name for node in graph.nodes}) == len(graph.nodes)

@@ -114,9 +114,10 @@ class _StagePart:
         """Group the tiles into functions: all in one, unless its columns' weights are too large for that."""
         groups: list[list[int]] = [[]]
         held: Weights = {}
+        half = _half(self, range(len(self.tiles)))
         for number, tile in enumerate(self.tiles):
             held = {**held, **tile.graph.weights}
-            if self.choice.grid.columns and groups[-1] and WeightsFile("", held, self.graph.half).bytes > room:
+            if self.choice.grid.columns and groups[-1] and WeightsFile("", held, half).bytes > room:
                 groups.append([])
                 held = dict(tile.graph.weights)
             groups[-1].append(number)

@@ -8,7 +8,7 @@ to fit the new head to; and where there is none, the head's columns go to severa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +25,7 @@ from splitter.exactness import agreement, relative_error
 from splitter.gap import HeadFit, replace_head, replace_head_blind
 from splitter.global_pooling import with_tile_pools
 from splitter.graph import Graph
-from splitter.grids import GridChoice
+from splitter.grids import COLUMNS, GridChoice
 from splitter.heads import find_head
 from splitter.load import Progress
 from splitter.planner import Budget, Choice, Storage, choose, why_nothing_fits
@@ -74,7 +74,7 @@ def fit(
         found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=False))
     if found is None:
         given, changes = (original, ()) if wishes.gap != "always" else (given, changes)
-        found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=True))
+        found = _first_that_fits(given, _with_columns(wishes), budget, _storages(given, wishes, spread=True))
     if found is None:
         raise _nothing_fits(given, wishes, budget)
     graph, cuts, choices = found
@@ -104,6 +104,11 @@ def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage
         yield Storage(spread=spread)
     if wishes.precision != "fp32":
         yield Storage(precision.storable(graph), always=wishes.precision == "fp16", spread=spread)
+
+
+def _with_columns(wishes: Wishes) -> Wishes:
+    """Allow columns for what is too large, whichever grid was asked for in general."""
+    return wishes if wishes.grids.per_stage else replace(wishes, grids=replace(wishes.grids, for_large=COLUMNS))
 
 
 _Found = tuple[Graph, Sequence[Cut], list[Choice]]

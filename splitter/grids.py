@@ -10,10 +10,8 @@ from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
 
 ONE = Grid(1, 1)
-AUTO = (
-    *(ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4)),
-    *(Grid(1, count, columns=True) for count in (2, 4, 8, 16)),
-)
+COLUMNS = tuple(Grid(1, count, columns=True) for count in (2, 4, 8, 16))
+AUTO = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4), *COLUMNS)
 _TILES = re.compile(r"([1-9]\d?)x([1-9]\d?)")
 _COLUMNS = re.compile(r"col([1-9]\d?)")
 
@@ -25,11 +23,12 @@ class GridChoice:
     """Which grids the planner may give a stage.
 
     With `per_stage`, stage k has exactly the k-th; otherwise every stage has one of `options` where its operators can
-    be spread like that, and a single tile where they cannot.
+    be spread like that, and a single tile where they cannot, or one of `for_large` where that is too large.
     """
 
     options: tuple[Grid, ...] = AUTO
     per_stage: tuple[Grid, ...] = ()
+    for_large: tuple[Grid, ...] = ()
 
     @property
     def wanted(self) -> Grid | None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from serfer.core.aws import LambdaFacts
-from serfer.core.cost import FLOAT_BYTES, Roofline, operator_seconds, task_seconds
+from serfer.core.cost import FLOAT_BYTES, Roofline, operator_seconds, stage_seconds, task_seconds
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, even_parts
 from serfer.core.plan import PackageLimit
@@ -25,6 +25,7 @@ from splitter.grids import ONE, GridChoice
 from splitter.tiles import Regions, step_back, union, walk_back
 
 MAX_STAGES = 16
+_ROUNDING = 1 + 1e-9  # sums of the same seconds in another order differ by less
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class _Search:
 
         Where one grid is given for all stages, whatever it could spread and does not counts before time.
         """
-        asked = set(grids.per_stage or grids.options)
+        asked = {*(grids.per_stage or grids.options), *grids.for_large}
         tiled = {grid: self._spread(grid, thrifty=len(grids.options) > 1) for grid in asked - {ONE}}
         spreads = tiled.get(grids.wanted, {}) if grids.wanted else {}
         found = [
@@ -240,7 +241,7 @@ class _Search:
         reads = [name for name in left.tensors if any(start <= at < stop for at in self._read_at.get(name, ()))]
         writes = [name for name in right.tensors if self._made_at[name] >= start]
         moved = sum(self.graph.shape(name).elements for name in (*reads, *writes))
-        seconds = self._seconds(self._whole_seconds[stop] - self._whole_seconds[start], moved)
+        seconds = stage_seconds(self._seconds(self._whole_seconds[stop] - self._whole_seconds[start], moved), 1)
         links = [(one.position, two.position) for one, two in pairwise(self.cuts)]
         inside = [link for link in links if start <= link[0] and link[1] <= stop and link in spreads]
         unspread = sum(self._whole_macs[end] - self._whole_macs[begin] for begin, end in inside)
@@ -268,7 +269,8 @@ class _Search:
             walks = [self._walk(graph, spreads, cut, targets, thrifty=thrifty) for targets in tiles]
             for steps in zip(*walks, strict=False):
                 macs = sum(step[2] for step in steps)
-                found[steps[0][0], cut.position] = _Spread(max(step[1] for step in steps), macs)
+                seconds = stage_seconds(max(step[1] for step in steps), grid.tiles)
+                found[steps[0][0], cut.position] = _Spread(seconds, macs)
         return found
 
     def _walk(
@@ -291,7 +293,8 @@ class _Search:
             step_back(graph, node, regions)
             compute += self._operator(node, regions[node.output])
             macs += operators.macs(graph, node, regions[node.output].area)
-            if thrifty and compute > self._whole_seconds[cut.position] - self._whole_seconds[index]:
+            whole = self._whole_seconds[cut.position] - self._whole_seconds[index]
+            if thrifty and compute > whole * _ROUNDING:
                 return
             if index in at_cut:
                 needed = [name for name in at_cut[index].tensors if name in regions]

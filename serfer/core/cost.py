@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from serfer.core.aws import LambdaFacts
 
 FLOAT_BYTES = 4
+DISPATCH_SECONDS = 2.8e-4
+"""A driver's processor time to sign and send one invocation, as measured on the development machine."""
 _MB_PER_GB = 1024
 _MS_PER_S = 1000
 
@@ -38,6 +40,11 @@ def task_seconds(compute_s: float, moved_bytes: int, memory_mb: int, facts: Lamb
     """
     share = min(1.0, memory_mb / facts.memory_per_vcpu)
     return facts.invoke_latency + moved_bytes / facts.bandwidth + compute_s / share
+
+
+def stage_seconds(slowest_task_s: float, tasks: int) -> float:
+    """Predict a stage's time: the driver sends its tasks one after the other, then waits for the slowest."""
+    return tasks * DISPATCH_SECONDS + slowest_task_s
 
 
 def invocation_usd(memory_mb: int, milliseconds: float, facts: LambdaFacts) -> float:

@@ -215,11 +215,14 @@ def explain(
 ) -> None:
     """Show a plan: its stages, grids, halos, package sizes, what it lost, and what each stage costs."""
     from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.pictures import text_picture  # noqa: PLC0415 - same
 
     if image is not None and picture is None:
         raise UsageError("--image is what --picture draws over: give both")
     plan = load_plan(directory)
     _print_plan(plan, as_json)
+    if not as_json:
+        out.print(display.plain(text_picture(plan)))
     if operators:
         display.print_operators(out, plan)
     if picture is not None:
@@ -227,12 +230,9 @@ def explain(
 
 
 def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> None:
-    from serfer.images import decode_image, read_image, stretched  # noqa: PLC0415 - only pictures need it
-    from serfer.pictures import draw_plan  # noqa: PLC0415 - same
+    from serfer.pictures import draw_plan, picture_pixels  # noqa: PLC0415 - only pictures need it
 
-    limits, pixels = load_settings().image_limits(), None
-    if image is not None:
-        pixels = decode_image(read_image(image, limits), str(image), *stretched(plan.input), limits)
+    pixels = picture_pixels(plan, image, load_settings().image_limits()) if image else None
     draw_plan(plan, directory, picture, pixels)
     err.print(f"wrote {display.plain(str(picture))}")
 
@@ -311,6 +311,50 @@ def overhead(
         display.print_overhead(out, result)
     if at_most is not None and result.ratio > at_most:
         raise SerferError(f"the pipeline takes {result.ratio:.2f} times the unsplit pass, more than {at_most:g}")
+
+
+@bench_app.command()
+def inflation(
+    model: Annotated[str, typer.Option(help="A model of the zoo.")] = "alexnet",
+    size: Annotated[int, typer.Option(min=1, help="The image's height and width.")] = 224,
+    grid: Annotated[str, typer.Option(help="The grid of every group.")] = "2x2",
+    groups: Annotated[int, typer.Option(min=1, help="How many tiled stages, placed by search.")] = 3,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count what halos cost: multiply-accumulates over all tiles against the unsplit network."""
+    from bench.inflation import measure  # noqa: PLC0415 - only this command needs it
+
+    with _progress() as progress:
+        found = measure(model, size, grid, groups, load_settings().facts(), progress)
+    if as_json:
+        _print_json({**asdict(found), "ratio": found.ratio})
+    else:
+        display.print_inflation(out, found)
+    if at_most is not None and found.ratio > at_most:
+        raise SerferError(f"the tiles compute {found.ratio:.3f} times the network's work, more than {at_most:g}")
+
+
+@bench_app.command("gap")
+def gap_bench(
+    data: Annotated[
+        Path | None, typer.Option(help="A folder 0.json to 9.json of digits; by default scikit-learn's.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many networks to train.")] = 3,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if more points are lost than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train small networks on real digits, replace their heads by global average pooling, and compare."""
+    from bench.gap import measure  # noqa: PLC0415 - only this command needs it
+
+    with _progress() as progress:
+        found = measure(data, range(seeds), progress)
+    if as_json:
+        _print_json({**asdict(found), "drop_points": found.drop_points})
+    else:
+        display.print_gap(out, found)
+    if at_most is not None and found.drop_points > at_most:
+        raise SerferError(f"pooling lost {found.drop_points:.2f} points, more than {at_most:g}")
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from serfer.core.cost import FLOAT_BYTES, invocation_usd
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:
+    from bench.gap import GapResult
+    from bench.inflation import Inflation
     from bench.overhead import Overhead
     from serfer.doctor import Check
     from serfer.report import QueryReport
@@ -224,3 +226,27 @@ def print_overhead(out: Console, result: Overhead) -> None:
         f"{result.bytes_per_query:,} bytes a query through the store"
     )
     out.print(f"most weight loads of any environment: {result.weight_loads}; {plain(result.machine)}")
+
+
+def print_inflation(out: Console, found: Inflation) -> None:
+    """Print the groups of a network's tiled stages and what they compute."""
+    for number, (first, last) in enumerate(found.groups):
+        out.print(plain(f"group {number}: {first} to {last}"))
+    out.print(
+        f"[bold]x{found.ratio:.3f}[/]: {found.tiled_macs:,} multiply-accumulates over all {found.grid} tiles, "
+        f"{found.unsplit_macs:,} unsplit ({found.model}, {found.size} px)"
+    )
+
+
+def print_gap(out: Console, found: GapResult) -> None:
+    """Print what networks lost when pooling took their head's place."""
+    table = _table("seed", "own head", "pooled", "points lost", "same answer", "head before", "head after")
+    for trial in found.trials:
+        sizes = _bytes(trial.fit.bytes_before), _bytes(trial.fit.bytes_after)
+        shares = f"{trial.before:.2%}", f"{trial.after:.2%}", f"{trial.drop_points:+.2f}", f"{trial.agreement:.1%}"
+        table.add_row(str(trial.seed), *shares, *sizes)
+    out.print(table)
+    out.print(
+        f"[bold]{found.drop_points:+.2f} points lost[/] on average; {plain(found.data)}: {found.images:,} images, "
+        f"{found.tested:,} of them tested a seed; {found.seconds:.0f} s"
+    )

@@ -111,12 +111,6 @@ def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, l
         raise ImageError(f"{name} cannot be decoded: {error}") from error
 
 
-def stretched(shape: Shape) -> tuple[Preprocess, Shape]:
-    """Return what decodes any image to RGB pixels of a map's height and width, for people to look at."""
-    whole = Preprocess(None, "bicubic", "RGB", 1 / 255, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    return whole, Shape(3, shape.height, shape.width, flat=False)
-
-
 def normalise(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
     """Return pixels, (N, H, W, C) uint8, as a network's input, (N, C, H, W) float32: (x * scale - mean) / std."""
     mean, std = np.array(preprocess.mean, dtype=np.float32), np.array(preprocess.std, dtype=np.float32)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
+from serfer.images import normalise
 
 Array = NDArray[np.float32]
 Run = Callable[[NDArray[Any]], Array]
@@ -48,6 +49,4 @@ def normalised(plan: Plan, pixels: NDArray[np.uint8]) -> Array:
     """Return pixels, (N, H, W, C) uint8, as the network's input, (N, C, H, W) float32: (x * scale - mean) / std."""
     if plan.preprocess is None:
         raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
-    mean, std = np.array(plan.preprocess.mean, dtype=np.float32), np.array(plan.preprocess.std, dtype=np.float32)
-    values = (pixels.astype(np.float32) * np.float32(plan.preprocess.scale) - mean) / std
-    return np.ascontiguousarray(values.transpose(0, 3, 1, 2), dtype=np.float32)
+    return normalise(pixels, plan.preprocess)

@@ -195,6 +195,13 @@ def assemble(
     return plan
 
 
+def tile_macs_of(decision: Decision, choice: Choice) -> tuple[int, int]:
+    """Return a stage's multiply-accumulates of one image: unsplit, and over all its tiles."""
+    part = next(part for part in _stage_parts(decision) if part.choice == choice)
+    whole = sum(_operator(part.graph, node).macs for node in part.nodes)
+    return whole, sum(tile.macs for tile in part.tiles)
+
+
 def _check_packages(stages: Sequence[Stage], limit: PackageLimit) -> None:
     """Refuse functions that cannot be deployed: graphs count as well, and no prediction is as good as the files."""
     for number, stage in enumerate(stages):

@@ -58,7 +58,7 @@ _PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"}
 
 
 def function_directory(plan: Plan, plan_directory: Path, stage: int, number: int, cache: Path) -> Path:
-    """Return the package directory of function `number` of a stage, assembled in `cache` unless it is there, and right, already.
+    """Return the package directory of function `number` of a stage, assembled in `cache` unless it is there already.
 
     Raises ModelError where the dependencies take more than DEPENDENCY_LIMIT.
     """

@@ -103,7 +103,7 @@ def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage
     if wishes.precision != "fp16":
         yield Storage(spread=spread)
     if wishes.precision != "fp32":
-        yield Storage(precision.storable(graph), always=wishes.precision == "fp16", spread=spread)
+        yield Storage(precision.storable(graph, graph.nodes), always=wishes.precision == "fp16", spread=spread)
 
 
 def _with_columns(wishes: Wishes) -> Wishes:
@@ -164,9 +164,8 @@ def _gap_change(how: HeadFit) -> Change:
 
 
 def _half_weights(graph: Graph, choices: Sequence[Choice]) -> frozenset[str]:
-    stored = precision.storable(graph)
     nodes = [node for choice in choices if choice.half for node in graph.nodes[choice.start : choice.stop]]
-    return frozenset(name for node in nodes for name in graph.constants(node) if name in stored)
+    return precision.storable(graph, nodes)
 
 
 def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration: Calibration | None) -> Change:
@@ -206,9 +205,10 @@ def _ways(original: Graph, wishes: Wishes, budget: Budget, changes: Sequence[Cha
     room = budget.limit.room
     spans = [(left.position, right.position) for left, right in pairwise(_cuts(graph, wishes, budget))]
     start, stop = max(spans, key=lambda span: weight_bytes(graph, *span))
-    full, half = (weight_bytes(graph, start, stop, stored) for stored in ((), precision.storable(graph)))
+    full = weight_bytes(graph, start, stop)
     if full <= room:
         return ()
+    half = weight_bytes(graph, start, stop, precision.storable(graph, graph.nodes[start:stop]))
     ways = [Way("fp32, one function", 1, full, full <= room, exact=True)]
     ways.append(Way("fp16 storage, one function", 1, half, half <= room, exact=False))
     head = find_head(original)

@@ -6,23 +6,25 @@ that it hurts most, because their values leave fp16's range, keep fp32.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.graph import Graph
+from splitter.graph import Graph, Node
 from splitter.weights import INLINE_BYTES
 
 MODES = ("auto", "fp32", "fp16")
 _WORST_ROUNDING = 1e-3  # relative L2; values inside fp16's normal range lose about 2.8e-4 together
 
 
-def storable(graph: Graph) -> frozenset[str]:
-    """Return the weights that fp16 holds well: large, float32, and within its range."""
+def storable(graph: Graph, nodes: Iterable[Node]) -> frozenset[str]:
+    """Return the weights of these nodes that fp16 holds well: large, float32, and within its range."""
+    weights = {name: graph.weights[name] for node in nodes for name in graph.constants(node)}
     return frozenset(
         name
-        for name, value in graph.weights.items()
+        for name, value in weights.items()
         if value.dtype == np.float32 and value.nbytes > INLINE_BYTES and rounding(value) <= _WORST_ROUNDING
     )
 

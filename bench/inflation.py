@@ -1,0 +1,68 @@
+"""What halos cost: multiply-accumulates over all tiles against the unsplit network, with groups placed by search."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from serfer.core.aws import LambdaFacts
+from serfer.core.errors import UsageError
+from serfer.core.plan import PackageLimit
+from splitter.assemble import Decision, tile_macs_of
+from splitter.cuts import cut_points
+from splitter.global_pooling import with_tile_pools
+from splitter.grids import parse_grids
+from splitter.ingest import from_onnx
+from splitter.load import load
+from splitter.planner import Budget, choose
+
+
+@dataclass(frozen=True)
+class Inflation:
+    """A network's tiled stages: `groups` names their first and last operators; MACs are one image's."""
+
+    model: str
+    size: int
+    grid: str
+    groups: tuple[tuple[str, str], ...]
+    unsplit_macs: int
+    tiled_macs: int
+
+    @property
+    def ratio(self) -> float:
+        """Work over all tiles relative to the same stages unsplit."""
+        return self.tiled_macs / self.unsplit_macs
+
+
+def measure(
+    model: str, size: int, grid: str, groups: int, facts: LambdaFacts, progress: Callable[[str], None]
+) -> Inflation:
+    """Place `groups` tiled stages (what cannot be tiled is a stage after them) where they compute the least.
+
+    Weights are not limited here. Raises UsageError for a grid of columns, or more groups than the network has.
+    """
+    wanted = parse_grids(grid)
+    if wanted.wanted is None or wanted.wanted.columns or wanted.wanted.tiles == 1:
+        raise UsageError(f"give one grid of tiles such as 2x2, not {grid!r}")
+    progress("reading the network")
+    source, _ = load(model, np.zeros((1, 3, size, size), dtype=np.float32))
+    graph = with_tile_pools(from_onnx(source.onnx, size, size))
+    progress("placing the groups")
+    budget = Budget(PackageLimit(sys.maxsize, 0), facts.memory_per_vcpu, facts)
+    cuts = cut_points(graph)
+    choices = choose(graph, cuts, wanted, groups + 1, budget, least_work=True)
+    tiled = [choice for choice in choices or () if choice.grid.tiles > 1]
+    if len(tiled) != groups:
+        raise UsageError(f"{model} has no {groups} groups that can be tiled {grid} before one stage that cannot")
+    work = [tile_macs_of(Decision(graph, cuts, choices or ()), choice) for choice in tiled]
+    return Inflation(
+        model=model,
+        size=size,
+        grid=grid,
+        groups=tuple((graph.nodes[choice.start].name, graph.nodes[choice.stop - 1].name) for choice in tiled),
+        unsplit_macs=sum(whole for whole, _ in work),
+        tiled_macs=sum(tiles for _, tiles in work),
+    )

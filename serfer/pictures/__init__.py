@@ -1,0 +1,52 @@
+"""Pictures of a plan: its network with the cuts, its tiles over an image, and both as characters for a terminal.
+
+`anatomy` has the numbers, `network` and `layout` decide what goes where, `draw_network` and `draw_tiles` make scenes of
+it, and `render` draws a scene with matplotlib, which is imported only then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.plan import Plan, Preprocess
+from serfer.images import ImageLimits, decode_image, read_image
+from serfer.pictures.draw_network import network_scene
+from serfer.pictures.draw_tiles import tiles_scene
+from serfer.pictures.render import SUFFIXES, check_suffix, save
+from serfer.pictures.scene import stacked
+from serfer.pictures.text import text_picture
+
+__all__ = ["SUFFIXES", "draw_network", "draw_plan", "draw_tiles", "picture_pixels", "text_picture"]
+
+
+def draw_network(plan: Plan, directory: Path, out: Path) -> None:
+    """Draw the network of a plan directory, its stages and its cuts; the format follows from the suffix of `out`."""
+    check_suffix(out)
+    save(network_scene(plan, directory), out)
+
+
+def draw_tiles(plan: Plan, image: NDArray[np.uint8] | None, out: Path) -> None:
+    """Draw one tile of each spread stage over an image, as `picture_pixels` gives it, or over a gradient."""
+    check_suffix(out)
+    save(tiles_scene(plan, image), out)
+
+
+def draw_plan(plan: Plan, directory: Path, out: Path, image: NDArray[np.uint8] | None = None) -> None:
+    """Draw the network and, where some stage is spread, its tiles below it, as one file."""
+    check_suffix(out)
+    scenes = [network_scene(plan, directory)]
+    if any(stage.grid.tiles > 1 for stage in plan.stages):
+        scenes.append(tiles_scene(plan, image))
+    save(stacked(scenes), out)
+
+
+def picture_pixels(plan: Plan, path: Path, limits: ImageLimits) -> NDArray[np.uint8]:
+    """Return what the network sees of an image file, (H, W, 3) in red, green, blue; raises ImageError."""
+    stretched = Preprocess(None, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
+    resize, way = (plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else (None, "bilinear")
+    colours = replace(stretched, resize=resize, interpolation=way)
+    return decode_image(read_image(path, limits), str(path), colours, replace(plan.input, channels=3), limits)

@@ -1,0 +1,233 @@
+"""What the pictures of a plan tell in numbers: tensors that cross its cuts, and where on the image its tiles lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from serfer.core.cost import FLOAT_BYTES
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import IMAGE, Plan, Shape, Stage, Tile
+
+_KB = 1024
+_THOUSAND, _MILLION, _BILLION = 1_000, 1_000_000, 1_000_000_000
+_TEN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that a stage hands on, or the image, whose stage is IMAGE; `readers` are the stages that read it."""
+
+    stage: int
+    shape: Shape
+    readers: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one image's share, as float32."""
+        return FLOAT_BYTES * self.shape.elements
+
+    def crosses(self, stage: int) -> bool:
+        """Say whether it exists before stage `stage`, and is read there or later."""
+        return self.stage < stage <= max(self.readers, default=IMAGE)
+
+
+def tensors(plan: Plan) -> list[Tensor]:
+    """Return the image and every tensor that is handed on, in the order of their stages."""
+    readers: dict[tuple[int, int], list[int]] = {}
+    for number, stage in enumerate(plan.stages):
+        for source in stage.inputs:
+            readers.setdefault((source.stage, source.output), []).append(number)
+    found = [Tensor(IMAGE, plan.input, (0,))]
+    for number, stage in enumerate(plan.stages[:-1]):
+        found += [
+            Tensor(number, shape, tuple(readers.get((number, output), ())))
+            for output, shape in enumerate(stage.outputs)
+        ]
+    return found
+
+
+def written(stage: Stage) -> int:
+    """Return the bytes that a stage's tiles write for one image."""
+    cells = (cell for tile in stage.tiles for cell in tile.cells)
+    return FLOAT_BYTES * sum(stage.outputs[cell.output].channels * cell.rect.area for cell in cells)
+
+
+def read(stage: Stage) -> int:
+    """Return the bytes that a stage's tiles read for one image, what several of them read counted as often."""
+    ranges = (part for tile in stage.tiles for piece in tile.pieces for part in piece.ranges)
+    return FLOAT_BYTES * sum(part.elements for part in ranges)
+
+
+def pixel_bytes(plan: Plan) -> int:
+    """Return the bytes of the image that the first stage's tiles are sent, a byte for each of its values."""
+    first = plan.stages[0]
+    return sum(shape.channels * rect.area for tile in first.tiles for shape, rect in _sources(first, tile))
+
+
+def _sources(stage: Stage, tile: Tile) -> list[tuple[Shape, Rect]]:
+    return [(source.shape, rect) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
+
+
+def halo(stage: Stage) -> float:
+    """Return how much more its tiles read together than there is: 0.5 is half as much again."""
+    whole = sum(source.shape.elements for source in stage.inputs)
+    parts = (shape.channels * rect.area for tile in stage.tiles for shape, rect in _sources(stage, tile))
+    return sum(parts) / whole - 1
+
+
+def spread(stage: Stage) -> bool:
+    """Say whether the stage's map is cut into tiles."""
+    return stage.grid.tiles > 1 and not stage.grid.columns
+
+
+def count_bytes(count: float) -> str:
+    """Write a number of bytes for people."""
+    return f"{count / _KB**2:.1f} MB" if count >= _KB**2 else f"{count / _KB:.1f} kB"
+
+
+def count_macs(macs: float) -> str:
+    """Write multiply-accumulates for people."""
+    if macs >= _BILLION:
+        return f"{macs / _BILLION:.1f} G"
+    if macs < _MILLION / _TEN:
+        return f"{macs / _THOUSAND:.0f} k" if macs >= _THOUSAND else str(round(macs))
+    return f"{macs / _MILLION:.{0 if macs >= _TEN * _MILLION else 1}f} M"
+
+
+def plural(count: int, word: str) -> str:
+    """Write a number of things."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A rectangle in the image's pixels; its corners need not be whole numbers, nor lie on the image."""
+
+    top: float
+    left: float
+    bottom: float
+    right: float
+
+    @property
+    def height(self) -> float:
+        """Pixels from top to bottom."""
+        return self.bottom - self.top
+
+    @property
+    def width(self) -> float:
+        """Pixels from left to right."""
+        return self.right - self.left
+
+    def within(self, other: Area) -> Area:
+        """Return the part that lies in `other`."""
+        return Area(
+            max(self.top, other.top),
+            max(self.left, other.left),
+            min(self.bottom, other.bottom),
+            min(self.right, other.right),
+        )
+
+
+def scaled(rect: Rect, shape: Shape, onto: Shape) -> Area:
+    """Return a rectangle of a map as the pixels of `onto` above which it lies, the map stretched over all of it."""
+    down, across = onto.height / shape.height, onto.width / shape.width
+    return Area(rect.rows.start * down, rect.cols.start * across, rect.rows.stop * down, rect.cols.stop * across)
+
+
+def unclipped(tile: Tile, number: int) -> Rect:
+    """Return what a tile would read of its stage's input `number` if the map had no edge."""
+    rect, padding = tile.inputs[number], tile.padding[number]
+    return Rect(
+        Span(rect.rows.start - padding.top, rect.rows.stop + padding.bottom),
+        Span(rect.cols.start - padding.left, rect.cols.stop + padding.right),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What a stage reads for rows `start` to `stop` of its output: step * start + lead to step * stop + trail."""
+
+    step: float
+    lead: float
+    trail: float
+
+    def of(self, start: float, stop: float) -> tuple[float, float]:
+        return self.step * start + self.lead, self.step * stop + self.trail
+
+
+def _window(pairs: Sequence[tuple[Span, Span]]) -> _Window | None:
+    """Return what (output, input) spans have in common; None where they are too few or follow no one rule."""
+    known = sorted(set(pairs))
+    steps = {(b[1].start - a[1].start) / (b[0].start - a[0].start) for a, b in pairwise(known) if a[0] != b[0]}
+    if len(steps) != 1:
+        return None
+    step = steps.pop()
+    leads = {source.start - step * target.start for target, source in known}
+    trails = {source.stop - step * target.stop for target, source in known}
+    return _Window(step, leads.pop(), trails.pop()) if len(leads) == len(trails) == 1 else None
+
+
+def _windows(stage: Stage) -> tuple[_Window, _Window] | None:
+    """Return how a stage's rows and columns depend on its one input, as its tiles show."""
+    if len(stage.inputs) != 1 or not spread(stage):
+        return None
+    pairs = [(tile.outputs[0], unclipped(tile, 0)) for tile in stage.tiles]
+    down = _window([(target.rows, source.rows) for target, source in pairs])
+    across = _window([(target.cols, source.cols) for target, source in pairs])
+    return (down, across) if down and across else None
+
+
+def traced(plan: Plan, stage: int, area: Area) -> Area | None:
+    """Return which pixels lead to an area of what `stage` reads first, exactly; None where the tiles do not tell."""
+    while stage > 0:
+        source = plan.stages[stage].inputs[0]
+        windows = _windows(plan.stages[source.stage])
+        if windows is None or source.output:
+            return None
+        rows, cols = windows[0].of(area.top, area.bottom), windows[1].of(area.left, area.right)
+        area, stage = Area(rows[0], cols[0], rows[1], cols[1]), source.stage
+    return area
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tile over the image: its `own` share of the stage's output, and what it `reads`, both scaled to pixels.
+
+    `padded` is what it reads with the padding beyond the map's edge, `neighbours` are the other tiles' shares, `pixels`
+    is what it depends on through all stages before (for stage 0, and where the plan does not tell, None).
+    """
+
+    own: Area
+    reads: Area
+    padded: Area
+    neighbours: tuple[Area, ...]
+    pixels: Area | None
+
+
+def view(plan: Plan, stage: int, number: int) -> View:
+    """Return where tile `number` of a stage lies on the image."""
+    part = plan.stages[stage]
+    tile, source = part.tiles[number], part.inputs[0].shape
+    needed, whole = unclipped(tile, 0), scaled(plan.input.whole, plan.input, plan.input)
+    start = Area(
+        tile.inputs[0].rows.start, tile.inputs[0].cols.start, tile.inputs[0].rows.stop, tile.inputs[0].cols.stop
+    )
+    pixels = traced(plan, stage, start) if stage else None
+    return View(
+        own=scaled(tile.outputs[0], part.outputs[0], plan.input),
+        reads=scaled(tile.inputs[0], source, plan.input),
+        padded=scaled(needed, source, plan.input),
+        neighbours=tuple(
+            scaled(other.outputs[0], part.outputs[0], plan.input)
+            for index, other in enumerate(part.tiles)
+            if index != number
+        ),
+        pixels=pixels.within(whole) if pixels else None,
+    )
+
+
+def middle_tile(stage: Stage) -> int:
+    """Return the number of the tile in the middle of the grid, or the one left of it and above."""
+    return (stage.grid.rows - 1) // 2 * stage.grid.cols + (stage.grid.cols - 1) // 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.plan import Shape
@@ -63,8 +63,17 @@ class Graph:
 
     def shape(self, tensor: str) -> Shape:
         """Return the shape of an activation without its batch axis; what is no map counts as a vector."""
+        if tensor not in self._found:
+            self._found[tensor] = self._shape(tensor)
+        return self._found[tensor]
+
+    @cached_property
+    def _found(self) -> dict[str, Shape]:
+        return {}
+
+    def _shape(self, tensor: str) -> Shape:
         shape, axes = self.shapes[tensor], self.axes(tensor)
-        size = int(np.prod(shape[1:]))
+        size = prod(shape[1:])
         if axes is None:
             return Shape.vector(size)
         height, width = shape[axes[0]], shape[axes[1]]
@@ -76,6 +85,6 @@ class Graph:
         return plain and len(self.shapes[tensor]) in (VECTOR_RANK, MAP_RANK) and tensor not in self.others
 
     @cached_property
-    def memo(self) -> dict[str, Any]:
-        """What was already found out about the operators, by their outputs' names."""
+    def memo(self) -> dict[tuple[str, str], Any]:
+        """What was already found out about the operators, by a question and their outputs' names."""
         return {}

@@ -10,6 +10,9 @@ is as small as a vector is computed whole by every tile that reads it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
 from serfer.core.geometry import Span
@@ -52,6 +55,7 @@ __all__ = [
     "rule_of",
     "tileable",
 ]
+_Answer = TypeVar("_Answer")
 _PER_CHANNEL = frozenset({"BatchNormalization", "LRN", "PRelu"})
 _PER_VALUE = frozenset(
     {
@@ -99,10 +103,16 @@ _RULES: dict[str, Rule] = {
 
 def rule_of(graph: Graph, node: Node) -> Rule | None:
     """Return the rule by which rectangles (or columns) of the operator's output are computed, None for no such rule."""
-    if node.output not in graph.memo:
-        graph.memo[node.output] = _find_rule(graph, node)
-    found: Rule | None = graph.memo[node.output]
-    return found
+    return _once(graph, node, _find_rule)
+
+
+def _once(graph: Graph, node: Node, question: Callable[[Graph, Node], _Answer]) -> _Answer:
+    """Ask a question about an operator of a graph once: searching for stages asks it again and again."""
+    key = question.__name__, node.output
+    if key not in graph.memo:
+        graph.memo[key] = question(graph, node)
+    answer: _Answer = graph.memo[key]
+    return answer
 
 
 def _find_rule(graph: Graph, node: Node) -> Rule | None:
@@ -150,6 +160,10 @@ def _is_column_by_column(graph: Graph, node: Node) -> bool:
 
 def is_whole(graph: Graph, node: Node) -> bool:
     """Say whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
+    return _once(graph, node, _find_whole)
+
+
+def _find_whole(graph: Graph, node: Node) -> bool:
     if node.kind == TILE_SUM or graph.axes(node.output) is None:
         return rule_of(graph, node) is None or node.kind == TILE_SUM
     return _is_small(graph, node)

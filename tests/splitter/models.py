@@ -5,8 +5,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+import serfer
 from serfer.core.aws import shipped_aws
-from serfer.core.plan import PackageLimit
+from serfer.core.plan import PackageLimit, check_artefacts, parse_plan
+from serfer.settings import Settings
 from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.check import run_tiles
@@ -84,13 +86,48 @@ def unsplit(model, batch):
     return session.run(None, {session.get_inputs()[0].name: batch})[0]
 
 
-def cut(model, size, directory, grids="auto", stages=None, **wishes):
+def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **wishes):
     """Write the plan of an ONNX model by the splitter's own steps, without its check."""
     graph = from_onnx(model, *size)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
-    decision = fit(graph, Wishes(parse_grids(grids), stages, **wishes), BUDGET, None, lambda _: None)
+    decision = fit(
+        graph, Wishes(parse_grids(grids), stages, **wishes), Budget(limit, 1769, FACTS), None, lambda _: None
+    )
     directory.mkdir(exist_ok=True)
-    return assemble(decision, source, graph, 1769, LIMIT, directory, lambda _: None)
+    return assemble(decision, source, graph, 1769, limit, directory, lambda _: None)
+
+
+def room_for(weights):
+    """Return a limit that leaves room for so many bytes of weights and graphs."""
+    return PackageLimit(weights + DEPENDENCY_LIMIT, DEPENDENCY_LIMIT)
+
+
+def through_the_store(directory, batch):
+    """Run a plan as users do: driver, workers in this process, a store in memory; return (logits, pipeline's last)."""
+    settings = Settings(cache_dir=directory.parent / "cache")
+    with serfer.open(directory, store="memory://", settings=settings) as pipeline:
+        return pipeline.run(batch), pipeline.last
+
+
+def every_answer(plan, directory, batch):
+    """Return a plan's answers by every way: tile by tile on whole maps, through the store, and in one piece."""
+    whole = ort.InferenceSession(directory / plan.unsplit.path, providers=["CPUExecutionProvider"])
+    return {
+        "tiles": run_tiles(plan, directory, batch),
+        "store": through_the_store(directory, batch)[0],
+        "one piece": whole.run(None, {"input0": batch})[0],
+    }
+
+
+def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
+    """Compare every answer of a plan with the model's (or `expected`), for one image and for several."""
+    assert parse_plan((directory / "plan.json").read_text()) == plan
+    check_artefacts(plan, directory)
+    expected = unsplit(model, batch) if expected is None else expected
+    for count in (1, len(batch)):
+        for way, logits in every_answer(plan, directory, batch[:count]).items():
+            assert logits.shape == expected[:count].shape, way
+            assert relative_error(logits, expected[:count]) <= most, way
 
 
 def worst_error(model, batch, directory, grids="auto", stages=None, expected=None, **wishes):

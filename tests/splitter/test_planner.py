@@ -3,7 +3,7 @@ from itertools import combinations, product
 
 import pytest
 
-from serfer.core.cost import FLOAT_BYTES, Roofline, operator_seconds, task_seconds
+from serfer.core.cost import FLOAT_BYTES, Roofline, operator_seconds, stage_seconds, task_seconds
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
@@ -62,7 +62,7 @@ def _predicted(graph, start, stop, grid, facts):
         moved = sum(graph.shape(name).channels * regions[name].area for name in (source, last))
         return task_seconds(compute, FLOAT_BYTES * moved, 1769, facts)
 
-    return max(tile(regions) for regions in walks)
+    return stage_seconds(max(tile(regions) for regions in walks), grid.tiles)
 
 
 KNOWN = {}
@@ -172,13 +172,31 @@ def test_tiles_where_none_can_be_are_refused_by_name(chain):
         fitted(chain, ["2x2", "2x2"])
 
 
-def test_an_operator_that_no_function_can_hold_is_named_with_its_bytes(chain):
+@pytest.mark.parametrize(
+    ("precision", "room", "message"),
+    [
+        ("fp32", 40_000, r"640,200 bytes.*room for 40,000 \(440,000 less 400,000 .*, 600,200 too few"),
+        ("auto", 20_000, r"320,200 bytes.*room for 20,000 .*, 300,200 too few"),
+    ],
+)
+def test_an_operator_that_no_functions_can_hold_is_named_with_its_bytes(chain, precision, room, message):
     with pytest.raises(
-        ModelError, match=r"\(Gemm\),? cannot be deployed: .*640,200 bytes.*room for 600,000.*40,200 too few"
+        ModelError, match=rf"no cut divides, with operator 't\d+' \(Gemm\), cannot be deployed.*{message}"
     ):
-        fitted(chain, "1", 600_000, precision="fp32")
-    with pytest.raises(ModelError, match=r"\(Gemm\),? cannot be deployed: .*320,200 bytes.*room for 320,000"):
-        fitted(chain, "1", 320_000)
+        fitted(chain, "auto", room, precision=precision)
+
+
+def test_where_every_stage_has_its_grid_the_one_that_is_too_large_is_named(chain):
+    with pytest.raises(ModelError, match=r"stage 1 of 2, with operator .* \(Gemm\), cannot .*room for 600,000"):
+        fitted(chain, ["2x2", "1"], 600_000, precision="fp32")
+
+
+@pytest.mark.parametrize("grid", ["1", "2x2", "col2"])
+def test_a_head_that_is_too_large_is_spread_by_columns_whichever_grid_was_asked_for(chain, grid):
+    decision = fitted(chain, grid, 600_000, precision="fp32")
+    assert decision.choices[-1].grid.columns
+    assert decision.changes == ()
+    assert not any(choice.grid.columns for choice in decision.choices[:-1])
 
 
 def test_stages_are_cut_where_the_package_limit_wants_it(chain):
@@ -227,7 +245,7 @@ def work(graph, choices):
 
 
 def test_work_counts_before_time_where_it_is_asked_for(chain):
-    cuts, quick = cut_points(chain), budget(replace(FACTS, invoke_latency=1e-9, bandwidth=1e15))
+    cuts, quick = cut_points(chain), replace(budget(replace(FACTS, invoke_latency=1e-9, bandwidth=1e15)), memory_mb=128)
     least = choose(chain, cuts, parse_grids("auto"), 2, quick, least_work=True)
     fast = choose(chain, cuts, parse_grids("auto"), 2, quick)
     assert work(chain, least) == sum(operators.macs(chain, n, chain.shape(n.output).whole.area) for n in chain.nodes)

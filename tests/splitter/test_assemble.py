@@ -1,0 +1,133 @@
+"""Plans whose stages hand on several tensors: every piece is where it is said to be, and every answer is exact."""
+
+import pytest
+
+from serfer.core.plan import IMAGE
+from tests.splitter.models import Net, check_every_answer, cut, through_the_store
+
+SAME = {"pads": [1, 1, 1, 1]}
+SIZE = (13, 10)
+
+
+def residual(net):
+    """Two residual blocks; return the output and the names of its operators' outputs by what they are."""
+    head = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
+    names = {"head": head}
+    for block in ("one", "two"):
+        first = net.op("Relu", net.conv(head, 4, 6, [5, 3], pads=[2, 1, 2, 1]))
+        second = net.conv(first, 6, 4, [3, 3], **SAME)
+        head = net.op("Relu", net.op("Add", second, head))
+        names |= {f"{block} first": first, f"{block} second": second, f"{block} end": head}
+    return net.linear(net.flat(net.op("MaxPool", head, kernel_shape=[3, 2], strides=[3, 2])), 4 * 4 * 5, 6), names
+
+
+def branching(net):
+    """Three branches that are joined; the first is read again after that."""
+    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
+    one = net.conv(x, 4, 2, [3, 3], **SAME)
+    two = net.op("Sigmoid", net.conv(x, 4, 3, [1, 5], pads=[0, 2, 0, 2]))
+    three = net.op("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    joined = net.op("Concat", one, two, three, axis=1)
+    narrow = net.conv(joined, 9, 2, [3, 3], **SAME)
+    last = net.op("Add", narrow, one)
+    names = {"x": x, "one": one, "two": two, "three": three, "joined": joined, "narrow": narrow}
+    return net.linear(net.flat(last), 2 * 13 * 10, 6), names
+
+
+CASES = [
+    (residual, ["one first"], [2, 1]),
+    (residual, ["one second"], [2, 1]),
+    (residual, ["one first", "one second"], [2, 1, 1]),
+    (residual, ["one first", "two first"], [2, 2, 1]),
+    (residual, ["head", "one first", "one second", "one end"], [1, 1, 1, 1, 1]),
+    (branching, ["one"], [2, 1]),
+    (branching, ["two"], [3, 1]),
+    (branching, ["three"], [3, 1]),
+    (branching, ["one", "two", "three"], [2, 1, 1, 1]),
+    (branching, ["x", "two", "joined", "narrow"], [1, 2, 1, 1, 1]),
+    (branching, ["x", "one", "two", "three", "joined", "narrow"], [1, 1, 1, 1, 1, 1, 1]),
+]
+
+
+@pytest.mark.parametrize("grids", ["2x2", "3x2", "mixed"])
+@pytest.mark.parametrize(
+    ("make", "after", "outputs"),
+    CASES,
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else None,
+)
+def test_cuts_inside_blocks_are_exact(tmp_path, make, after, outputs, grids):
+    net = Net(3, *SIZE)
+    output, names = make(net)
+    model = net.model(output)
+    if grids == "mixed":
+        grids = [*(["2x2", "1", "1x3", "3x2"] * 2)[: len(after)], "1"]
+    elif len(after) == 1 or isinstance(grids, list):
+        grids = [*[grids] * len(after), "1"]
+    plan = cut(model, SIZE, tmp_path / "plan", grids, cuts=tuple(names[name] for name in after))
+    assert [len(stage.outputs) for stage in plan.stages] == outputs
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
+def reads(plan):
+    return [[source.stage for source in stage.inputs] for stage in plan.stages]
+
+
+def test_a_tensor_that_is_read_two_stages_later_is_written_once_and_read_from_where_it_was_made(tmp_path):
+    net = Net(3, *SIZE)
+    output, names = residual(net)
+    model = net.model(output)
+    after = tuple(names[name] for name in ("head", "one first", "one second"))
+    plan = cut(model, SIZE, tmp_path / "plan", ["2x2", "2x2", "3x2", "1"], cuts=after)
+    assert reads(plan) == [[IMAGE], [0], [1], [0, 2]]
+    assert [len(stage.outputs) for stage in plan.stages] == [1, 1, 1, 1]
+    origins = {piece.stage for tile in plan.stages[3].tiles for piece in tile.pieces}
+    assert origins == {0, 2}
+    batch = net.batch_of(2)
+    check_every_answer(model, plan, tmp_path / "plan", batch)
+    _, result = through_the_store(tmp_path / "plan", batch)
+    for stage, report in zip(plan.stages[:-1], result.report.stages, strict=False):
+        assert report.bytes_out == 4 * len(batch) * sum(shape.elements for shape in stage.outputs)
+
+
+def test_a_stage_may_read_nothing_of_the_one_before(tmp_path):
+    net = Net(3, *SIZE)
+    output, names = branching(net)
+    model = net.model(output)
+    plan = cut(
+        model, SIZE, tmp_path / "plan", ["2x2", "1x3", "3x2", "1"], cuts=tuple(names[n] for n in ("x", "one", "two"))
+    )
+    assert reads(plan) == [[IMAGE], [0], [0], [0, 1, 2]]
+    assert {piece.stage for tile in plan.stages[2].tiles for piece in tile.pieces} == {0}
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
+
+
+def test_a_map_and_a_vector_cross_a_cut_together(tmp_path):
+    net = Net(3, *SIZE)
+    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
+    vector = net.linear(net.flat(net.op("GlobalAveragePool", x)), 4, 6)
+    other = net.linear(net.flat(net.op("MaxPool", x, kernel_shape=[3, 3], strides=[3, 3])), 4 * 4 * 3, 6)
+    model = net.model(net.op("Add", other, net.op("Relu", vector)))
+    plan = cut(model, SIZE, tmp_path / "plan", ["1", "1"], cuts=(vector,))
+    assert sorted(shape.flat for shape in plan.stages[0].outputs) == [False, True]
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
+@pytest.mark.parametrize("grid", ["4x4", "2x2"])
+def test_a_tile_of_which_nobody_reads_anything_writes_nothing_and_the_rest_is_exact(tmp_path, grid):
+    net = Net(1, 8, 8)
+    x = net.op("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2])
+    y = net.op("Relu", net.conv(x, 1, 2, [1, 1], strides=[3, 3]))
+    model = net.model(net.flat(y))
+    plan = cut(model, (8, 8), tmp_path / "plan", [grid, "2x2", "1"], cuts=(x, y))
+    assert sum(not tile.cells for tile in plan.stages[0].tiles) == {"4x4": 12, "2x2": 0}[grid]
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
+def test_pieces_are_as_few_as_the_tiles_that_are_read(tmp_path):
+    net = Net(3, 20, 20)
+    x = net.conv("x", 3, 4, [3, 3], **SAME)
+    y = net.conv(x, 4, 4, [3, 3], **SAME)
+    model = net.model(net.flat(net.op("MaxPool", net.op("Add", x, y), kernel_shape=[4, 4], strides=[4, 4])))
+    plan = cut(model, (20, 20), tmp_path / "plan", ["2x2", "2x2", "1"], cuts=(x, y))
+    assert [[len(tile.pieces) for tile in stage.tiles] for stage in plan.stages[1:]] == [[4] * 4, [8]]
+    assert all(len(piece.ranges) == 1 for tile in plan.stages[1].tiles for piece in tile.pieces)

@@ -1,0 +1,154 @@
+"""Global pooling by partial sums: each tile hands on one value for each channel, and nothing else is lost."""
+
+import numpy as np
+import pytest
+
+from serfer.core.geometry import Grid
+from splitter.global_pooling import with_grid, with_tile_pools
+from splitter.ingest import from_onnx
+from tests.splitter.models import Net, check_every_answer, cut, through_the_store
+
+SIZE = (11, 14)
+CHANNELS = 5
+EVERY_TILE = {"2x2": 4, "3x3": 9, "3x2": 6}
+
+
+def pool(net, x, form, size=SIZE):
+    """Append a global pooling, written in one of the forms that exporters use; it ends in a vector."""
+    if form in {"GlobalAveragePool", "GlobalMaxPool"}:
+        return net.flat(net.op(form, x))
+    if form in {"AveragePool", "MaxPool"}:
+        return net.flat(net.op(form, x, kernel_shape=list(size)))
+    kind, *form = form.split()
+    axes = net.constant(np.array([-1, -2] if "negative" in form else [3, 2] if "turned" in form else [2, 3]))
+    x = net.op(kind, x, axes, keepdims=int("flat" not in form))
+    return x if "flat" in form else net.flat(x)
+
+
+FORMS = [
+    *("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceMean flat", "ReduceMean flat negative"),
+    *("GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMax flat", "ReduceMax turned"),
+]
+
+
+def network(form, size=SIZE, seed=0):
+    net = Net(3, *size, seed)
+    x = net.op("Relu", net.conv("x", 3, CHANNELS, [3, 3], pads=[1, 1, 1, 1]))
+    return net, net.linear(pool(net, x, form, size), CHANNELS, 4)
+
+
+def ends_in_pooling(plan):
+    """Return the stages that end in partial pooling."""
+    return [number for number, stage in enumerate(plan.stages) if stage.operators[-1].kind == "TilePool"]
+
+
+@pytest.mark.parametrize("grid", list(EVERY_TILE))
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tile_writes_one_value_for_each_channel(tmp_path, form, grid):
+    net, output = network(form)
+    model = net.model(output)
+    plan = cut(model, SIZE, tmp_path / "plan", [grid, "1"])
+    assert ends_in_pooling(plan) == [0]
+    first, last = plan.stages
+    assert [len(tile.cells) for tile in first.tiles] == [1] * EVERY_TILE[grid]
+    assert all(tile.outputs[0].area == 1 for tile in first.tiles)
+    assert last.inputs[0].shape.elements == CHANNELS * EVERY_TILE[grid]
+    batch = net.batch_of(3) - 1  # a maximum that is padded with zeros would show
+    check_every_answer(model, plan, tmp_path / "plan", batch)
+    _, result = through_the_store(tmp_path / "plan", batch)
+    assert result.report.stages[0].bytes_out == 4 * CHANNELS * EVERY_TILE[grid] * len(batch)
+    assert result.report.store.bytes_get == result.report.store.bytes_put
+
+
+def test_tiles_of_uneven_size_weigh_as_much_as_they_have(tmp_path):
+    """Constant maps but for one row: a mean of means would give that row another weight."""
+    net = Net(1, 5, 4)
+    x = pool(net, net.op("Relu", "x"), "GlobalAveragePool")
+    model = net.model(x)
+    batch = np.ones((1, 1, 5, 4), np.float32)
+    batch[:, :, 4] = 11
+    plan = cut(model, (5, 4), tmp_path / "plan", ["2x1", "1"])
+    assert ends_in_pooling(plan) == [0]
+    values, _ = through_the_store(tmp_path / "plan", batch)
+    assert values[0, 0] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("grid", ["2x2", "3x3"])
+@pytest.mark.parametrize("form", ["GlobalAveragePool", "GlobalMaxPool"])
+def test_a_map_that_is_pooled_and_gated_is_handed_on_with_its_shares(tmp_path, form, grid):
+    """Squeeze and excite: the map and its pooled shares cross the cut together."""
+    net = Net(3, *SIZE)
+    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    pooled = net.op(form, x)
+    gate = net.op("Sigmoid", net.conv(pooled, 4, 4, [1, 1]))
+    y = net.conv(net.op("Mul", x, gate), 4, CHANNELS, [3, 3], pads=[1, 1, 1, 1])
+    model = net.model(net.linear(pool(net, y, form), CHANNELS, 4))
+    plan = cut(model, SIZE, tmp_path / "plan", [grid, grid, "1"], cuts=(f"{pooled}.tiles", f"{output_of(net)}.tiles"))
+    assert ends_in_pooling(plan) == [0, 1]
+    assert [len(stage.outputs) for stage in plan.stages] == [2, 1, 1]
+    assert plan.stages[0].outputs[1].elements == 4 * EVERY_TILE[grid]
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
+def output_of(net):
+    """Return the name of the network's last pooling."""
+    return [node.output[0] for node in net.nodes if node.op_type.startswith("Global")][-1]
+
+
+@pytest.mark.parametrize("grids", [["2x2", "3x3", "1"], ["1x3", "2x2", "1", "col2"], ["1", "3x3", "1", "col4"]])
+def test_pooling_in_the_middle_of_a_chain_is_exact(tmp_path, grids):
+    net = Net(3, *SIZE)
+    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 1]))
+    x = net.op("Relu", net.conv(x, 4, CHANNELS, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.linear(pool(net, x, "GlobalAveragePool"), CHANNELS, 9)
+    model = net.model(net.linear(net.op("Relu", x), 9, 6))
+    plan = cut(model, SIZE, tmp_path / "plan", grids)
+    assert [str(stage.grid) for stage in plan.stages] == grids
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
+def kinds(form, **changes):
+    net = Net(3, *SIZE)
+    x = net.op("Relu", "x")
+    x = net.op(form, x, *changes.pop("inputs", ()), **changes)
+    graph = with_tile_pools(from_onnx(net.model(net.flat(x)), *SIZE))
+    return [node.kind for node in graph.nodes]
+
+
+@pytest.mark.parametrize(
+    ("form", "attributes"),
+    [
+        ("AveragePool", {"kernel_shape": [11, 13]}),
+        ("AveragePool", {"kernel_shape": [10, 14]}),
+        ("AveragePool", {"kernel_shape": [13, 14], "pads": [1, 0, 1, 0]}),
+        ("MaxPool", {"kernel_shape": [3, 3]}),
+    ],
+)
+def test_a_pooling_that_is_not_global_stays_what_it_is(form, attributes):
+    assert kinds(form, **attributes) == ["Relu", form, "Flatten"]
+
+
+@pytest.mark.parametrize("axes", [[1], [2], [1, 2, 3]])
+def test_a_mean_over_other_axes_is_exact(tmp_path, axes):
+    net = Net(3, 6, 7)
+    x = net.op("ReduceMean", net.op("Relu", "x"), net.constant(np.array(axes)), keepdims=1)
+    model = net.model(net.flat(x))
+    assert "TilePool" not in [node.kind for node in with_tile_pools(from_onnx(model, 6, 7)).nodes]
+    plan = cut(model, (6, 7), tmp_path / "plan", "2x2")
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
+def test_a_map_of_one_position_is_not_pooled_in_tiles():
+    net = Net(3, 1, 1)
+    graph = with_tile_pools(from_onnx(net.model(net.flat(net.op("GlobalAveragePool", "x"))), 1, 1))
+    assert "TilePool" not in [node.kind for node in graph.nodes]
+
+
+def test_a_map_that_is_too_small_for_a_grid_is_pooled_in_one_tile():
+    net, output = network("GlobalAveragePool", (2, 9))
+    graph = with_tile_pools(from_onnx(net.model(output), 2, 9))
+    (pooled,) = [node.output for node in graph.nodes if node.kind == "TilePool"]
+    assert with_grid(graph, Grid(3, 3)).shape(pooled).whole.area == 1
+    assert with_grid(graph, Grid(2, 3)).shape(pooled).whole.area == 6
+    assert with_grid(graph, Grid(1, 4, columns=True)).shape(pooled).whole.area == 1
+    assert with_grid(graph, Grid(2, 3), frozenset()).shape(pooled).whole.area == 1

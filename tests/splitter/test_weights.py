@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+from onnx import TensorProto
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from serfer.core.geometry import Span
+from splitter.weights import INLINE_BYTES, Slice, WeightsFile
+
+RANDOM = np.random.default_rng(0)
+CONSTANTS = {
+    "large": RANDOM.standard_normal((30, 41), dtype=np.float32),
+    "small": RANDOM.standard_normal(INLINE_BYTES // 4, dtype=np.float32),
+    "just": RANDOM.standard_normal(INLINE_BYTES // 4 + 1, dtype=np.float32),
+    "whole": np.arange(500),
+    "turned": RANDOM.standard_normal((50, 20), dtype=np.float32).T,
+}
+
+
+@pytest.fixture
+def file():
+    return WeightsFile("weights-3.bin", CONSTANTS, frozenset({"large", "small"}))
+
+
+def test_what_was_written_is_what_the_references_point_to(file, tmp_path):
+    (tmp_path / "stage-1").mkdir()
+    file.write(tmp_path / "stage-1" / file.name)
+    assert (tmp_path / "stage-1" / file.name).stat().st_size == file.bytes
+    for key in ("large", "just", "whole", "turned"):
+        tensor = file.reference(key, "name", "stage-1/weights-3.bin")
+        assert tensor.name == "name"
+        offset = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
+        assert offset % 64 == 0
+        load_external_data_for_tensor(tensor, str(tmp_path))
+        kind = {"large": np.float16, "whole": np.int64}.get(key, np.float32)
+        found = np.frombuffer(tensor.raw_data, kind).reshape(tensor.dims)
+        assert np.array_equal(found, CONSTANTS[key].astype(kind))
+        assert (tensor.data_type == TensorProto.FLOAT16) == (key == "large") == file.is_half(key)
+
+
+def test_what_is_small_stays_in_the_graph(file):
+    assert "small" not in file
+    assert all(key in file for key in ("large", "just", "whole", "turned"))
+    assert not file.is_half("small")
+
+
+def test_fp16_takes_half_the_bytes():
+    one = {"w": np.ones(1024, np.float32)}
+    assert WeightsFile("w", one, frozenset()).bytes == 4096
+    assert WeightsFile("w", one, frozenset({"w"})).bytes == 2048
+
+
+def test_a_file_of_nothing_is_empty(tmp_path):
+    file = WeightsFile("weights-0.bin", {}, frozenset())
+    file.write(tmp_path / file.name)
+    assert (tmp_path / file.name).stat().st_size == file.bytes == 0
+
+
+def test_a_file_knows_which_parts_of_a_constant_it_holds():
+    parts = [Slice("w", 1, Span(0, 20)), Slice("w", 1, Span(20, 41))]
+    values = {part.name: part.of(CONSTANTS["large"]) for part in parts}
+    other = {Slice("v", 0, Span(0, 300)).name: np.ones(300, np.float32)}
+    file = WeightsFile("weights-0.bin", {**values, **other}, frozenset())
+    assert file.slices_of("w") == parts
+    assert file.slices_of("v") == [Slice("v", 0, Span(0, 300))]
+    assert file.slices_of("x") == []
+    assert "w" not in file
+
+
+def test_a_slices_name_says_which_it_is():
+    part = Slice("a|b", 1, Span(3, 7))
+    assert Slice.parse(part.name) == part
+    assert Slice.parse("plain") is None
+    value = np.arange(80).reshape(8, 10)
+    assert np.array_equal(part.of(value), value[:, 3:7])
+    assert np.array_equal(Slice("a", 0, Span(3, 7)).of(value), value[3:7])

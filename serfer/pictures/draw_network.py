@@ -210,7 +210,7 @@ def _legend(scene: Scene, layout: Layout, boxes: Sequence[Box]) -> Iterator[Shap
     yield Text(MARGIN + 0.25, y, "70 M", 6.5, GREY, "center")
     notes = [
         "an operator, with its kernel/stride and the multiply-accumulates of one image; its colour is its stage's",
-        "a cut: the tensors that cross it, the bytes that tiles write to the store and read (a halo is read by several)",
+        "a cut: the tensors that cross it, the bytes that tiles write to the store and read (halos by several)",
         "work: multiply-accumulates of all tiles over those unsplit; halo: how much more the tiles read than there is",
     ]
     yield Path(((MARGIN, y + 0.2), (MARGIN + 0.5, y + 0.2)), INK, 1.0, "--")

@@ -170,8 +170,8 @@ def _window(pairs: Sequence[tuple[Span, Span]]) -> _Window | None:
 
 
 def _windows(stage: Stage) -> tuple[_Window, _Window] | None:
-    """Return how a stage's rows and columns depend on its one input, as its tiles show."""
-    if len(stage.inputs) != 1 or not spread(stage):
+    """Return how a stage's rows and columns lead from its one input to its one output, as its tiles show."""
+    if len(stage.inputs) != 1 or len(stage.outputs) != 1 or not spread(stage):  # others read what several need
         return None
     pairs = [(tile.outputs[0], unclipped(tile, 0)) for tile in stage.tiles]
     down = _window([(target.rows, source.rows) for target, source in pairs])
@@ -184,7 +184,7 @@ def traced(plan: Plan, stage: int, area: Area) -> Area | None:
     while stage > 0:
         source = plan.stages[stage].inputs[0]
         windows = _windows(plan.stages[source.stage])
-        if windows is None or source.output:
+        if windows is None:
             return None
         rows, cols = windows[0].of(area.top, area.bottom), windows[1].of(area.left, area.right)
         area, stage = Area(rows[0], cols[0], rows[1], cols[1]), source.stage

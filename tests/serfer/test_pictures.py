@@ -370,6 +370,7 @@ def test_what_the_tiles_do_not_tell_is_not_traced():
     stages = chain()
     stages[0] = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(1, 2), 2, 3, ["Conv", "Relu"], IMAGE_SHAPE)
     assert view(make_plan(stages), 1, 0).pixels is None
+    assert view(make_plan(branched()), 1, 0).pixels is None
 
 
 def test_the_middle_tile_is_drawn():

@@ -65,7 +65,7 @@ def _stored(name: str, value: NDArray[Any], files: Mapping[str, WeightsFile]) ->
     if found:
         return _reference(found[1], name, found[0])
     parts = {part: (file, location) for location, file in files.items() for part in file.slices_of(name)}
-    if not parts:
+    if sum(part.of(value).size for part in parts) != value.size:  # small parts are in no file
         return [numpy_helper.from_array(value, name)], []
     order = sorted(parts, key=lambda part: part.span)
     stored = [_reference(file, part.name, location) for part in order for file, location in [parts[part]]]

@@ -187,7 +187,7 @@ class _Search:
         if not self.storage.always and self._has_room(choice, full, ()):
             return _Score(0, unspread, macs, choice.seconds), choice
         less = weight_bytes(self.graph, choice.start, choice.stop, self.storage.half)
-        if self.storage.half and self._has_room(choice, less, self.storage.half):
+        if (self.storage.half or self.storage.always) and self._has_room(choice, less, self.storage.half):
             stored = Choice(choice.start, choice.stop, choice.grid, choice.seconds, half=True)
             return _Score(0 if self.storage.always else less, unspread, macs, choice.seconds), stored
         return None

@@ -46,7 +46,9 @@ class Slice:
     def parse(cls, name: str) -> Slice | None:
         """Return the slice that a constant's name stands for, or None for a whole constant's."""
         parts = name.rsplit(_MARK, 3)
-        return cls(parts[0], int(parts[1]), Span(int(parts[2]), int(parts[3]))) if len(parts) == 4 else None  # noqa: PLR2004
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):  # noqa: PLR2004 - as `name` writes it
+            return None
+        return cls(parts[0], int(parts[1]), Span(int(parts[2]), int(parts[3])))
 
 
 class WeightsFile:

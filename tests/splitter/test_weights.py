@@ -69,7 +69,8 @@ def test_a_file_knows_which_parts_of_a_constant_it_holds():
 def test_a_slices_name_says_which_it_is():
     part = Slice("a|b", 1, Span(3, 7))
     assert Slice.parse(part.name) == part
-    assert Slice.parse("plain") is None
+    for name in ("plain", "a|b|c|d", "|||", "1|2|3", "a|0|1|-2"):
+        assert Slice.parse(name) is None
     value = np.arange(80).reshape(8, 10)
     assert np.array_equal(part.of(value), value[:, 3:7])
     assert np.array_equal(Slice("a", 0, Span(3, 7)).of(value), value[3:7])

@@ -1,0 +1,171 @@
+"""Weights stored in fp16: half the bytes, arithmetic in fp32, and what that loses is measured and said."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from serfer.core.errors import ModelError, UsageError
+from serfer.unsplit import original
+from serfer.unsplit import unsplit as in_one_piece
+from splitter.exactness import relative_error
+from splitter.graph import Node
+from splitter.ingest import from_onnx
+from splitter.precision import rounding, storable, with_half
+from splitter.split import split
+from tests.splitter.models import Net, check_every_answer, cut, every_answer, room_for, unsplit
+
+SIZE = (12, 12)
+SAME = {"pads": [1, 1, 1, 1]}
+
+
+def network(seed=0):
+    """Two convolutions (1.3 and 9 KB of weights), a layer of 92 KB, one of 12 KB."""
+    net = Net(3, *SIZE, seed)
+    x = net.op("Relu", net.conv("x", 3, 12, [3, 3], **SAME))
+    x = net.op("MaxPool", net.op("Relu", net.conv(x, 12, 16, [3, 3], **SAME)), kernel_shape=[3, 3], strides=[3, 3])
+    x = net.op("Relu", net.linear(net.flat(x), 256, 90))
+    return net, net.linear(x, 90, 30)
+
+
+def weights_bytes(plan):
+    return [sum(function.weights.bytes for function in stage.functions) for stage in plan.stages]
+
+
+def check_fp16(model, plan, directory, batch):
+    """A plan in fp16 is what its unsplit.onnx is, by every way; the model as it was given is kept beside it."""
+    answers = every_answer(plan, directory, batch)
+    check_every_answer(model, plan, directory, batch, expected=answers["one piece"])
+    (change,) = plan.changes
+    assert (change.what, change.measured_on, change.samples) == ("fp16 storage", "random inputs", 16)
+    assert 0 < change.error < 1e-2
+    assert 0.9 < change.agreement <= 1
+    assert change.accuracy_before is change.accuracy_after is None
+    lost = relative_error(answers["one piece"], unsplit(model, batch))
+    assert 1e-6 < lost < 1e-2
+    assert [file.path for file in plan.original] == ["original.onnx", "original.bin"]
+    assert relative_error(original(plan, directory)(batch), unsplit(model, batch)) <= 1e-6
+    assert relative_error(in_one_piece(plan, directory)(batch), answers["one piece"]) <= 1e-6
+
+
+@pytest.mark.parametrize("grids", ["1", "2x2", ["2x2", "3x3", "col3", "col2"], ["2x2", "col4"]])
+def test_fp16_halves_what_is_stored_and_tiles_equal_what_is_left(tmp_path, grids):
+    net, output = network()
+    model = net.model(output)
+    full = cut(model, SIZE, tmp_path / "full", grids, precision="fp32")
+    half = cut(model, SIZE, tmp_path / "half", grids, precision="fp16")
+    assert full.changes == full.original == ()
+    assert [stage.grid for stage in half.stages] == [stage.grid for stage in full.stages]
+    large = 4 * (3 * 12 * 9 + 12 * 16 * 9 + 256 * 90 + 90 * 30)
+    assert large <= sum(weights_bytes(full)) < large + 2000
+    assert large / 2 <= sum(weights_bytes(half)) < large / 2 + 2000
+    assert half.changes[0].how.startswith("4 weights, 9")
+    check_fp16(model, half, tmp_path / "half", net.batch_of(3))
+
+
+def test_auto_keeps_fp32_where_everything_fits(tmp_path):
+    net, output = network()
+    plan = cut(net.model(output), SIZE, tmp_path / "plan", "2x2", limit=room_for(110_000))
+    assert plan.changes == plan.original == plan.ways == ()
+
+
+def test_auto_stores_only_the_stage_that_would_not_fit_in_fp16(tmp_path):
+    net, output = network()
+    model = net.model(output)
+    plan = cut(model, SIZE, tmp_path / "plan", ["2x2", "1", "1"], limit=room_for(60_000))
+    full = cut(model, SIZE, tmp_path / "full", ["2x2", "1", "1"], precision="fp32")
+    layers = [stage.operators for stage in plan.stages]
+    assert layers == [stage.operators for stage in full.stages]
+    shares = [less / more if more else 1 for less, more in zip(weights_bytes(plan), weights_bytes(full), strict=True)]
+    halved = [number for number, share in enumerate(shares) if share < 1]
+    (large,) = [number for number, size in enumerate(weights_bytes(full)) if size > 60_000]
+    assert halved == [large]
+    assert shares[large] == pytest.approx(0.5, abs=0.02)
+    assert all(function.bytes <= plan.limit.room for stage in plan.stages for function in stage.functions)
+    check_fp16(model, plan, tmp_path / "plan", net.batch_of(2))
+    assert [(way.what, way.fits, way.exact) for way in plan.ways][:2] == [
+        ("fp32, one function", False, True),
+        ("fp16 storage, one function", True, False),
+    ]
+
+
+def test_fp32_never_rounds_and_says_what_is_too_large(tmp_path):
+    net, output = network()
+    with pytest.raises(ModelError, match="room for 60,000"):
+        cut(net.model(output), SIZE, tmp_path / "plan", ["2x2", "1"], limit=room_for(60_000), precision="fp32")
+
+
+def test_a_weight_beyond_fp16s_range_stays_fp32(tmp_path):
+    net = Net(3, *SIZE)
+    huge = net.floats(12, 3, 3, 3)
+    huge[0, 0, 0, 0] = 7e4
+    x = net.op("Relu", net.op("Conv", "x", net.constant(huge, "huge"), kernel_shape=[3, 3], **SAME))
+    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[3, 3])
+    model = net.model(net.linear(net.flat(x), 192, 20))
+    plan = cut(model, SIZE, tmp_path / "plan", ["2x2", "1"], precision="fp16")
+    kept = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "plan/unsplit.onnx").graph.initializer}
+    assert kept["huge"] == onnx.TensorProto.FLOAT
+    assert sorted(name for name, kind in kept.items() if kind == onnx.TensorProto.FLOAT16) == ["w1.half"]
+    check_fp16(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
+def test_a_model_without_a_weight_that_fp16_holds_is_not_changed(tmp_path):
+    net = Net(3, *SIZE)
+    model = net.model(net.flat(net.op("Relu", net.conv("x", 3, 2, [3, 3]))))
+    plan = cut(model, SIZE, tmp_path / "plan", "2x2", precision="fp16")
+    assert plan.changes == plan.original == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (np.ones(300, np.float32), True),
+        (np.ones(256, np.float32), False),  # a kilobyte: it stays in the graph
+        (np.full(300, 7e4, np.float32), False),
+        (np.append(np.ones(300), 7e4).astype(np.float32), False),
+        (np.full(300, 65_504, np.float32), True),
+        (np.full(300, 3e-8, np.float32), False),
+        (np.append(np.ones(300), 3e-8).astype(np.float32), True),
+        (np.zeros(300, np.float32), True),
+        (np.full(300, np.inf, np.float32), False),
+        (np.ones(300, np.int64), False),
+        (np.ones(300, np.float64), False),
+    ],
+    ids=["plain", "small", "large", "one large", "largest", "tiny", "one tiny", "zeros", "infinite", "whole", "double"],
+)
+def test_which_weights_fp16_holds(value, stored):
+    net = Net(1, 2, 2)
+    graph = from_onnx(net.model(net.flat(net.op("Relu", "x"))), 2, 2)
+    reader = Node("reader", "Add", ("x", "w"), "sum")
+    graph = replace(graph, weights={"w": value})
+    assert storable(graph, [reader]) == ({"w"} if stored else set())
+    assert storable(graph, graph.nodes) == frozenset(), "nobody asked for it"
+
+
+def test_rounding_is_relative_to_the_weights_norm():
+    assert rounding(np.float32([1.0, 0.5, 0.25])) == 0
+    assert rounding(np.full(10, 1 + 2**-11, np.float32)) == pytest.approx(2**-11, rel=1e-3)
+    assert rounding(np.float32([1e6])) == float("inf")
+
+
+def test_what_is_stored_in_fp16_is_what_is_computed_with():
+    net, output = network()
+    graph = from_onnx(net.model(output), *SIZE)
+    names = storable(graph, graph.nodes)
+    rounded = with_half(graph, names)
+    assert rounded.half == names
+    for name, value in rounded.weights.items():
+        assert value.dtype == graph.weights[name].dtype
+        expected = graph.weights[name].astype(np.float16) if name in names else graph.weights[name]
+        assert np.array_equal(value, expected)
+
+
+def test_split_measures_writes_and_checks_a_plan_in_fp16(tmp_path):
+    net, output = network()
+    path = tmp_path / "net.onnx"
+    path.write_bytes(net.model(output).SerializeToString())
+    plan = split(path, out=tmp_path / "plan", grids=["2x2", "1"], precision="fp16")
+    check_fp16(onnx.load(path), plan, tmp_path / "plan", net.batch_of(2))
+    with pytest.raises(UsageError, match="precision is auto, fp32, fp16, not 'int8'"):
+        split(path, out=tmp_path / "other", precision="int8")

@@ -1,0 +1,295 @@
+"""Networks, cuts, grids and boundaries as hypothesis draws them: whatever a plan can be made of."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.splitter.models import Net
+
+SMALLEST = 3
+LARGEST = 40
+UNARY = ("Relu", "Sigmoid", "HardSwish", "LeakyRelu", "Tanh", "Gelu", "Mish", "Softplus")
+
+
+class Drawn(Net):
+    """A network that grows operator by operator; `name` and `shape` are the current map's."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        super().__init__(self.number(1, 4), self.number(9, 21), self.number(9, 21), self.number(0, 999))
+        self.name, self.shape, self.story = "x", self.size, []
+
+    def number(self, low, high):
+        return self.draw(st.integers(low, high))
+
+    def flip(self):
+        return self.draw(st.booleans())
+
+    def ints(self, *values):
+        return self.constant(np.array(values, np.int64))
+
+    def tell(self, *words):
+        self.story.append(" ".join(str(word) for word in (*words, "->", self.shape)))
+
+    def then(self, kind, *inputs, shape=None, **attributes):
+        """Append an operator on the current map (and other inputs); its output becomes the current map."""
+        self.name = self.op(kind, self.name, *inputs, **attributes)
+        self.shape = tuple(shape or self.shape)
+
+    def window(self, most):
+        """Return the attributes of a window that leaves at least SMALLEST rows and columns, and the new size."""
+        kernel, pads = [self.number(1, most) for _ in "hw"], [self.number(0, 2) for _ in "hwhw"]
+        strides, dilations = [self.number(1, 3) for _ in "hw"], [self.number(1, 2) for _ in "hw"]
+        for axis in (0, 1):
+            room = self.shape[1 + axis] + pads[axis] + pads[axis + 2]
+            if dilations[axis] * (kernel[axis] - 1) + 1 > room - SMALLEST:
+                kernel[axis], strides[axis] = 1, 1
+            reach = dilations[axis] * (kernel[axis] - 1) + 1
+            strides[axis] = max(1, min(strides[axis], (room - reach) // (SMALLEST - 1)))
+        return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+
+    def after(self, window, ceil=0):
+        """Return the size after a window, None where ceil mode starts one past the map: there runtimes differ."""
+        sizes = []
+        for axis in (0, 1):
+            kernel, stride, dilation, before = (
+                window[n][axis] for n in ("kernel_shape", "strides", "dilations", "pads")
+            )
+            room = self.shape[1 + axis] + before + window["pads"][axis + 2] - dilation * (kernel - 1) - 1
+            size = (-(-room // stride) if ceil else room // stride) + 1
+            if ceil and (size - 1) * stride >= self.shape[1 + axis] + before:
+                return None
+            sizes.append(size)
+        return sizes
+
+    def step_conv(self):
+        window = self.window(4)
+        groups = self.shape[0] if self.flip() else 1
+        channels = groups * self.number(1, 2) if groups > 1 else self.number(1, 6)
+        size = self.after(window)
+        self.name = self.conv(self.name, self.shape[0], channels, window.pop("kernel_shape"), groups, **window)
+        self.shape = (channels, *size)
+        self.tell("conv", window, "groups", groups)
+
+    def step_pool(self):
+        window = self.window(3)
+        window["pads"] = [
+            min(pad, kernel - 1) for pad, kernel in zip(window["pads"], window["kernel_shape"] * 2, strict=True)
+        ]
+        ceil, kind = self.number(0, 1), self.draw(st.sampled_from(["MaxPool", "AveragePool"]))
+        size = self.after(window, ceil)
+        if size is None:
+            ceil, size = 0, self.after(window)
+        more = {"count_include_pad": self.number(0, 1)} if kind == "AveragePool" else {}
+        self.then(kind, shape=(self.shape[0], *size), ceil_mode=ceil, **window, **more)
+        self.tell(kind, window, "ceil", ceil, more)
+
+    def step_activation(self):
+        kind = self.draw(st.sampled_from([*UNARY, "silu", "where", "clip"]))
+        if kind == "silu":
+            self.then("Mul", self.op("Sigmoid", self.name))
+        elif kind == "where":
+            above = self.op("Greater", self.name, self.constant(np.float32(0)))
+            self.name = self.op("Where", above, self.name, self.op("Mul", self.name, self.constant(np.float32(0.3))))
+        elif kind == "clip":
+            self.then("Clip", self.constant(np.float32(-1)), self.constant(np.float32(1.5)))
+        else:
+            self.then(kind)
+        self.tell(kind)
+
+    def step_batch_norm(self):
+        scale, bias, mean = (self.constant(self.floats(self.shape[0])) for _ in range(3))
+        self.then("BatchNormalization", scale, bias, mean, self.constant(np.abs(self.floats(self.shape[0])) + 0.5))
+        self.tell("batch norm")
+
+    def step_residual(self):
+        before, channels = self.name, self.shape[0]
+        inner = self.op("Relu", self.conv(before, channels, channels, [3, 3], pads=[1, 1, 1, 1]))
+        inner = self.conv(inner, channels, channels, [1, 3], pads=[0, 1, 0, 1])
+        self.name = self.op("Add", inner, before)
+        self.tell("residual")
+
+    def step_branches(self):
+        channels, before = self.shape[0], self.name
+        one = self.conv(before, channels, 2, [5, 1], pads=[2, 0, 2, 0])
+        two = self.op("MaxPool", before, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        self.name, self.shape = self.op("Concat", one, two, before, axis=1), (2 * channels + 2, *self.shape[1:])
+        self.tell("branches")
+        self.thin()
+
+    def thin(self):
+        if self.shape[0] > 8:  # examples stay small
+            self.name, self.shape = self.conv(self.name, self.shape[0], 4, [1, 1]), (4, *self.shape[1:])
+
+    def step_pad(self):
+        mode = self.draw(st.sampled_from(["constant", "reflect", "edge"]))
+        top, left, bottom, right = (self.number(0, 2) for _ in "tlbr")
+        channels = self.number(0, 1) if mode == "constant" else 0
+        amounts = self.ints(0, channels, top, left, 0, 0, bottom, right)
+        shape = (self.shape[0] + channels, self.shape[1] + top + bottom, self.shape[2] + left + right)
+        self.then(
+            "Pad", amounts, *([self.constant(np.float32(0.5))] if mode == "constant" else []), shape=shape, mode=mode
+        )
+        self.tell("pad", mode, (channels, top, left, bottom, right))
+
+    def step_slice(self):
+        starts, stops, steps, shape = [], [], [], []
+        for axis, size in enumerate(self.shape):
+            step = self.number(1, 2) if size >= 2 * SMALLEST + 2 else 1
+            start = self.number(0, max(0, min(2, size - (1 if axis == 0 else SMALLEST * step))))
+            stop = size - self.number(0, 1) if size - start > (SMALLEST + 1) * step else size
+            starts.append(start), stops.append(stop), steps.append(step)
+            shape.append(-(-(stop - start) // step))
+        self.then("Slice", *(self.ints(*values) for values in (starts, stops, [1, 2, 3], steps)), shape=shape)
+        self.tell("slice", starts, stops, steps)
+
+    def step_split(self):
+        if self.shape[0] > 1:
+            first = self.number(1, self.shape[0] - 1)
+            left, right = (
+                self.op("Split", self.name, self.ints(first, self.shape[0] - first), axis=1),
+                f"r{len(self.nodes)}",
+            )
+            self.nodes[-1].output.append(right)
+            self.name = self.op("Concat", right, self.op("Relu", left), axis=1)
+            self.tell("split", first)
+
+    def step_shuffle(self):
+        channels, rows, cols = self.shape
+        if channels % 2 == 0 and self.flip():
+            self.then("Reshape", self.ints(0, 2, channels // 2, rows, cols))
+            self.then("Transpose", perm=[0, 2, 1, 3, 4])
+            self.then("Reshape", self.ints(0, channels, rows, cols))
+        else:
+            self.then("Gather", self.ints(*self.random.permutation(channels)), axis=1)
+        self.tell("shuffle")
+
+    def step_squeeze_and_excite(self):
+        channels, before = self.shape[0], self.name
+        gate = self.op(self.draw(st.sampled_from(["GlobalAveragePool", "GlobalMaxPool"])), before)
+        if self.flip():
+            gate = self.conv(self.op("Relu", self.conv(gate, channels, 2, [1, 1])), 2, channels, [1, 1])
+        else:
+            gate = self.linear(self.op("Relu", self.linear(self.flat(gate), channels, 3)), 3, channels)
+            gate = self.op("Reshape", gate, self.ints(0, channels, 1, 1))
+        self.name = self.op("Mul", before, self.op("Sigmoid", gate))
+        self.tell("squeeze and excite")
+
+    def step_channels_last(self):
+        channels, before = self.shape[0], self.name
+        self.then("Transpose", perm=[0, 2, 3, 1])
+        self.then(
+            "LayerNormalization",
+            self.constant(self.floats(channels)),
+            self.constant(self.floats(channels)),
+            epsilon=0.1,
+        )
+        self.then("MatMul", self.constant(self.floats(channels, channels)))
+        self.then("Transpose", perm=[0, 3, 1, 2])
+        self.name = self.op("Add", self.name, before)
+        self.tell("channels last")
+
+    def step_spatial_gate(self):
+        before = self.name
+        mean, most = (self.op(kind, before, self.ints(1)) for kind in ("ReduceMean", "ReduceMax"))
+        gate = self.conv(self.op("Concat", mean, most, axis=1), 2, 1, [3, 3], pads=[1, 1, 1, 1])
+        self.name = self.op("Mul", before, self.op("Sigmoid", gate))
+        self.tell("spatial gate")
+
+    def step_resample(self):
+        channels, rows, cols = self.shape
+        if 2 * max(rows, cols) > LARGEST:
+            return
+        how = self.draw(st.sampled_from(["nearest", "linear", "depth to space", "transposed"]))
+        larger = (channels, 2 * rows, 2 * cols)
+        if how in ("nearest", "linear"):
+            self.then("Resize", "", self.constant(np.array([1, 1, 2, 2], np.float32)), shape=larger, mode=how)
+        elif how == "transposed":
+            weight = self.constant(self.floats(channels, 2, 4, 4) / np.float32(4))
+            self.then("ConvTranspose", weight, shape=(2, *larger[1:]), strides=[2, 2], pads=[1, 1, 1, 1])
+        elif channels % 4 == 0:
+            self.then("DepthToSpace", shape=(channels // 4, *larger[1:]), blocksize=2)
+        self.tell(how)
+
+    def step_constant_map(self):
+        shape = self.draw(st.sampled_from([self.shape, (1, *self.shape[1:]), self.shape[1:], (self.shape[0], 1, 1)]))
+        self.then(self.draw(st.sampled_from(["Add", "Mul"])), self.constant(self.floats(*shape)))
+        self.tell("constant", shape)
+
+    def step_adaptive_pool(self):
+        rows, cols = (self.number(SMALLEST, size) for size in self.shape[1:])
+        left, right = self.floats(rows, self.shape[1]), self.floats(self.shape[2], cols)
+        for matrix in (left, right.T):
+            for index, row in enumerate(matrix):  # a band, as of means over neighbouring positions
+                start = index * matrix.shape[1] // len(matrix)
+                row[:start] = row[start + 2 :] = 0
+        wide = self.op("MatMul", self.name, self.constant(right))
+        self.name, self.shape = self.op("MatMul", self.constant(left), wide), (self.shape[0], rows, cols)
+        self.tell("matrices")
+
+    def step_in_one_piece(self):
+        if self.number(0, 2) == 0:  # a barrier for every grid: not too often
+            channels = self.shape[0]
+            values = [self.constant(self.floats(channels)) for _ in "sb"]
+            self.then("InstanceNormalization", *values, epsilon=0.1)
+            self.tell("instance norm")
+
+    def head(self):
+        """Append what makes a vector of the map, and perhaps fully connected layers; return the output's name."""
+        how = self.draw(st.sampled_from(["flat", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"]))
+        self.tell("head", how)
+        if how == "ReduceMean":
+            x, size = self.op(how, self.name, self.ints(2, 3), keepdims=0), self.shape[0]
+        else:
+            pooled = self.name if how == "flat" else self.op(how, self.name)
+            x, size = self.flat(pooled), int(np.prod(self.shape)) if how == "flat" else self.shape[0]
+        for width in self.draw(st.lists(st.integers(4, 9), max_size=2)):
+            x, size = self.linear(x, size, width), width
+            x = self.op("Sigmoid", x) if self.flip() else x
+            self.story.append(f"fully connected {width}")
+        return self.linear(x, size, 6)
+
+
+STEPS = sorted(name for name in vars(Drawn) if name.startswith("step_"))
+
+
+@dataclass
+class Wanted:
+    """A network and how it is to be split.
+
+    `cuts` are places in hundredths, and one more cut comes after `trunk`, the last map; grids are tried in their order.
+    """
+
+    net: Drawn
+    output: str
+    optimise: bool
+    cuts: list[int]
+    trunk: str | None
+    grids: list[str]
+    seed: int
+    story: list[str] = field(default_factory=list)
+
+    def __repr__(self):
+        return "\n  ".join(["", f"image {self.net.size}", *self.net.story, *self.story])
+
+
+GRIDS = ["2x2", "1x2", "2x1", "3x2", "1x3", "3x3", "col2", "col3"]
+
+
+@st.composite
+def wanted(draw):
+    net = Drawn(draw)
+    for _ in range(net.number(2, 6)):
+        getattr(net, draw(st.sampled_from(STEPS)))()
+        net.thin()
+    trunk, output = net.name, net.head()
+    return Wanted(
+        net=net,
+        output=output,
+        optimise=draw(st.integers(0, 9)) == 0,
+        cuts=[draw(st.integers(0, 99)) for _ in range(net.number(0, 4))],
+        trunk=trunk if draw(st.integers(0, 5)) else None,
+        grids=draw(st.lists(st.sampled_from(GRIDS), min_size=5, max_size=5)),
+        seed=draw(st.sampled_from([0, 1, 2, 3])),
+    )

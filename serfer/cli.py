@@ -264,7 +264,7 @@ def verify(
         found = compare(pipeline, directory, images or [], count, progress)
     if as_json:
         for row in found.rows:
-            _print_json(asdict(row))
+            _print_json(row.as_dict())
         _print_json(found.summary())
     else:
         display.print_verification(out, found)

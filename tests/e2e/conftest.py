@@ -82,7 +82,7 @@ def processes(main):
                 found.append(Process(int(entry.name), "redis"))  # it inherits the environment
             elif any(word.endswith(b"/bootstrap.py") for word in words) and str(main).encode() in words:
                 name = Path((entry / "cwd").readlink()).name
-                found.append(Process(int(entry.name), "worker", int(name.split("-")[-2])))
+                found.append(Process(int(entry.name), "worker", int(name.split("-")[-3])))
     return [process for process in found if process.pid != main]
 
 

@@ -115,16 +115,17 @@ def test_split_explain_and_verify_a_network_of_ones_own(serfer_, plan, examples,
     assert (made.code, made.err) == (0, "")
     assert json.loads(made.out)["digest"] == load_plan(tmp_path / "mine").digest
     assert [stage["grid"] for stage in json.loads(made.out)["stages"]] == [
-        {"rows": rows, "cols": cols} for rows, cols in [(1, 2), (2, 2), (1, 1)]
+        {"rows": rows, "cols": cols, "columns": False} for rows, cols in [(1, 2), (2, 2), (1, 1)]
     ]
     shown = serfer_("explain", tmp_path / "mine")
     assert (shown.code, shown.err) == (0, "")
-    assert sum(line.startswith("stage-") and "MB" in line for line in shown.lines) == 3
+    assert sum(line.startswith("stage-") and "MB" in line for line in shown.lines) == 6  # stages and functions
     assert f"3x{SIZE}x{SIZE} in, {CLASSES} out, 7 tasks" in shown.out
     assert json.loads(serfer_("explain", tmp_path / "mine", "--json").out) == json.loads(made.out)
     checked = serfer_("verify", tmp_path / "mine", "--json", "--random", "3")
     assert (checked.code, checked.err) == (0, "")
-    answers = list(map(json.loads, checked.lines))
+    *answers, summary = map(json.loads, checked.lines)
+    assert (summary["inputs"], summary["agreement"], summary["loss"]) == (3, 1.0, None)
     assert [answer["exact"] for answer in answers] == [True] * 3
     assert all(answer["error"] <= 1e-4 for answer in answers)
     pictured = serfer_("verify", plan, "--images", examples / "coffee.png", "--random", "0")
@@ -155,7 +156,9 @@ def tampered(plan, tmp_path):
 def test_verify_finds_a_plan_that_is_another_network(serfer_, tampered):
     result = serfer_("verify", tampered, "--json")
     result.complains(1, "differ from the unsplit model's by more than 0.0001 of their range")
-    assert [json.loads(line)["exact"] for line in result.lines] == [False, False]
+    *rows, summary = (json.loads(line) for line in result.lines)
+    assert [row["exact"] for row in rows] == [False, False]
+    assert (summary["inputs"], summary["exact"]) == (2, False)
     assert "NO" in serfer_("verify", tampered).out
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_local_workers_answer_as_the_unsplit_model_over_every_store_they_share(l
 def test_crops_ride_along_up_to_lambdas_limit_and_go_through_the_store_beyond(lean, settings, redis):
     whole = unsplit(load_plan(lean), lean)
     with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:
-        for count, stored in [(540, 0), (1000, 2)]:  # 4.2 and 7.7 MB for each tile; 6 MB are 4.5 before base64
+        for count, stored in [(400, 0), (1000, 2)]:  # about 3 and 8 MB for each tile; 6 MB are 4.5 before base64
             images = batch(count)
             assert difference(pipeline.run(images), whole(images)).exact
             assert pipeline.last_report.store.puts == 2 + stored
@@ -210,7 +211,10 @@ def test_what_serfer_does_not_have_is_an_attribute_error():
 
 def children():
     """Return the processes that this one has started and not yet waited for."""
-    lists = [(path / "children").read_text() for path in Path("/proc/self/task").iterdir()]
+    lists = []
+    for path in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread may end while we look
+            lists.append((path / "children").read_text())
     return sorted(int(pid) for text in lists for pid in text.split())
 
 

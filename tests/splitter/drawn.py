@@ -37,14 +37,19 @@ class Drawn(Net):
         self.name = self.op(kind, self.name, *inputs, **attributes)
         self.shape = tuple(shape or self.shape)
 
-    def window(self, most):
+    def window(self, most, *, pooling=False):
         """Return the attributes of a window that leaves at least SMALLEST rows and columns, and the new size."""
         kernel, pads = [self.number(1, most) for _ in "hw"], [self.number(0, 2) for _ in "hwhw"]
         strides, dilations = [self.number(1, 3) for _ in "hw"], [self.number(1, 2) for _ in "hw"]
+        if pooling:  # a runtime wants pads smaller than the kernel
+            pads = [min(pad, size - 1) for pad, size in zip(pads, kernel * 2, strict=True)]
         for axis in (0, 1):
             room = self.shape[1 + axis] + pads[axis] + pads[axis + 2]
             if dilations[axis] * (kernel[axis] - 1) + 1 > room - SMALLEST:
                 kernel[axis], strides[axis] = 1, 1
+                if pooling:
+                    pads[axis] = pads[axis + 2] = 0
+                    room = self.shape[1 + axis]
             reach = dilations[axis] * (kernel[axis] - 1) + 1
             strides[axis] = max(1, min(strides[axis], (room - reach) // (SMALLEST - 1)))
         return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
@@ -73,10 +78,7 @@ class Drawn(Net):
         self.tell("conv", window, "groups", groups)
 
     def step_pool(self):
-        window = self.window(3)
-        window["pads"] = [
-            min(pad, kernel - 1) for pad, kernel in zip(window["pads"], window["kernel_shape"] * 2, strict=True)
-        ]
+        window = self.window(3, pooling=True)
         ceil, kind = self.number(0, 1), self.draw(st.sampled_from(["MaxPool", "AveragePool"]))
         size = self.after(window, ceil)
         if size is None:

@@ -160,7 +160,7 @@ def start(cache, tmp_path):
     temporary.mkdir()
     home.mkdir()
 
-    def launch(*arguments, stdout="", **variables):
+    def launch(*arguments, stdout="", largest_file="unlimited", **variables):
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SERFER_")},
             "SERFER_CACHE_DIR": str(cache),
@@ -174,7 +174,7 @@ def start(cache, tmp_path):
             [
                 "/bin/sh",
                 "-c",
-                f'SERFER_TEST=$$ exec "$@" {stdout and ">" + stdout}',
+                f'ulimit -f {largest_file}; SERFER_TEST=$$ exec "$@" {stdout and ">" + stdout}',  # in 512 bytes
                 "sh",
                 SERFER,
                 *map(str, arguments),

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 
+import onnx
 import pytest
 
 from serfer.local.redis_server import RedisServer
 from tests.e2e.conftest import eventually, keys, processes
+from tests.e2e.small import small_onnx
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -121,6 +123,14 @@ class TestUsage:
         (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
         value = value.format(bad=tmp_path / "bad", binary=tmp_path / "binary")
         serfer_("classify", "--plan", plan, picture, **{variable: value}).complains(code, words)
+
+    def test_a_split_onto_a_full_disk(self, start, tmp_path):
+        (tmp_path / "out" / "plan").mkdir(parents=True)
+        onnx.save(small_onnx(), tmp_path / "small.onnx")
+        result = start("split", "small.onnx", "--out", tmp_path / "out" / "plan", largest_file=8).end()
+        result.complains(3, f"{tmp_path}/out/plan cannot be written: File too large")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
+        assert list((tmp_path / "out" / "plan").iterdir()) == []
 
 
 class TestPlans:
@@ -270,6 +280,27 @@ main()
 """
 
 
+# The whole network runs once more when its parts are there: that is when this one sends its process a signal.
+SELF_INTERRUPTING = """
+import os
+from pathlib import Path
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(784, 5)
+
+    def forward(self, x):
+        for plan in [] if torch.compiler.is_compiling() else Path({out!r}).glob(".*/plan.json"):
+            print("half-written", plan.name, flush=True)
+            os.kill(os.getpid(), {signal})
+        return self.fc(self.conv(x).relu().flatten(1))
+
+make = Net
+"""
+
+
 class TestInterrupted:
     def test_while_the_command_line_is_still_imported(self):
         run = subprocess.run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, check=False)
@@ -294,17 +325,16 @@ class TestInterrupted:
         command.interrupt()
         command.end().complains(INTERRUPTED, "interrupted")
 
-    def test_a_split_leaves_no_half_of_a_plan(self, start, plan, tmp_path):
-        model = plan.parent / "small.onnx"
-        command = start("split", model, "--out", tmp_path / "out" / "plan", "--grids", "4x4,4x4,1")
-        eventually((tmp_path / "out").exists, "the split writes")
-        command.interrupt()
-        result = command.end()
-        if result.code == 0:  # it was faster
-            assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
-        else:
-            result.complains(INTERRUPTED, "interrupted")
-            assert list((tmp_path / "out").iterdir()) == []
+    @pytest.mark.parametrize(
+        ("number", "code", "word"),
+        [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")],
+    )
+    def test_a_split_leaves_no_half_of_a_plan(self, start, tmp_path, number, code, word):
+        (tmp_path / "own.py").write_text(SELF_INTERRUPTING.format(signal=int(number), out=str(tmp_path / "out")))
+        result = start("split", "own.py:make", "--size", "16x16", "--out", tmp_path / "out" / "plan").end()
+        result.complains(code, word)
+        assert result.out.split() == ["half-written", "plan.json"], "the signal came while the directory was filled"
+        assert list((tmp_path / "out").iterdir()) == []
 
     def test_killed_outright_it_takes_workers_and_redis_along(self, start, plan, picture):
         command = start("classify", "--plan", plan, picture)

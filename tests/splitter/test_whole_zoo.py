@@ -1,5 +1,6 @@
 """Every network that the zoo knows: its entry, its weights, and its answers when it is split."""
 
+import shutil
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from PIL import Image
 
 import serfer
 from serfer.core.errors import ModelError
+from splitter.bundle import directory_bytes, function_directory
 from splitter.grids import ONE, parse_grids
 from splitter.zoo import ZOO, find, imagenet_labels
 
@@ -170,11 +172,13 @@ def test_a_split_network_answers_as_its_module_does_and_fits_its_functions(netwo
         plan = serfer.split(network.entry.name, out=Path(directory) / "plan", grids=grids)
         with serfer.open(Path(directory) / "plan") as pipeline:
             got = pipeline.run(network.batch)
+        for stage, number in plan.functions:
+            function = function_directory(plan, Path(directory) / "plan", stage, number, shelf / "cache")
+            assert directory_bytes(function) <= PACKAGE_LIMIT
+            shutil.rmtree(function)
     errors = _errors(got, network.logits)
     print(f"{network.entry.name}: {[str(stage.grid) for stage in plan.stages]}, relative error {errors.max():.2g}")  # noqa: T201
     assert (got.argmax(axis=1) == network.logits.argmax(axis=1)).all()
     assert (errors <= WORST).all()
     assert not (own and network.entry.grids) or [str(stage.grid) for stage in plan.stages] == grids
-    for stage in plan.stages:
-        for function in stage.functions:
-            assert function.bytes + plan.limit.dependencies <= PACKAGE_LIMIT
+    assert plan.changes == (), "fp32, and the network's own head"

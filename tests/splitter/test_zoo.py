@@ -1,12 +1,18 @@
 """The two networks that ship: split answers equal the torch model's, for every grid, number of stages and size."""
 
+from pathlib import Path
+
 import numpy as np
 import onnxruntime as ort
 import pytest
+from PIL import Image, ImageOps
 
 import serfer
 from serfer.core.plan import check_artefacts, load_plan
+from serfer.images import image_files
+from serfer.unsplit import normalised, original, unsplit
 from splitter import planner
+from splitter import split as splitting
 from splitter.assemble import Decision, _stage_parts
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.cuts import cut_points
@@ -17,6 +23,7 @@ from splitter.planner import choose
 from splitter.weights import WeightsFile
 from tests.splitter.models import BUDGET
 
+PHOTOGRAPHS = Path(__file__).parents[2] / "examples" / "images"
 LIMIT = 1e-4
 WORST = {"efficientnet-lite0": 5e-6, "alexnet": 5e-6}  # 6e-7 and 3e-7 were seen
 
@@ -117,6 +124,35 @@ def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, zoo_plan)
         assert {file.path.split("/")[0] for file in stage.files} == {f"stage-{number}"}
     on_disk = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
     assert on_disk == {"plan.json", *(file.path for file in plan.artefacts)}
+
+
+def test_fp16_storage_keeps_the_first_class_of_real_photographs(tmp_path, zoo, monkeypatch):
+    """240 crops of the three photographs that the project ships: random places and sizes, every second one mirrored."""
+    source, sample, _ = zoo("efficientnet-lite0")
+    monkeypatch.setattr(splitting, "load", lambda *_: (source, sample))
+    plan = splitting.split("efficientnet-lite0", out=tmp_path / "plan", grids="1", stages=1, precision="fp16")
+    (change,) = plan.changes
+    assert change.what == "fp16 storage"
+    batch = normalised(plan, crops(240, plan.input.height))
+    stored, given = (run(plan, tmp_path / "plan")(batch) for run in (unsplit, original))
+    agreement = (stored.argmax(axis=1) == given.argmax(axis=1)).mean()
+    print(f"fp16 storage: the same first class on {agreement:.2%} of {len(batch)} crops")  # noqa: T201 - a figure
+    assert len(set(given.argmax(axis=1))) > 20, "crops that differ"
+    assert agreement >= 0.98
+
+
+def crops(count, size):
+    """Return square pieces of the photographs, a fifth of a side to a whole one, as (count, size, size, 3) uint8."""
+    random = np.random.default_rng(0)
+    photographs = [Image.open(path).convert("RGB") for path in image_files(PHOTOGRAPHS)]
+    pieces = []
+    for number in range(count):
+        photograph = photographs[number % len(photographs)]
+        side = random.uniform(0.2, 1.0) * min(photograph.size)
+        left, top = (random.uniform(0, whole - side) for whole in photograph.size)
+        piece = photograph.resize((size, size), Image.Resampling.BICUBIC, (left, top, left + side, top + side))
+        pieces.append(np.asarray(ImageOps.mirror(piece) if number % 2 else piece))
+    return np.stack(pieces)
 
 
 def test_alexnets_random_weights_are_the_same_every_time(zoo):

@@ -17,7 +17,7 @@ from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.calibration import Calibration, read_calibration
 from splitter.check import check_exact, whole_runner
-from splitter.directory import appearing_whole
+from splitter.directory import appearing_whole, place_for
 from splitter.fit import Wishes, fit
 from splitter.graph import Graph
 from splitter.grids import GridLike, parse_grids
@@ -67,10 +67,12 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 
     `memory_mb` is what each function gets (one vCPU's share by default), `limit_mb` (default: AWS's 250) what its
     package may be, of which `dependency_bytes` are code and dependencies. The plan is run against the model before it
-    appears: a directory that exists is exact, and complete.
+    appears: a directory that exists is exact, and complete. An empty directory or a plan at `out` is replaced.
 
-    Raises ModelError, UsageError, or WrongAnswerError if the parts do not equal the whole.
+    Raises ModelError, UsageError, InputError for an `out` that cannot be a plan's place, UnavailableError for a full
+    disk, or WrongAnswerError if the parts do not equal the whole.
     """
+    place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
     facts = facts or shipped_aws()
     wishes = Wishes(
         parse_grids(grids), None if stages == "auto" else _whole_number(stages), tuple(cuts), objective, precision, gap
@@ -89,7 +91,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     _check_example(graph, sample)
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
-    with appearing_whole(Path(out)) as directory:
+    with appearing_whole(place) as directory:
         progress("choosing cuts and grids")
         decision = fit(graph, wishes, budget, images, progress)
         plan = assemble(decision, source, graph, memory_mb, budget.limit, directory, progress)

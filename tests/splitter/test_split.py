@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serfer.core.errors import InputError, ModelError, UsageError, WrongAnswerError
+from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.plan import check_artefacts, load_plan
 from splitter import assemble as assembling
 from splitter import split as splitting
@@ -74,7 +74,7 @@ def test_a_failure_on_the_way_leaves_nothing(file, home, monkeypatch, error, ste
         raise error
 
     monkeypatch.setattr(splitting if step == "check_exact" else assembling, step, fail)
-    with pytest.raises((type(error), InputError)):
+    with pytest.raises(UnavailableError if isinstance(error, OSError) else type(error)):
         split(file, out=home / "plan")
     assert list(home.iterdir()) == []
 
@@ -101,12 +101,28 @@ def test_an_empty_directory_is_filled(file, home):
     assert load_plan(home)
 
 
-def test_any_other_directory_or_file_is_refused_and_kept(file, home):
+def test_any_other_directory_or_file_is_refused_before_any_work_and_kept(home):
     (home / "thesis.txt").write_text("x")
-    for out in (home, home / "thesis.txt"):
-        with pytest.raises(InputError, match="no plan directory"):
-            split(file, out=out)
+    for out, message in ((home, "no plan directory"), (home / "thesis.txt", "is no directory")):
+        with pytest.raises(InputError, match=message):
+            split("a model that there is not", out=out)
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
+
+
+def test_a_model_is_not_deleted_by_its_own_plan(file, home):
+    split(file, out=home / "plan", grids="1")
+    split(file, out=home / "again", grids="1")
+    with pytest.raises(InputError, match="which is to be read"):
+        split(home / "plan" / "unsplit.onnx", out=home / "plan")
+    split(home / "plan" / "unsplit.onnx", out=home / "again")
+    assert sorted(path.name for path in home.iterdir()) == ["again", "plan"]
+
+
+def test_a_network_may_give_its_name_to_its_plan(home, monkeypatch):
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(splitting, "load", lambda *_: pytest.fail("got so far"))
+    with pytest.raises(pytest.fail.Exception, match="got so far"):
+        split("alexnet", out="alexnet")
 
 
 def test_a_place_that_cannot_be_written_is_named(file, home):

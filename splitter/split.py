@@ -16,7 +16,7 @@ from serfer.images import ImageLimits, check_channels
 from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.calibration import Calibration, read_calibration
-from splitter.check import check_exact, whole_runner
+from splitter.check import check_exact
 from splitter.directory import appearing_whole, place_for
 from splitter.fit import Wishes, fit
 from splitter.graph import Graph
@@ -27,6 +27,7 @@ from splitter.planner import Budget
 
 _MB = 1024 * 1024
 _CHECK_BATCH = 2
+_TO_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
 def split(  # noqa: PLR0913 - what a user may choose, each with a default
@@ -78,7 +79,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         parse_grids(grids), None if stages == "auto" else _whole_number(stages), tuple(cuts), objective, precision, gap
     )
     memory_mb = _memory(facts.memory_per_vcpu if memory_mb is None else memory_mb, facts)
-    budget = Budget(PackageLimit(_package_limit(limit_mb, facts), dependency_bytes), memory_mb, facts)
+    budget = Budget(PackageLimit(_package_limit(limit_mb, dependency_bytes, facts), dependency_bytes), memory_mb, facts)
     progress("reading the network")
     source, sample = load(model, _as_array(example))
     source = replace(
@@ -88,6 +89,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         activation=activation or source.activation,
     )
     graph = from_onnx(source.onnx, *sample.shape[2:])
+    _check_layout(graph)
     _check_example(graph, sample)
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
@@ -96,8 +98,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         decision = fit(graph, wishes, budget, images, progress)
         plan = assemble(decision, source, graph, memory_mb, budget.limit, directory, progress)
         progress("checking the parts against the whole")
-        whole = whole_runner(directory / plan.unsplit.path) if plan.changes else source.run
-        check_exact(plan, directory, whole, _check_batch(sample))
+        check_exact(plan, directory, source.run, _check_batch(sample))
     return plan
 
 
@@ -132,12 +133,26 @@ def _memory(memory_mb: int, facts: LambdaFacts) -> int:
     return memory_mb
 
 
-def _package_limit(limit_mb: int | None, facts: LambdaFacts) -> int:
+def _package_limit(limit_mb: int | None, dependency_bytes: int, facts: LambdaFacts) -> int:
     limit = facts.package_limit if limit_mb is None else limit_mb * _MB
-    if limit <= DEPENDENCY_LIMIT:
-        least = -(-DEPENDENCY_LIMIT // _MB)
-        raise UsageError(f"a function's package needs at least {least} MB for its dependencies, not {limit // _MB}")
+    if limit <= dependency_bytes:
+        least = dependency_bytes // _MB + 1
+        raise UsageError(
+            f"a function's package has {dependency_bytes / _MB:.1f} MB of code and dependencies: its limit must be at "
+            f"least {least} MB, not {limit // _MB}"
+        )
     return limit
+
+
+def _check_layout(graph: Graph) -> None:
+    """Refuse a model that turns (N, H, W, C) images round itself: its rows would be taken for channels."""
+    readers = [node for node in graph.nodes if graph.input in graph.activations(node)]
+    if all(node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers):
+        given = graph.shape(graph.input)
+        raise ModelError(
+            f"the model takes (N, {given.channels}, {given.height}, {given.width}), images with their channels last: "
+            "export it with (N, C, H, W)"
+        )
 
 
 def _check_example(graph: Graph, sample: Array) -> None:

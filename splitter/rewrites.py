@@ -293,11 +293,33 @@ def _run(graph: Graph, node: Node, image: NDArray[np.float32]) -> NDArray[np.flo
 
 
 def _concat(rewriter: _Rewriter, node: Node) -> bool:
-    """Refuse what joins a constant to maps: it is there once, not once for each image."""
-    if rewriter.graph.constants(node):
-        why = "it joins a constant to activations, which fixes the batch size; add the constant, or leave it out"
-        raise refuse(node.name, node.kind, why)
-    return False
+    """Give each image of a batch the constants that are joined to its activations: of themselves they are there once."""
+    graph = rewriter.graph
+    constants = graph.constants(node)
+    if not constants:
+        return False
+    if node.output in graph.others:
+        raise refuse(
+            node.name, node.kind, "it joins constants to activations that are not float32; join float32 values"
+        )
+    source = graph.activations(node)[0]
+    rank = len(graph.shapes[node.output])
+    axis = node.attributes["axis"] % rank
+    bounds = [
+        rewriter.constant(f"{node.output}.{name}", [value])
+        for name, value in (("starts", 0), ("stops", 1), ("axes", axis))
+    ]
+    thin = tuple(1 if index == axis else size for index, size in enumerate(graph.shapes[source]))
+    one = rewriter.add(Node(f"{node.name}.one", "Slice", (source, *bounds), f"{node.output}.one"), thin)
+    never = rewriter.constant(f"{node.output}.never", False)  # noqa: FBT003 - the constant's value
+    repeated = {
+        name: rewriter.add(
+            Node(f"{node.name}.{name}", "Where", (never, one, name), f"{node.output}.{name}"), graph.weights[name].shape
+        )
+        for name in dict.fromkeys(constants)
+    }
+    rewriter.nodes.append(replace(node, inputs=tuple(repeated.get(name, name) for name in node.inputs)))
+    return True
 
 
 _REWRITES: dict[str, Callable[[_Rewriter, Node], bool]] = {"Concat": _concat, "Pad": _pad, "Resize": _resize}

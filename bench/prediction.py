@@ -14,7 +14,8 @@ from statistics import mean, median
 
 import numpy as np
 
-from serfer.core.aws import LambdaFacts
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import UnavailableError
 from serfer.core.plan import PackageLimit
 from serfer.core.profile import Profiles
 from splitter.cuts import Cut, cut_points
@@ -56,26 +57,39 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All stages, and the machines that were measured and that the profiles come from."""
+    """All stages, and where the profiles come from.
+
+    A stage of which no run was undisturbed says nothing about the prediction, so it is listed but counts in no mean.
+    """
 
     stages: tuple[StagePrediction, ...]
     profiled_on: str
 
     @property
+    def counted(self) -> tuple[StagePrediction, ...]:
+        """The stages that were measured undisturbed; raises UnavailableError where the machine never let one be."""
+        found = tuple(stage for stage in self.stages if stage.quiet)
+        if not found:
+            raise UnavailableError("other programs disturbed every measurement; measure again on a quiet machine")
+        return found
+
+    @property
     def mean_error(self) -> float:
         """The mean of the stages' absolute errors: INFless (section 3.3) reports below 10%."""
-        return mean(abs(stage.error) for stage in self.stages)
+        return mean(abs(stage.error) for stage in self.counted)
 
-    def of(self, model: str) -> float:
-        """Return a network's mean absolute error."""
-        return mean(abs(stage.error) for stage in self.stages if stage.model == model)
+    @property
+    def errors(self) -> dict[str, float]:
+        """Each network's mean absolute error."""
+        names = dict.fromkeys(stage.model for stage in self.counted)
+        return {name: mean(abs(stage.error) for stage in self.counted if stage.model == name) for name in names}
 
 
 def measure(
     profiles: Profiles,
     networks: Sequence[str] = HELD_OUT,
     progress: Callable[[str], None] = lambda _: None,
-    most_s: float = 6.0,
+    most_s: float = 20.0,
 ) -> Prediction:
     """Predict and run every stage of the networks' plans; a stage is run for `most_s` seconds at most."""
     meter = Meter()
@@ -106,7 +120,7 @@ def _stages(graph: Graph, name: str) -> Iterator[tuple[str, str, list[Task]]]:
 
 
 def _choices(graph: Graph, cuts: Sequence[Cut], name: str) -> list[Choice]:
-    facts = LambdaFacts(**dict.fromkeys(LambdaFacts.__dataclass_fields__, 1))
+    facts = shipped_aws()
     budget = Budget(PackageLimit(sys.maxsize, 0), facts.memory_per_vcpu, facts)
     return choose(graph, cuts, parse_grids(find(name).grids or _GRIDS), None, budget) or []
 
@@ -140,10 +154,12 @@ def table(result: Prediction) -> str:
     ]
     lines += [
         f"{one.model:20}{one.stage:16}{one.grid:>5}{one.predicted_ms:9.2f}ms{one.measured_ms:8.2f}ms{one.error:+8.1%}"
-        f"{one.spread:8.0%}  {one.quiet}/{one.runs}"
+        f"{one.spread:8.0%}  {one.quiet}/{one.runs}{'' if one.quiet else '  disturbed'}"
         for one in result.stages
     ]
-    lines += [
-        f"{model:20}mean error {result.of(model):.1%}" for model in dict.fromkeys(one.model for one in result.stages)
-    ]
-    return "\n".join([*lines, f"mean error {result.mean_error:.1%}; profiles: {result.profiled_on}"])
+    lines += [f"{name:20}mean error {error:.1%}" for name, error in result.errors.items()]
+    disturbed = len(result.stages) - len(result.counted)
+    lines.append(
+        f"mean error {result.mean_error:.1%} of {len(result.counted)} stages; {disturbed} disturbed, not counted"
+    )
+    return "\n".join([*lines, f"profiles: {result.profiled_on}"])

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 _OPSET, _IR_VERSION = 20, 10
 _CHANNELS = (16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 _WINDOWS = ((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (1, 7), (7, 1), (1, 3))
+_ACTIVATIONS = ("Relu", "Relu", "Clip", "Clip", "HardSwish", "Sigmoid")
 _MOST_MACS, _MOST_ELEMENTS = 2e8, 1_500_000
 
 
@@ -27,8 +28,8 @@ class _Draft:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[TensorProto] = []
 
-    def constant(self, value: NDArray[Any]) -> str:
-        self._constants.append(numpy_helper.from_array(value, f"c{len(self._constants)}"))
+    def constant(self, value: NDArray[Any] | np.float32) -> str:
+        self._constants.append(numpy_helper.from_array(np.asarray(value), f"c{len(self._constants)}"))
         return self._constants[-1].name
 
     def floats(self, *shape: int) -> str:
@@ -43,6 +44,11 @@ class _Draft:
         weight = self.floats(outputs, inputs // attributes.get("group", 1), *window)
         pads = [size // 2 for size in window] * 2
         return self.add("Conv", [source, weight], kernel_shape=list(window), pads=pads, **attributes)
+
+    def activation(self, source: str) -> str:
+        kind = str(self.rng.choice(_ACTIVATIONS))
+        bounds = [self.constant(np.float32(0)), self.constant(np.float32(6))] if kind == "Clip" else []
+        return self.add(kind, [source, *bounds])
 
     def model(self, output: str) -> onnx.ModelProto:
         given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *self._shape[1:]])
@@ -74,7 +80,7 @@ def _dense(rng: Generator) -> onnx.ModelProto:
     draft = _map(rng, inputs, min(_MOST_ELEMENTS, _MOST_MACS / (outputs * prod(window))))
     stride = int(rng.choice((1, 1, 1, 2)))
     first = draft.convolution("x", inputs, outputs, window, strides=[stride, stride])
-    return draft.model(draft.convolution(draft.add("Relu", [first]), outputs, 32, (1, 1)))
+    return draft.model(draft.convolution(draft.activation(first), outputs, 32, (1, 1)))
 
 
 def _image(rng: Generator) -> onnx.ModelProto:
@@ -82,22 +88,23 @@ def _image(rng: Generator) -> onnx.ModelProto:
     window, stride = int(rng.choice((3, 3, 5, 7, 11))), int(rng.choice((1, 2, 2, 4)))
     most = min(200_000 * stride, _MOST_MACS * stride**2 / (outputs * window**2))
     draft = _map(rng, inputs, most)
-    return draft.model(draft.convolution("x", inputs, outputs, (window, window), strides=[stride, stride]))
+    first = draft.convolution("x", inputs, outputs, (window, window), strides=[stride, stride])
+    return draft.model(draft.activation(first))
 
 
 def _depthwise(rng: Generator) -> onnx.ModelProto:
     channels, window = int(rng.choice(_CHANNELS)), int(rng.choice((3, 3, 5, 7)))
     draft, stride = _map(rng, channels), int(rng.choice((1, 1, 2)))
-    wide = draft.convolution("x", channels, channels, (1, 1))
+    wide = draft.activation(draft.convolution("x", channels, channels, (1, 1)))
     thin = draft.convolution(wide, channels, channels, (window, window), group=channels, strides=[stride, stride])
-    return draft.model(draft.convolution(thin, channels, 16, (1, 1)))
+    return draft.model(draft.convolution(draft.activation(thin), channels, 16, (1, 1)))
 
 
 def _grouped(rng: Generator) -> onnx.ModelProto:
     groups, each = int(rng.choice((2, 4, 8, 32))), int(rng.choice((4, 8, 16, 32, 48)))
     channels = groups * each
     draft = _map(rng, channels, _MOST_MACS / (each * 9))
-    return draft.model(draft.convolution("x", channels, channels, (3, 3), group=groups))
+    return draft.model(draft.activation(draft.convolution("x", channels, channels, (3, 3), group=groups)))
 
 
 def _unaligned(rng: Generator) -> onnx.ModelProto:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -44,7 +45,7 @@ from splitter.ingest import from_onnx
 from splitter.load import Progress, load
 from splitter.planner import tile_rects
 from splitter.tiles import Regions, walk_back, whole_regions
-from splitter.work import convolution_kind, kind_of, task_works
+from splitter.work import INSIDE, activated, convolution_kind, edge_columns, kind_of, task_works
 
 NETWORKS = (
     *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),
@@ -61,7 +62,14 @@ _DISTURBED = 1.15
 _RESOLUTION = 1e-6  # ONNX Runtime reports whole microseconds, rounded down
 _SLOWED = 1.3  # measured to predicted, from which on a sample counts as disturbed and is left out
 _THREADS, _BATCH = 2, 8
+_CHAIN = 100
+_REORDERS = {
+    "ReorderInput": Kind.INTO_BLOCKS,
+    "ReorderOutput": Kind.INTO_ORDER,
+    "ReorderInput of input": Kind.INPUT_INTO_BLOCKS,
+}
 _MATRIX_PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
+_WORTH_THREADS = 2e-4  # seconds; waking a thread takes so long that anything shorter says nothing about sharing
 _US = 1e6
 _NS = 1e9
 
@@ -192,36 +200,21 @@ class Sample:
     batch: int = 1
 
 
-@dataclass(frozen=True)
-class Observed:
-    """A task: its operators, its shortest time in seconds, and how many operators had their turn in it."""
-
-    samples: tuple[Sample, ...]
-    seconds: float
-    steps: int
-
-
-def observe(model: onnx.ModelProto, meter: Meter, threads: int = 1, batch: int = 1) -> Observed | None:
-    """Measure a model's operators and the whole of it in turn; None where the machine was never quiet."""
+def observe(model: onnx.ModelProto, meter: Meter, threads: int = 1, batch: int = 1) -> list[Sample]:
+    """Measure a model's operators; none where the machine was never quiet."""
     for node in model.graph.node:
         node.name = node.output[0]  # ONNX Runtime's reports then say which operator is meant
     with tempfile.TemporaryDirectory() as directory:
-        watched = worker_session(model, threads, Path(directory) / "events")
-        plain = worker_session(model, threads)
-        given = given_to(plain, batch)
-
-        def once() -> float:
-            watched.run(None, given)
-            return timed(plain, given)
-
-        repeated = meter.repeat(once)
-        events = json.loads(Path(watched.end_profiling()).read_text(encoding="utf-8"))
+        session = worker_session(model, threads, Path(directory) / "events")
+        given = given_to(session, batch)
+        repeated = meter.repeat(lambda: timed(session, given))
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     if not repeated.quiet:
-        return None
+        return []
     steps = _steps(events)
     windows = _windows(model)
-    found = [Sample(work, seconds, batch) for step, seconds in steps if (work := _work_of(step, windows))]
-    return Observed(tuple(found), repeated.best - sum(seconds for _, seconds in steps), len(steps))
+    steps = _with_inputs(steps, {value.shape for value in given.values()})
+    return [Sample(work, seconds, batch) for step, seconds in steps if (work := _work_of(step, windows))]
 
 
 _Step = tuple[str, str, tuple[tuple[int, ...], ...], tuple[int, ...]]
@@ -243,14 +236,30 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> list[tuple[_Step, float]]:
     return list(best.values())
 
 
+def _with_inputs(
+    steps: Iterable[tuple[_Step, float]], given: AbstractSet[tuple[int, ...]]
+) -> list[tuple[_Step, float]]:
+    """Mark the operators that bring a task's inputs into blocks: those maps are in no cache yet."""
+    left, found = set(given), []
+    for (name, operator, read, written), seconds in steps:
+        first = operator == "ReorderInput" and read[0] in left
+        left -= {read[0]} if first else set()
+        found.append(((name, f"{operator} of input" if first else operator, read, written), seconds))
+    return found
+
+
 def _shapes(told: Iterable[Mapping[str, Sequence[int]]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(next(iter(one.values()))) for one in told)
 
 
 @dataclass(frozen=True)
 class _Window:
+    """A windowed operator's window, and the operator that ended what ran with it."""
+
     taps: int
     stride: int
+    edges: int = 0
+    last: str = ""
 
 
 def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
@@ -260,10 +269,12 @@ def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         if "kernel_shape" in attributes:
             stride = (attributes.get("strides") or [1, 1])[-1]
-            found[node.output[0]] = _Window(prod(attributes["kernel_shape"]), stride)
+            pads = attributes.get("pads") or [0] * MAP_RANK
+            edges = edge_columns(pads[1], pads[3], stride)
+            found[node.output[0]] = _Window(prod(attributes["kernel_shape"]), stride, edges)
         else:
             before = [found[name] for name in node.input if name in found]
-            found |= {node.output[0]: before[-1]} if before else {}
+            found |= {node.output[0]: replace(before[-1], last=node.op_type)} if before else {}
     return found
 
 
@@ -279,9 +290,11 @@ def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
     if operator in ("Flatten", "Reshape", "Identity"):
         return None
     rows, cols = (written[-2], written[-1]) if len(written) > VECTOR_RANK else (1, written[-1])
-    moved = Work(Kind.REORDER, read=prod(read[0]), written=prod(written), rows=rows, cols=cols, channels_out=written[1])
-    if operator.startswith("Reorder"):
-        return moved
+    moved = Work(
+        Kind.INTO_ORDER, read=prod(read[0]), written=prod(written), rows=rows, cols=cols, channels_out=written[1]
+    )
+    if operator in _REORDERS:
+        return replace(moved, kind=_REORDERS[operator])
     if operator in ("Conv", "FusedConv"):
         return _convolution(moved, read, window, in_blocks=name.endswith("_nchwc"))
     if operator in _MATRIX_PRODUCTS:  # a constant matrix is packed and no longer told; the last axes have its size
@@ -303,7 +316,7 @@ def _convolution(moved: Work, read: Sequence[Sequence[int]], window: _Window, *,
     kind = convolution_kind(weight, groups) if in_blocks else Kind.OTHER_CONVOLUTION
     if kind == Kind.DEPTHWISE and prod(weight[2:]) == 1:
         return replace(moved, kind=Kind.ELEMENTWISE)
-    return replace(
+    counted = replace(
         moved,
         kind=kind,
         macs=moved.rows * moved.cols * prod(weight),
@@ -313,7 +326,9 @@ def _convolution(moved: Work, read: Sequence[Sequence[int]], window: _Window, *,
         groups=groups,
         taps=prod(weight[2:]),
         stride=window.stride,
+        edges=window.edges,
     )
+    return activated(counted, window.last if window.last in INSIDE else "")
 
 
 def measure(
@@ -326,15 +341,15 @@ def measure(
     Raises ModelError where the machine was never quiet enough to measure a kind of operator.
     """
     meter = Meter()
-    observed = []
+    samples: list[Sample] = []
     for number, (what, model) in enumerate(_models(networks, drawn_rounds, progress)):
         progress(f"measuring {what} (task {number + 1})")
         batches = (1, _BATCH) if _is_vector(model) else (1,)
-        observed += [one for batch in batches if (one := observe(model, meter, batch=batch))]
+        samples += [sample for batch in batches for sample in observe(model, meter, batch=batch)]
     progress("measuring two threads")
     shares = _parallel_shares(meter, drawn_rounds)
     progress("fitting")
-    return fit(observed, shares)
+    return fit(samples, shares, overheads(meter))
 
 
 def _is_vector(model: onnx.ModelProto) -> bool:
@@ -372,42 +387,68 @@ def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
     one_s, two_s = defaultdict[Kind, float](float), defaultdict[Kind, float](float)
     for model in drawn_models(np.random.default_rng(1), max(1, drawn_rounds // 4)):
         alone, together = observe(model, meter), observe(model, meter, _THREADS)
-        if alone is None or together is None or len(alone.samples) != len(together.samples):
+        if len(alone) != len(together):  # the machine was never quiet for one of them
             continue
-        for one, two in zip(alone.samples, together.samples, strict=True):
-            one_s[one.work.kind] += one.seconds
-            two_s[one.work.kind] += two.seconds
+        for one, two in zip(alone, together, strict=True):
+            if one.seconds > _WORTH_THREADS:
+                one_s[one.work.kind] += one.seconds
+                two_s[one.work.kind] += two.seconds
     return {kind: min(1.0, max(0.0, _THREADS * (1 - two_s[kind] / one_s[kind]))) for kind in one_s}
 
 
-def fit(observed: Sequence[Observed], shares: Mapping[Kind, float]) -> Profiles:
-    """Fit every kind's prices to what was observed; raises ModelError for a kind that never was."""
-    samples = defaultdict[Kind, list[Sample]](list)
-    for one in observed:
-        for sample in one.samples:
-            samples[sample.work.kind].append(sample)
-    missing = [str(kind) for kind in Kind if not samples[kind]]
+def _chain(length: int) -> onnx.ModelProto:
+    """Return a model of so many operators that have next to nothing to do."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 1]) for name in ("t0", f"t{length}")]
+    nodes = [helper.make_node("Abs" if step % 2 else "Neg", [f"t{step}"], [f"t{step + 1}"]) for step in range(length)]
+    graph = helper.make_graph(nodes, "chain", value[:1], value[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Seconds that running a session costs besides its operators, and that watching an operator adds to its time."""
+
+    run: float
+    watching: float
+
+
+def overheads(meter: Meter) -> Overheads:
+    """Measure both with chains of operators that have nothing to do."""
+    one, many = worker_session(_chain(1)), worker_session(_chain(_CHAIN))
+    given = given_to(one)
+    run = meter.repeat(lambda: timed(one, given)).best
+    turn = (meter.repeat(lambda: timed(many, given)).best - run) / (_CHAIN - 1)
+    with tempfile.TemporaryDirectory() as directory:
+        watched = worker_session(_chain(_CHAIN), events=Path(directory) / "events")
+        meter.repeat(lambda: timed(watched, given))
+        events = json.loads(Path(watched.end_profiling()).read_text(encoding="utf-8"))
+    seconds = [seconds for _, seconds in _steps(events)]
+    return Overheads(run - turn, max(0.0, sum(seconds) / len(seconds) - turn))
+
+
+def fit(samples: Iterable[Sample], shares: Mapping[Kind, float], extra: Overheads) -> Profiles:
+    """Fit every kind's prices; raises ModelError for a kind of which there is no sample."""
+    by_kind = defaultdict[Kind, list[Sample]](list)
+    for sample in samples:
+        by_kind[sample.work.kind].append(sample)
+    missing = [str(kind) for kind in Kind if not by_kind[kind]]
     if missing:
         raise ModelError(f"the machine was never quiet enough to measure {', '.join(missing)}; try again later")
-    rest = np.array([one.seconds for one in observed])
-    steps = np.array([[1.0, one.steps] for one in observed])
-    run_s, step_s = _prices(steps, rest, 1 / (np.abs(rest) + 1e-5))
     return Profiles(
         machine=_machine(),
         runtime=f"onnxruntime {ort.__version__}, Python {platform.python_version()}",
         date=datetime.now(UTC).date().isoformat(),
-        run_ns=run_s * _NS,
-        step_ns=step_s * _NS,
-        kinds={kind: _fitted(kind, samples[kind], shares.get(kind, 0.0)) for kind in Kind},
+        run_ns=extra.run * _NS,
+        kinds={kind: _fitted(kind, by_kind[kind], shares.get(kind, 0.0), extra.watching) for kind in Kind},
     )
 
 
-def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float) -> Profile:
+def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float, watching: float) -> Profile:
     names = sorted(PRICED[kind])
     rows = np.array(
         [[counts(sample.work, sample.batch)[name] for name in names] for sample in samples], dtype=np.float64
     )
-    seconds = np.array([sample.seconds for sample in samples])
+    seconds = np.array([max(sample.seconds - watching, _RESOLUTION / 2) for sample in samples])
     kept = np.ones(len(samples), dtype=bool)
     for _ in range(4):
         prices = _prices(rows[kept], seconds[kept], 1 / (seconds[kept] + 2 * _RESOLUTION))

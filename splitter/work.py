@@ -21,15 +21,17 @@ from serfer.core.geometry import Rect
 from serfer.core.profile import BLOCK, Kind, Work
 from splitter import operators
 from splitter.graph import MAP_RANK, NCHW, Graph, Node
-from splitter.tiles import Regions, needed_input
+from splitter.tiles import Regions, clipped_away, needed_input
 
 _OPERANDS = 2  # of a sum that runs inside a convolution
 _ALIGNMENT = 4  # channels of a dense convolution's input come in fours, or it is left as it was
-_INSIDE = frozenset({"Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+INSIDE = frozenset({"Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+"""Activations that run inside the operator before them."""
 _CHEAP = frozenset(
     {"Add", "And", "BatchNormalization", "Cast", "Clip", "Div", "LeakyRelu", "Max", "Min", "Mul", "Relu", "Sub", "Sum"}
 )
-_THROUGH = _INSIDE | {"BatchNormalization", "Dropout", "Identity"}
+_BOUNDED = frozenset({"Clip", "LeakyRelu"})
+_THROUGH = INSIDE | {"BatchNormalization", "Dropout", "Identity"}
 _HOSTS = frozenset({"Conv", "Gemm"})
 _SUMS = ("Add", "Sum")
 _FREE = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -42,13 +44,15 @@ class _Form:
     """How tensors lie in memory, and who computes them.
 
     `blocked` are the tensors that are made in blocks; `inside` the outputs of operators that run inside another one,
-    `reordered` those of the others whose result some reader wants in the other form.
+    `reordered` those of the others whose result some reader wants in the other form; `activations` says which
+    activation an operator has inside.
     """
 
     readers: Mapping[str, Sequence[Node]]
     blocked: AbstractSet[str]
     inside: AbstractSet[str]
     reordered: AbstractSet[str]
+    activations: Mapping[str, str]
 
 
 def work(graph: Graph, node: Node, region: Rect) -> Work | None:
@@ -78,12 +82,12 @@ def handing_on(graph: Graph, tensor: str, regions: Regions, *, given: bool = Fal
     ]
     found = []
     if given and any(need == have and _wants_blocks(graph, form.blocked, reader) for reader, need in needs):
-        found.append(_moved(Kind.REORDER, graph, tensor, have))
+        found.append(_moved(Kind.INPUT_INTO_BLOCKS, graph, tensor, have))
     cropped = [(reader, need) for reader, need in needs if need != have]
     if not cropped:
         return found
     if not given and tensor in form.blocked:
-        found.append(_moved(Kind.REORDER, graph, tensor, have))
+        found.append(_moved(Kind.INTO_ORDER, graph, tensor, have))
     wanted = dict.fromkeys(need for _, need in cropped)
     found += [_moved(Kind.CROP, graph, tensor, need) for need in wanted]
     for reader, need in cropped:
@@ -95,10 +99,10 @@ def _apart(graph: Graph, form: _Form, reader: Node, elements: int) -> list[Work]
     """Return what an operator costs extra that reads a part of a tensor, in order, and not the whole, in blocks."""
     if not _wants_blocks(graph, form.blocked, reader):
         return []
-    reorder = Work(Kind.REORDER, read=elements, written=elements)
+    back = Work(Kind.INTO_BLOCKS, read=elements, written=elements)
     if reader.kind not in (*_SUMS, "Mul"):
-        return [reorder]
-    extra = [reorder, reorder]  # the other operand into order, the result into blocks
+        return [back]
+    extra = [Work(Kind.INTO_ORDER, read=elements, written=elements), back]  # the other operand, and the result
     if reader.output in form.inside:
         extra.append(Work(Kind.ELEMENTWISE, read=2 * elements, written=elements))
         after = [node for node in form.readers.get(reader.output, ()) if node.output in form.inside]
@@ -130,7 +134,7 @@ def task_works(
         for node in nodes
         if node.output not in form.inside and node.kind not in _FREE
     ]
-    found += [_moved(Kind.REORDER, graph, name, regions[name]) for name in inputs if name in form.reordered]
+    found += [_moved(Kind.INPUT_INTO_BLOCKS, graph, name, regions[name]) for name in inputs if name in form.reordered]
     found += [_moved(Kind.CROP, graph, name, rect) for name, rect in outputs.items() if name not in ends]
     parts = {
         (name, need): [node for node in nodes if views.get((node.output, name)) == need]
@@ -139,7 +143,7 @@ def task_works(
     for (name, need), readers in parts.items():
         found.append(_moved(Kind.CROP, graph, name, need))
         if any(_wants_blocks(graph, form.blocked, node) for node in readers):
-            found.append(_moved(Kind.REORDER, graph, name, need))
+            found.append(_moved(Kind.INTO_BLOCKS, graph, name, need))
     return found
 
 
@@ -150,17 +154,27 @@ def _moved(kind: Kind, graph: Graph, tensor: str, region: Rect) -> Work:
 
 def _with_reorder(graph: Graph, form: _Form, node: Node, region: Rect) -> Work:
     reordered = graph.shape(node.output).channels * region.area if node.output in form.reordered else 0
-    return replace(_count(graph, node, region), reordered=reordered)
+    counted = activated(_count(graph, node, region), form.activations.get(node.output, ""))
+    to = Kind.INTO_ORDER if node.output in form.blocked else Kind.INTO_BLOCKS
+    return replace(counted, reordered=reordered, to=to)
 
 
 def handed_out(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
     """Return what it costs a task to give out `part` of a tensor of which it computes `have`."""
     found = []
     if tensor in _form(graph).blocked and have.area > 1:
-        found.append(_moved(Kind.REORDER, graph, tensor, have))
+        found.append(_moved(Kind.INTO_ORDER, graph, tensor, have))
     if part != have:
         found.append(_moved(Kind.CROP, graph, tensor, part))
     return found
+
+
+def activated(work: Work, activation: str) -> Work:
+    """Return the work of an operator with this activation inside; "" for none."""
+    if activation in ("", "Relu"):
+        return work
+    bounded = activation in _BOUNDED
+    return replace(work, bounded=work.written if bounded else 0, curved=0 if bounded else work.written)
 
 
 def _count(graph: Graph, node: Node, region: Rect) -> Work:
@@ -182,15 +196,17 @@ def _count(graph: Graph, node: Node, region: Rect) -> Work:
         cols=region.cols.size,
     )
     if node.kind in ("Conv", "ConvTranspose"):
-        return _convolution(graph, node, counted)
+        return _convolution(graph, node, region, counted)
     if node.kind in operators.POOLS:
         return replace(counted, taps=prod(node.attributes["kernel_shape"]), channels_out=shape.channels)
     weights = sum(int(graph.weights[name].size) for name in graph.constants(node)) if node.kind in _PRODUCTS else 0
     return replace(counted, weights=weights, channels_out=shape.channels)
 
 
-def _convolution(graph: Graph, node: Node, counted: Work) -> Work:
+def _convolution(graph: Graph, node: Node, region: Rect, counted: Work) -> Work:
     weight, groups = graph.weights[node.inputs[1]].shape, int(node.attributes.get("group", 1))
+    stride = int((node.attributes.get("strides") or [1, 1])[1])
+    pads = clipped_away(graph, node, region) if prod(weight[2:]) > 1 and not operators.is_whole(graph, node) else None
     return replace(
         counted,
         weights=prod(weight),
@@ -198,8 +214,14 @@ def _convolution(graph: Graph, node: Node, counted: Work) -> Work:
         channels_out=graph.shapes[node.output][1],
         groups=groups,
         taps=prod(weight[2:]),
-        stride=int((node.attributes.get("strides") or [1, 1])[1]),
+        stride=stride,
+        edges=edge_columns(pads.left, pads.right, stride) if pads else 0,
     )
+
+
+def edge_columns(left: int, right: int, stride: int) -> int:
+    """Return how many columns of a convolution's output have windows that reach into its padding."""
+    return -(-max(0, left) // stride) + -(-max(0, right) // stride)
 
 
 def _fully_connected(graph: Graph, node: Node, region: Rect) -> Work:
@@ -307,6 +329,7 @@ class _Finder:
         self._hosts: dict[str, str] = {}
         self._tails: dict[str, str] = {}
         self._closed: set[str] = set()
+        self._activations: dict[str, str] = {}
 
     def form(self) -> _Form:
         """Return what was found."""
@@ -318,13 +341,14 @@ class _Finder:
             if host or node.kind in _HOSTS or scales:
                 self._hosts[node.output] = host or node.output
                 self._tails[host or node.output] = node.output
-            if host and node.kind not in _SUMS:
+            if host and node.kind in INSIDE:
                 self._closed.add(node.output)
+                self._activations[host] = node.kind
         inside = {name for name, host in self._hosts.items() if name != host}
         made = {node.output for node in self._nodes}
         tails = {name: self._tails.get(name, name) for name in {*made, *self._readers} - inside}
         reordered = {name for name, tail in tails.items() if self._is_reordered(tail)}
-        return _Form(self._readers, self._blocked, inside, reordered)
+        return _Form(self._readers, self._blocked, inside, reordered, self._activations)
 
     def _is_made_in_blocks(self, node: Node) -> bool:
         graph = self._graph
@@ -353,7 +377,7 @@ class _Finder:
             gates = [name for name in sources if self._is_gate(name, sources)]
             return gates[0] if gates else None
         alone = [name for name in sources if self._is_alone(node, name)]
-        if node.kind in _INSIDE:
+        if node.kind in INSIDE:
             return self._hosts[alone[0]] if alone else None
         if node.kind not in _SUMS or node.output not in self._blocked or len(sources) != _OPERANDS:
             return None

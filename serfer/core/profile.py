@@ -51,15 +51,19 @@ class Kind(StrEnum):
     FUNCTION = "function"
     COPY = "copy"
     CROP = "crop"
-    REORDER = "reorder"
+    INTO_BLOCKS = "into blocks"
+    INTO_ORDER = "into order"
+    INPUT_INTO_BLOCKS = "input into blocks"
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one operator does for one image on one region; sizes in elements, `rows` and `cols` those of its output.
 
-    `taps` is the window's area; `reordered` are the elements of its result that are brought from blocks of channels
-    into order or back. A convolution's channels are all of them, whatever its groups.
+    `taps` is the window's area, `edges` how many columns of the output have windows that leave the map. `bounded` and
+    `curved` are the elements of the result that go through an activation inside the operator, one that compares or one
+    that computes more (ReLU costs nothing there); `reordered` those that are brought `to` the other form: from blocks
+    of channels into order, or back. A convolution's channels are all of them, whatever its groups.
     """
 
     kind: Kind
@@ -74,7 +78,11 @@ class Work:
     cols: int = 1
     taps: int = 1
     stride: int = 1
+    edges: int = 0
+    bounded: int = 0
+    curved: int = 0
     reordered: int = 0
+    to: Kind = Kind.INTO_ORDER
 
 
 Counts = dict[str, float]
@@ -102,7 +110,7 @@ def _convolution(work: Work) -> Counts:
 
     It loads and stores the output once for each block of the input (`passes`), multiplies with padded channels, and
     loads each input value once for each set of 4 blocks (`broadcasts`); an image's channels are not padded. Without a
-    window, stride 1, all rows are one row.
+    window, stride 1, all rows are one row. At the map's edges it computes one column at a time.
     """
     whole_map = work.taps == 1 == work.stride
     rows, cols = (1, work.rows * work.cols) if whole_map else (work.rows, work.cols)
@@ -115,7 +123,9 @@ def _convolution(work: Work) -> Counts:
     macs = area * work.taps * blocks * BLOCK * depth
     return {
         **_moved(work),
+        **_activated(work),
         "macs": macs,
+        "edges": macs / cols * min(work.edges, cols),
         "strided": macs * (work.stride > 1),
         "broadcasts": area * work.taps * depth * sets,
         "calls": rows * sets * in_blocks * math.sqrt(work.taps) * work.groups,
@@ -129,10 +139,15 @@ def _depthwise(work: Work) -> Counts:
     taps = work.rows * work.cols * blocks * work.taps
     return {
         **_moved(work),
+        **_activated(work),
         "taps": taps,
         "strided": taps * (work.stride > 1),
         "calls": work.rows * blocks * math.sqrt(work.taps),
     }
+
+
+def _activated(work: Work) -> Counts:
+    return {"bounded": work.bounded, "curved": work.curved}
 
 
 def _product(work: Work) -> Counts:
@@ -171,7 +186,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """Prices of all kinds; `run_ns` is what a session's run costs besides its operators, `step_ns` one operator's turn.
+    """Prices of all kinds; `run_ns` is what a session's run costs besides its operators.
 
     `machine`, `runtime` and `date` say where they were measured. `safety` is a share that is added to every time.
     """
@@ -180,7 +195,6 @@ class Profiles:
     runtime: str
     date: str
     run_ns: float
-    step_ns: float
     kinds: Mapping[Kind, Profile]
     safety: float = 0.0
     _known: dict[tuple[Work, int], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
@@ -206,8 +220,8 @@ class Profiles:
         profile = self.kinds[work.kind]
         serial, parallel = self._shared(profile, sum(self._priced(profile, counts(work, batch))))
         if work.reordered:
-            reorder = self.kinds[Kind.REORDER]
-            moved = counts(Work(Kind.REORDER, read=work.reordered, written=work.reordered), batch)
+            reorder = self.kinds[work.to]
+            moved = counts(Work(work.to, read=work.reordered, written=work.reordered), batch)
             more = self._shared(reorder, sum(self._priced(reorder, moved)))
             serial, parallel = serial + more[0], parallel + more[1]
         return serial, parallel
@@ -218,7 +232,7 @@ class Profiles:
 
     def _shared(self, profile: Profile, ns: float) -> tuple[float, float]:
         scale = (1 + self.safety) / _NS
-        return (ns * (1 - profile.parallel) + self.step_ns) * scale, ns * profile.parallel * scale
+        return ns * (1 - profile.parallel) * scale, ns * profile.parallel * scale
 
 
 def at_vcpus(serial: float, parallel: float, vcpus: float) -> float:
@@ -243,7 +257,6 @@ def dump_profiles(profiles: Profiles) -> str:
         "runtime": profiles.runtime,
         "date": profiles.date,
         "run_ns": _short(profiles.run_ns),
-        "step_ns": _short(profiles.step_ns),
         "kinds": kinds,
     }
     return json.dumps(document, indent=2) + "\n"
@@ -263,7 +276,7 @@ def parse_profiles(text: str, safety: float = 0.0) -> Profiles:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the operator profiles are not JSON: {error}") from error
-    table = _table(document, "", {"format", "machine", "runtime", "date", "run_ns", "step_ns", "kinds"})
+    table = _table(document, "", {"format", "machine", "runtime", "date", "run_ns", "kinds"})
     if table["format"] != FORMAT:
         raise InputError(f"the operator profiles have format {table['format']!r}; this version reads {FORMAT}")
     kinds = _table(table["kinds"], "kinds", {str(kind) for kind in Kind})
@@ -272,7 +285,6 @@ def parse_profiles(text: str, safety: float = 0.0) -> Profiles:
         runtime=_text(table, "runtime"),
         date=_text(table, "date"),
         run_ns=_number(table["run_ns"], "run_ns"),
-        step_ns=_number(table["step_ns"], "step_ns"),
         kinds={kind: _profile(kind, kinds[kind]) for kind in Kind},
         safety=safety,
     )

@@ -7,20 +7,24 @@ clock, and deletes what a query leaves in the store.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drivers.invoker import Invoker
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.inline import FLOAT_BYTES, inline_stages
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.run import (
     Action,
     Cancelled,
     Event,
+    Failure,
+    FailureKind,
     Finish,
     Invoke,
     Run,
@@ -30,9 +34,9 @@ from serfer.core.run import (
     TimePassed,
     WakeAt,
 )
-from serfer.core.wire import Crop, Report, Task
+from serfer.core.wire import Buffer, Crop, Report, Task
 from storage.counting import CountingStore
-from storage.store import Store
+from storage.store import Range, Store
 
 TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
 _STRAGGLER_S = 30.0
@@ -40,19 +44,20 @@ _STRAGGLER_S = 30.0
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's end: the last stage's reports and what is known of every stage."""
+    """A query's end, and what is known of every stage.
+
+    `outputs` is what the last stage's tiles computed, in order: each some columns of (N, K) float32. `carried` are the
+    bytes of tensors that rode along to each stage's tasks, those of a retried one once.
+    """
 
     query: str
     started: float
     ended: float
     stages: Sequence[StageRun]
+    outputs: Sequence[Buffer]
+    carried: Sequence[int]
     retries: int
     driver_counts: StoreCounts
-
-    @property
-    def outputs(self) -> list[bytes]:
-        """What the last stage's tiles computed, in order: each some columns of (N, K) float32."""
-        return [report.output or b"" for report in self.stages[-1].reports]
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,15 @@ class _Route:
     invoker: Invoker
     store: Store
     inline_limit: int
+    inline: Callable[[int], tuple[bool, ...]]  # of a batch: which stages' outputs ride along
     timeout_s: float
 
 
 class PushDriver:
     """Takes queries through one plan, any number at once.
 
-    A crop of more than `inline_limit` bytes goes through the store; a task may take `timeout_s`.
+    A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any answer or payload
+    would carry more; a task may take `timeout_s`.
     """
 
     def __init__(
@@ -79,7 +86,8 @@ class PushDriver:
         functions = [
             [plan.function(number, tile.function) for tile in stage.tiles] for number, stage in enumerate(plan.stages)
         ]
-        self._route = _Route(plan, functions, invoker, store, inline_limit, timeout_s)
+        inline = functools.cache(lambda batch: inline_stages(plan, batch, inline_limit))
+        self._route = _Route(plan, functions, invoker, store, inline_limit, inline, timeout_s)
         self._cleanups: set[asyncio.Task[None]] = set()
 
     async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
@@ -120,6 +128,8 @@ class _Query:
         self._under_way: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
         self._timers: list[asyncio.TimerHandle] = []
         self._crops: Sequence[Crop] = ()
+        self._inline = route.inline(batch)
+        self._tasks: dict[tuple[int, int], Task] = {}
         self._counts = StoreCounts()
 
     async def run(self, crops: Sequence[Crop]) -> Answer:
@@ -131,8 +141,20 @@ class _Query:
         except asyncio.CancelledError:
             self._handle(Cancelled())
             raise
-        ended = self._loop.time()
-        return Answer(self._name, self._started, ended, self._run.stages, self._run.retries, self._counts)
+        outputs = await self._outputs()
+        carried = [0] * len(self._run.stages)
+        for task in self._tasks.values():
+            carried[task.stage] += task.carried
+        return Answer(
+            query=self._name,
+            started=self._started,
+            ended=self._loop.time(),
+            stages=self._run.stages,
+            outputs=outputs,
+            carried=carried,
+            retries=self._run.retries,
+            driver_counts=self._counts,
+        )
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self._run.handle(event, self._loop.time()))
@@ -165,10 +187,10 @@ class _Query:
 
     async def _invoke(self, stage: int, tile: int) -> None:
         route = self._route
-        crop = self._crops[tile] if stage == 0 else None
-        task = Task(route.plan.digest, self._name, stage, tile, self._batch, self._ttl, crop)
         try:
-            result = await route.invoker.invoke(route.functions[stage][tile], task, route.timeout_s)
+            task = self._task(stage, tile)
+            answer = await route.invoker.invoke(route.functions[stage][tile], task, route.timeout_s)
+            result = self._checked(task, answer)
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; whoever waits must see it
             self._finish(bug)
             self._handle(Cancelled())
@@ -177,6 +199,51 @@ class _Query:
             self._handle(TaskDone(stage, tile, result))
         else:
             self._handle(TaskFailed(stage, tile, result))
+
+    def _task(self, stage: int, tile: int) -> Task:
+        """Return a tile's task, the same one however often it is tried."""
+        task = self._tasks.get((stage, tile))
+        if task is None:
+            crop = self._crops[tile] if stage == 0 else None
+            rides = self._inline[stage], self._parts(stage, tile)
+            task = Task(self._route.plan.digest, self._name, stage, tile, self._batch, self._ttl, crop, *rides)
+            self._tasks[stage, tile] = task
+        return task
+
+    def _parts(self, stage: int, tile: int) -> tuple[Buffer | None, ...]:
+        """Cut what a tile reads of inline stages out of their answers, without copying it."""
+        scale = FLOAT_BYTES * self._batch
+        parts: list[Buffer | None] = []
+        for piece in self._route.plan.stages[stage].tiles[tile].pieces:
+            if self._inline[piece.stage]:
+                value = memoryview(self._run.stages[piece.stage].reports[piece.tile].output or b"")
+                parts.extend(value[scale * part.offset :][: scale * part.elements] for part in piece.ranges)
+            else:
+                parts.extend([None] * len(piece.ranges))
+        return tuple(parts)
+
+    def _checked(self, task: Task, result: Report | Failure) -> Report | Failure:
+        """Take a report of an inline task that lacks its output, or some of it, for the failure that it is."""
+        if not task.inline or isinstance(result, Failure):
+            return result
+        stage = self._route.plan.stages[task.stage]
+        wanted = FLOAT_BYTES * self._batch * stage.written(stage.tiles[task.tile])
+        found = len(result.output or b"")
+        if found == wanted:
+            return result
+        return Failure(FailureKind.FAILED_IN_CODE, "PlanError", f"answered with {found} bytes, the plan says {wanted}")
+
+    async def _outputs(self) -> list[Buffer]:
+        """Return what the last stage's tiles computed, from the store where no answer could carry it."""
+        last = len(self._inline) - 1
+        reports = self._run.stages[last].reports
+        if self._inline[last]:
+            return [report.output or b"" for report in reports]
+        store = CountingStore(self._route.store)
+        asked = [Range(output_key(self._name, last, tile)) for tile in range(len(reports))]
+        values = await asyncio.to_thread(store.get_many, asked)
+        self._counts += store.counts
+        return [*values]
 
     async def _store_large_crops(self) -> None:
         """Put crops that no payload can carry into the store; the others ride along."""
@@ -200,9 +267,9 @@ class _Query:
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=_STRAGGLER_S)
         keys = [input_key(self._name, number) for number, crop in enumerate(self._crops) if crop.data is None]
-        for stage in range(len(self._run.stages)):
-            if stage + 1 < len(self._route.plan.stages):
-                keys.extend(output_key(self._name, stage, tile) for tile in range(len(self._run.stages[stage].tiles)))
+        for number, stage in enumerate(self._run.stages):
+            if not self._inline[number]:
+                keys.extend(output_key(self._name, number, tile) for tile in range(len(stage.tiles)))
         if keys:
             try:
                 await asyncio.to_thread(self._route.store.delete, keys)

@@ -1,7 +1,7 @@
 """A task from payload to report: read the pieces, compute the tile, write its cells.
 
 A task is a pure function of (plan digest, query, stage, tile): it may run twice, anywhere, and writes the same bytes
-under the same key.
+under the same key, or answers with them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serfer.core.errors import InputError, PlanError
 from serfer.core.geometry import Rect
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile
-from serfer.core.wire import DTYPES, Crop, Report, Task, decode_task, encode_report
+from serfer.core.wire import DTYPES, Buffer, Crop, Report, Task, decode_task, encode_report
 from storage.counting import CountingStore
 from storage.store import Range as ByteRange
 from storage.store import Store
@@ -57,9 +57,8 @@ class Worker:
         session = self._sessions.get(stage, tile)
         outputs = session.run(None, {f"input{number}": value for number, value in enumerate(data)})
         computed = time.perf_counter()
-        last = task.stage == len(self._plan.stages) - 1
-        if not last:
-            value = cells_to_bytes(outputs, tile)
+        value = cells_to_bytes(outputs, tile)
+        if not task.inline:
             store.put(output_key(task.query, task.stage, task.tile), value, task.ttl)
         ended = time.perf_counter()
         init_ms, self._init_ms = self._init_ms, 0.0
@@ -73,7 +72,7 @@ class Worker:
             weight_loads=self._sessions.weight_loads,
             sessions=self._sessions.built,
             counts=store.counts,
-            output=outputs[0].tobytes() if last else None,
+            output=value if task.inline else None,
         )
 
     def _find(self, task: Task) -> tuple[Stage, Tile]:
@@ -88,29 +87,40 @@ class Worker:
     def _read(self, task: Task, stage: Stage, tile: Tile, store: Store) -> list[Array]:
         if task.stage == 0:
             return [crop_to_input(_crop_bytes(task, store), task, stage, tile, self._plan.preprocess)]
+        ranges = self._ranges(task, tile)
+        carried = task.parts or (None,) * len(ranges)
+        if len(carried) != len(ranges):
+            raise InputError(f"the task carries {len(carried)} parts, its tile reads {len(ranges)}")
+        asked = [place for place, part in zip(ranges, carried, strict=True) if part is None]
+        stored = iter(store.get_many(asked) if asked else ())
+        values = [next(stored) if part is None else part for part in carried]
+        return pieces_to_inputs(values, task.batch, stage, tile)
+
+    def _ranges(self, task: Task, tile: Tile) -> list[ByteRange]:
+        """Return where in the store everything that a tile reads lies, or would lie."""
         scale = _FLOAT_BYTES * task.batch
-        asked = []
+        found = []
         for piece in tile.pieces:
             key = output_key(task.query, piece.stage, piece.tile)
             cells = sum(len(part.cells) for part in piece.ranges)
             everything = cells == len(self._plan.stages[piece.stage].tiles[piece.tile].cells)
             for part in piece.ranges:
                 length = None if everything and len(piece.ranges) == 1 else scale * part.elements
-                asked.append(ByteRange(key, scale * part.offset, length))
-        return pieces_to_inputs(store.get_many(asked), task.batch, stage, tile)
+                found.append(ByteRange(key, scale * part.offset, length))
+        return found
 
 
 def _ms(start: float, stop: float) -> float:
     return (stop - start) * 1000
 
 
-def _crop_bytes(task: Task, store: Store) -> tuple[str, bytes | memoryview]:
+def _crop_bytes(task: Task, store: Store) -> tuple[str, Buffer]:
     crop = task.crop or Crop("float32", None)
     return crop.dtype, store.get(input_key(task.query, task.tile)) if crop.data is None else crop.data
 
 
 def crop_to_input(
-    crop: tuple[str, bytes | memoryview], task: Task, stage: Stage, tile: Tile, preprocess: Preprocess | None
+    crop: tuple[str, Buffer], task: Task, stage: Stage, tile: Tile, preprocess: Preprocess | None
 ) -> Array:
     """Return a first-stage tile's input, (N, C, rows, cols) float32, from its crop's bytes."""
     dtype, data = crop
@@ -131,7 +141,7 @@ def crop_to_input(
     return values
 
 
-def pieces_to_inputs(values: Sequence[bytes], batch: int, stage: Stage, tile: Tile) -> list[Array]:
+def pieces_to_inputs(values: Sequence[Buffer], batch: int, stage: Stage, tile: Tile) -> list[Array]:
     """Put the cells of all pieces where they belong in a tile's inputs."""
     shapes = [source.shape.of(rect, batch) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
     runs = [(piece.stage, part) for piece in tile.pieces for part in piece.ranges]
@@ -151,9 +161,9 @@ def pieces_to_inputs(values: Sequence[bytes], batch: int, stage: Stage, tile: Ti
     return results
 
 
-def _floats(value: bytes, shape: tuple[int, ...]) -> Array:
+def _floats(value: Buffer, shape: tuple[int, ...]) -> Array:
     if len(value) != _FLOAT_BYTES * int(np.prod(shape)):
-        raise PlanError("a piece in the store has another size than the plan says")
+        raise PlanError("a piece has another size than the plan says")
     return np.frombuffer(value, dtype="<f4").reshape(shape)
 
 

@@ -156,11 +156,10 @@ class Pipeline:
         images = [
             ImageAnswer(name, best_classes(self.plan, row, top_k)) for name, row in zip(names, logits, strict=False)
         ]
-        crop_bytes = sum(len(crop.data or b"") for crop in crops) - answer.driver_counts.bytes_put  # what rode along
         elapsed = time.perf_counter() - started
         result = self._last = Result(
             logits,
-            make_report(self.plan, answer, images, crop_bytes, elapsed, self._facts),
+            make_report(self.plan, answer, images, elapsed, self._facts),
             max(report.weight_loads for run in answer.stages for report in run.reports),
         )
         return result

@@ -36,7 +36,10 @@ class ImageAnswer:
 
 @dataclass(frozen=True)
 class StageReport:
-    """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time."""
+    """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time.
+
+    `bytes_in` and `bytes_out` count tensors, whether they went through the store or rode along.
+    """
 
     name: str
     grid: str
@@ -71,9 +74,9 @@ class QueryReport:
 
 
 def make_report(
-    plan: Plan, answer: Answer, images: Sequence[ImageAnswer], crop_bytes: int, latency_s: float, facts: LambdaFacts
+    plan: Plan, answer: Answer, images: Sequence[ImageAnswer], latency_s: float, facts: LambdaFacts
 ) -> QueryReport:
-    """Put a query's report together; `crop_bytes` is what went to the first stage inside its payloads."""
+    """Put a query's report together."""
     reports = [report for run in answer.stages for report in run.reports]
     pairs = list(zip(plan.stages, answer.stages, strict=True))
     return QueryReport(
@@ -86,7 +89,7 @@ def make_report(
         plan=plan.digest,
         target="serverless",
         stages=tuple(
-            _stage_report(number, stage, run, 0 if number else crop_bytes) for number, (stage, run) in enumerate(pairs)
+            _stage_report(number, stage, run, answer.carried[number]) for number, (stage, run) in enumerate(pairs)
         ),
         store=sum((report.counts for report in reports), answer.driver_counts),
         retries=answer.retries,
@@ -94,7 +97,7 @@ def make_report(
     )
 
 
-def _stage_report(number: int, stage: Stage, run: StageRun, crop_bytes: int) -> StageReport:
+def _stage_report(number: int, stage: Stage, run: StageRun, carried: int) -> StageReport:
     ended = run.started if run.ended is None else run.ended
     return StageReport(
         name=f"stage-{number}",
@@ -102,7 +105,7 @@ def _stage_report(number: int, stage: Stage, run: StageRun, crop_bytes: int) -> 
         tasks=stage.grid.tiles,
         ms=round((ended - run.started) * 1000, 3),
         cold=sum(report.init_ms > 0 for report in run.reports),
-        bytes_in=crop_bytes + sum(report.counts.bytes_get for report in run.reports),
+        bytes_in=carried + sum(report.counts.bytes_get for report in run.reports),
         bytes_out=sum(report.counts.bytes_put + len(report.output or b"") for report in run.reports),
     )
 

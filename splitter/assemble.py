@@ -168,6 +168,7 @@ def assemble(
                     for index, tile in enumerate(part.tiles)
                 ),
                 functions=written.functions,
+                inline=number == len(parts) - 1,
             )
         )
     _check_packages(stages, limit)
@@ -235,11 +236,15 @@ def _with_pools(parts: Sequence[_StagePart]) -> list[_StagePart]:
 
 
 def _layouts(parts: Sequence[_StagePart]) -> list[Layout]:
-    """Lay out what every stage's tiles write; a stage's readers are all tiles of all stages after it."""
+    """Lay out what every stage's tiles write; a stage's readers are all tiles of all stages after it.
+
+    The last stage's is the query's answer, which is read whole.
+    """
     return [
         lay_out(
             [tile.outputs for tile in part.tiles],
-            [_wanted(reader, tile, part.outputs) for reader in parts[number + 1 :] for tile in reader.tiles],
+            [_wanted(reader, tile, part.outputs) for reader in parts[number + 1 :] for tile in reader.tiles]
+            or [{0: part.graph.shape(part.outputs[0]).whole}],
         )
         for number, part in enumerate(parts)
     ]

@@ -16,31 +16,35 @@ import onnxruntime as ort
 import onnxscript.optimizer
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnxscript import ir
 
 from serfer.core.errors import ModelError
 from splitter.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
+from splitter.light import LightModel
 from splitter.operators import axes_of_output
 from splitter.refusals import check_batch, check_kinds, refuse
 from splitter.rewrites import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.windows import floor_pads, pool_scale
 
 
-def from_onnx(model: onnx.ModelProto, height: int, width: int) -> Graph:
+def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> Graph:
     """Make the graph of an ONNX model at an input of height x width.
 
     Raises ModelError for a model that is not one image in, one (N, K) score tensor out.
     """
-    model = _with_static_input(model, height, width)
+    light = model if isinstance(model, LightModel) else LightModel.of(ir.from_proto(model))
+    light = _with_static_input(light, height, width)
     try:
-        model = _simplified(_without_late_windows(model))
-        check_kinds(model)
-        model = shape_inference.infer_shapes(_folded(model), strict_mode=True, data_prop=True)
+        light = _simplified(_without_late_windows(light))
+        check_kinds(light.proto)
+        light = _folded(light)
+        light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
     except ModelError:
         raise
     except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
-        check_kinds(model)  # says more, if that is the reason
+        check_kinds(light.proto)  # says more, if that is the reason
         raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
-    graph = without_identities(_read(model))
+    graph = without_identities(_read(light))
     check_batch(graph)
     return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
 
@@ -49,13 +53,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _with_static_input(model: onnx.ModelProto, height: int, width: int) -> onnx.ModelProto:
+def _with_static_input(model: LightModel, height: int, width: int) -> LightModel:
     """Fix the input to (1, C, height, width), so that every shape becomes a number."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in constants]
-    if len(inputs) != 1 or len(model.graph.output) != 1:
+    inputs, outputs = model.inputs, model.proto.graph.output
+    if len(inputs) != 1 or len(outputs) != 1:
         raise ModelError(
-            f"the model has {len(inputs)} inputs and {len(model.graph.output)} outputs; one image in and one score "
+            f"the model has {len(inputs)} inputs and {len(outputs)} outputs; one image in and one score "
             "tensor out are needed"
         )
     tensor = inputs[0].type.tensor_type
@@ -68,26 +71,27 @@ def _with_static_input(model: onnx.ModelProto, height: int, width: int) -> onnx.
                 f"the model takes {dims[2].dim_value} x {dims[3].dim_value} images, the example has {height} x {width}"
             )
     copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    constants_free = [value for value in copy.graph.input if value.name not in constants]
+    copy.CopyFrom(model.proto)
+    fixed = replace(model, proto=copy)
     for axis, size in ((0, 1), (2, height), (3, width)):
-        constants_free[0].type.tensor_type.shape.dim[axis].dim_value = size
+        fixed.inputs[0].type.tensor_type.shape.dim[axis].dim_value = size
     del copy.graph.value_info[:]
     copy.graph.output[0].type.tensor_type.ClearField("shape")
-    return copy
+    return fixed
 
 
-def _simplified(model: onnx.ModelProto) -> onnx.ModelProto:
+def _simplified(model: LightModel) -> LightModel:
     """Inline functions and fold constants, and keep only what the output depends on."""
-    model = onnxscript.optimizer.optimize(model)
-    needed = {model.graph.output[0].name}
+    model = LightModel.of(onnxscript.optimizer.optimize(model.whole()))
+    graph = model.proto.graph
+    needed = {graph.output[0].name}
     kept = []
-    for node in reversed(model.graph.node):
+    for node in reversed(graph.node):
         if needed & set(node.output):
             kept.append(node)
             needed.update(_read_by(node))
-    del model.graph.node[:]
-    model.graph.node.extend(reversed(kept))
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
     return model
 
 
@@ -99,39 +103,48 @@ def _read_by(node: onnx.NodeProto) -> Iterator[str]:
             yield from _read_by(inner)
 
 
-def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
+def _folded(model: LightModel) -> LightModel:
     """Compute what depends on constants alone; the optimizer leaves large ones, such as quantised weights."""
-    constant = {tensor.name for tensor in model.graph.initializer}
+    graph = model.proto.graph
+    constant = {tensor.name for tensor in graph.initializer} | model.large.keys()
     foldable: list[onnx.NodeProto] = []
     rest: list[onnx.NodeProto] = []
-    for node in model.graph.node:
+    for node in graph.node:
         fixed = node.op_type == "Constant" or (node.input and all(name in constant or not name for name in node.input))
         (foldable if fixed else rest).append(node)
         constant.update(node.output if fixed else ())
     if all(node.op_type == "Constant" for node in foldable):
         return model
-    needed = {name for node in rest for name in node.input} | {model.graph.output[0].name}
+    needed = {name for node in rest for name in node.input} | {graph.output[0].name}
     names = [name for node in foldable for name in node.output if name in needed]
-    outputs = [onnx.ValueInfoProto(name=name) for name in names]
-    read = {name for node in foldable for name in node.input}
+    values = _computed(model, foldable, names)
+    del graph.node[:]
+    graph.node.extend(rest)
+    return model.with_constants(values)
+
+
+def _computed(model: LightModel, nodes: list[onnx.NodeProto], names: list[str]) -> Weights:
+    """Run operators that read constants alone; large ones are given to them as inputs."""
+    read = {name for node in nodes for name in node.input}
     body = helper.make_graph(
-        foldable, "constants", [], outputs, [tensor for tensor in model.graph.initializer if tensor.name in read]
+        nodes,
+        "constants",
+        [value for value in model.proto.graph.input if value.name in read],
+        [onnx.ValueInfoProto(name=name) for name in names],
+        [tensor for tensor in model.proto.graph.initializer if tensor.name in read],
     )
-    part = helper.make_model(body, opset_imports=model.opset_import, ir_version=model.ir_version)
-    values = ort.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"]).run(names, {})
-    del model.graph.node[:]
-    model.graph.node.extend(rest)
-    model.graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in zip(names, values, strict=True)
-    )
-    return model
+    part = helper.make_model(body, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
+    session = ort.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = {name: value for name, value in model.large.items() if name in read}
+    return dict(zip(names, session.run(names, given), strict=True))
 
 
-def _without_late_windows(model: onnx.ModelProto) -> onnx.ModelProto:
+def _without_late_windows(light: LightModel) -> LightModel:
     """Write pools in floor mode where ceil mode adds a window that would start past the map.
 
     ONNX leaves such a window out, and so do runtimes; ONNX's shape inference counts it.
     """
+    model = light.proto
     rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
     for node in rounded_up:  # in order: each may change the size of the maps after it
         inferred = shape_inference.infer_shapes(model, data_prop=True)
@@ -145,7 +158,7 @@ def _without_late_windows(model: onnx.ModelProto) -> onnx.ModelProto:
         kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
-    return model
+    return light
 
 
 def _count_apart(model: onnx.ModelProto, node: onnx.NodeProto, sizes: list[tuple[int, ...]]) -> None:
@@ -180,8 +193,9 @@ def _values(model: onnx.ModelProto) -> _Values:
     return _Values({value.name: _static_shape(value) for value in values}, frozenset(others))
 
 
-def _read(model: onnx.ModelProto) -> Graph:
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+def _read(light: LightModel) -> Graph:
+    model = light.proto
+    weights = light.large | {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     values = _values(model)
     nodes: list[Node] = []
     second: dict[str, Node] = {}
@@ -195,12 +209,11 @@ def _read(model: onnx.ModelProto) -> Graph:
         name, kind = proto.name or f"{proto.op_type}_{index}", proto.op_type
         nodes.append(Node(name, kind, _inputs(proto), proto.output[0], _attributes(proto)))
         second |= dict.fromkeys(proto.output[1:], nodes[-1])
-    graph_input = next(value.name for value in model.graph.input if value.name not in weights)
     opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
     graph = Graph(
         _named_apart(nodes),
         weights,
-        graph_input,
+        light.inputs[0].name,
         model.graph.output[0].name,
         values.shapes,
         opset,

@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnxscript import ir
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import Preprocess
 from splitter import zoo
+from splitter.light import LightModel
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ class Source:
 
     name: str
     weights: str
-    onnx: onnx.ModelProto
+    onnx: LightModel
     run: Run
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
@@ -125,7 +127,7 @@ def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[
     return Source(name, weights, _export(module, torch.from_numpy(example[:1])), run), example
 
 
-def _export(module: torch.nn.Module, example: torch.Tensor) -> onnx.ModelProto:
+def _export(module: torch.nn.Module, example: torch.Tensor) -> LightModel:
     """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
     import torch  # noqa: PLC0415 - slow to import
 
@@ -145,7 +147,7 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> onnx.ModelProto:
         logger.setLevel(level)
     if program is None:
         raise ModelError("the network cannot be exported")
-    return program.model_proto
+    return LightModel.of(program.model)
 
 
 @contextmanager
@@ -204,15 +206,11 @@ def mean_matrix(size: int, outputs: int) -> Array:
 def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
     _check_size(path)
     try:
-        model = onnx.load(path)
-        onnx.checker.check_model(model)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
+        model = LightModel.of(ir.load(path))
+    except Exception as error:  # the checker and the reader raise many kinds, for directories too
         raise ModelError(f"{path} is no ONNX model: {str(error).splitlines()[0]}") from error
-    except Exception as error:  # protobuf's DecodeError derives from Exception alone
-        if type(error).__name__ != "DecodeError":
-            raise
-        raise ModelError(f"{path} is no ONNX model: {error}") from error
-    opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset < MIN_OPSET:
         model = _upgraded(path, model, opset)
     if example is None:
@@ -229,9 +227,9 @@ def _check_size(path: Path) -> None:
         raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 
 
-def _upgraded(path: Path, model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def _upgraded(path: Path, model: LightModel, opset: int) -> LightModel:
     try:
-        return onnx.version_converter.convert_version(model, OPSET)
+        return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET))
     except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
         raise ModelError(
             f"{path} has opset {opset} and cannot be converted to {OPSET}: "
@@ -239,10 +237,8 @@ def _upgraded(path: Path, model: onnx.ModelProto, opset: int) -> onnx.ModelProto
         ) from error
 
 
-def _example_of(path: Path, model: onnx.ModelProto) -> Array:
-    constants = {tensor.name for tensor in model.graph.initializer}
-    images = [value for value in model.graph.input if value.name not in constants]
-    dims = [dim.dim_value for dim in images[0].type.tensor_type.shape.dim] if images else []
+def _example_of(path: Path, model: LightModel) -> Array:
+    dims = [dim.dim_value for dim in model.inputs[0].type.tensor_type.shape.dim] if model.inputs else []
     if len(dims) != 4 or not all(dims[1:]):  # noqa: PLR2004 - (N, C, H, W)
         raise ModelError(f"{path} does not fix its input's size: give an example, or --size HEIGHTxWIDTH")
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)

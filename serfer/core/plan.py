@@ -29,7 +29,7 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
 from serfer.core.structure import structure, unstructure
 
-FORMAT = 2
+FORMAT = 3
 IMAGE = -1
 """The stage that the image comes from, to those that read it."""
 ACTIVATIONS = ("softmax", "sigmoid", "none")
@@ -148,8 +148,8 @@ class Tile:
     """One task's share of a stage.
 
     It runs `graph` in function `function` of its stage. `inputs` and `padding` have one entry for each of the stage's
-    inputs, `outputs` one for each of its outputs; `cells` cut the outputs in the order in which they are written (none
-    for the last stage, whose output goes back with the answer); `macs` counts the halo's work too.
+    inputs, `outputs` one for each of its outputs; `cells` cut the outputs in the order in which they are written (in
+    the last stage, the one output whole); `macs` counts the halo's work too.
     """
 
     graph: str
@@ -182,7 +182,9 @@ class Function:
 class Stage:
     """A contiguous part of the network.
 
-    `predicted_ms` is what the cost model gave its slowest tile, warm, when the network was split.
+    `predicted_ms` is what the cost model gave its slowest tile, warm, when the network was split. `inline` says that
+    its tiles answer with what they wrote, and that later tasks carry it, where no payload becomes too large by that
+    (serfer/core/inline.py); otherwise it goes through the store. The last stage is always inline.
     """
 
     operators: tuple[Operator, ...]
@@ -193,6 +195,7 @@ class Stage:
     outputs: tuple[Shape, ...]
     tiles: tuple[Tile, ...]
     functions: tuple[Function, ...]
+    inline: bool
 
     @property
     def macs(self) -> int:
@@ -203,6 +206,10 @@ class Stage:
     def inflation(self) -> float:
         """Work over all tiles relative to the unsplit stage: what the halos cost."""
         return sum(tile.macs for tile in self.tiles) / self.macs if self.macs else 1.0
+
+    def written(self, tile: Tile) -> int:
+        """Return how many values one of its tiles writes for one image."""
+        return sum(self.outputs[cell.output].channels * cell.rect.area for cell in tile.cells)
 
     @property
     def files(self) -> list[Artefact]:
@@ -407,6 +414,9 @@ def _check_sound(plan: Plan) -> None:
     for number, stage in enumerate(plan.stages):
         _check_files(number, stage)
         _check_tiles(plan, number, stage)
+    last = plan.stages[-1]
+    if not last.inline or any(tile.cells != (Cell(0, tile.outputs[0]),) for tile in last.tiles):
+        raise PlanError("plan.json's last stage does not answer with its output")
 
 
 def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:

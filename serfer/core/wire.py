@@ -10,6 +10,7 @@ import base64
 import binascii
 import math
 from dataclasses import asdict, astuple, dataclass
+from types import NoneType
 from typing import Any
 
 import msgpack
@@ -21,6 +22,7 @@ from serfer.core.keys import check_query_id
 _MAX_BYTES = 16 * 1024 * 1024
 MAX_BATCH = 1024
 DTYPES = {"uint8": 1, "float32": 4}
+Buffer = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,16 @@ class Crop:
     """
 
     dtype: str
-    data: bytes | memoryview | None
+    data: Buffer | None
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One invocation: run tile `tile` of stage `stage` for a query of `batch` images; what it writes lives `ttl` s."""
+    """One invocation: run tile `tile` of stage `stage` for a query of `batch` images; what it writes lives `ttl` s.
+
+    An `inline` task answers with what it would have put into the store. `parts` are the ranges that the tile reads, in
+    the plan's order, each None where it lies in the store; without any, all of them do.
+    """
 
     plan: str
     query: str
@@ -45,6 +51,14 @@ class Task:
     batch: int
     ttl: float
     crop: Crop | None = None
+    inline: bool = False
+    parts: tuple[Buffer | None, ...] = ()
+
+    @property
+    def carried(self) -> int:
+        """Bytes of tensors in its payload."""
+        crop = self.crop.data if self.crop else None
+        return sum(len(data) for data in (crop, *self.parts) if data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,7 @@ class Report:
     """What a task did. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
 
     `environment` names the worker; `weight_loads` and `sessions` count, over its life, how often it read its weights
-    file and built an inference session. `output` is (N, K) float32, from the last stage only.
+    file and built an inference session. `output` is what an inline task wrote: its tile's cells, float32.
     """
 
     environment: str
@@ -64,7 +78,7 @@ class Report:
     weight_loads: int
     sessions: int
     counts: StoreCounts
-    output: bytes | None = None
+    output: Buffer | None = None
 
     @property
     def billed_ms(self) -> float:
@@ -75,18 +89,22 @@ class Report:
 def encode_task(task: Task) -> bytes:
     """Pack a task into a Lambda payload; base64 needs no escapes, so nobody looks for any."""
     crop = (task.crop.dtype, task.crop.data) if task.crop else None
-    fields = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl), crop)
+    place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
+    fields = (*place, crop, task.inline, task.parts)
     return b'{"task":"%b"}' % _pack(fields)
 
 
 def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
     """Unpack a payload; raises InputError for anything that no driver of ours sends."""
     match _unpack(event, "task"):
-        case [str(plan), str(query), int(stage), int(tile), int(batch), float(ttl), crop]:
+        case [str(plan), str(query), int(stage), int(tile), int(batch), float(ttl), crop, bool(inline), [*parts]]:
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
             if not (counted and 1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= MAX_TTL):
                 raise InputError("the task is out of bounds")
-            return Task(plan, check_query_id(query), stage, tile, batch, ttl, _decode_crop(crop))
+            if any(type(part) not in (bytes, NoneType) for part in parts):
+                raise InputError("the task's parts are malformed")
+            name = check_query_id(query)
+            return Task(plan, name, stage, tile, batch, ttl, _decode_crop(crop), inline, tuple(parts))
     raise InputError("the payload is no task")
 
 

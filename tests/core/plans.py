@@ -45,7 +45,7 @@ def small_plan():
         Tile("stage-0/a.onnx", 0, (rect,), (none,), (rect,), (Cell(0, rect),), (), 100) for rect in (top, bottom)
     )
     pieces = tuple(Piece(0, tile, (Range(0, 24, (Cell(0, rect),)),)) for tile, rect in enumerate((top, bottom)))
-    last = Tile("stage-1/b.onnx", 0, (image.whole,), (none,), (answer.whole,), (), pieces, 480)
+    last = Tile("stage-1/b.onnx", 0, (image.whole,), (none,), (answer.whole,), (Cell(0, answer.whole),), pieces, 480)
     return sealed(
         Plan(
             format=FORMAT,
@@ -67,6 +67,7 @@ def small_plan():
                     (image,),
                     first,
                     (Function(artefact("stage-0/weights-0.bin"), (artefact("stage-0/a.onnx"),)),),
+                    inline=False,
                 ),
                 Stage(
                     (Operator("fc", "Gemm", 480),),
@@ -77,6 +78,7 @@ def small_plan():
                     (answer,),
                     (last,),
                     (Function(artefact("stage-1/weights-0.bin"), (artefact("stage-1/b.onnx"),)),),
+                    inline=True,
                 ),
             ),
             unsplit=artefact("unsplit.onnx"),

@@ -14,9 +14,9 @@ from serfer.core.errors import InputError
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
 
 QUERY = "0123456789abcdef" * 2
-TASK = Task("d" * 64, QUERY, 1, 2, 3, 60.0, Crop("uint8", b"\0\xff\x80"))
+TASK = Task("d" * 64, QUERY, 1, 2, 3, 60.0, Crop("uint8", b"\0\xff\x80"), inline=True, parts=(b"\0\xfe", None, b""))
 REPORT = Report("env", 0.0, 1.5, 2.5, 3.5, 8.0, 1, 4, StoreCounts(1, 2, 3, 4, 5), b"\0\0\x80?")
-PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None]
+PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None, False, []]
 
 FINITE = st.floats(0, allow_infinity=False)
 COUNT = st.integers(0, 2**63 - 1)
@@ -57,6 +57,8 @@ def plain_report(**changes):
         batch=st.integers(1, wire.MAX_BATCH),
         ttl=st.floats(0, 24 * 3600.0, exclude_min=True),
         crop=st.none() | st.builds(Crop, st.sampled_from(["uint8", "float32"]), st.none() | st.binary(max_size=100)),
+        inline=st.booleans(),
+        parts=st.lists(st.none() | st.binary(max_size=100), max_size=20).map(tuple),
     )
 )
 def test_a_task_survives_the_trip(task):
@@ -94,6 +96,18 @@ def test_whole_numbers_of_seconds_and_milliseconds_are_as_good_as_floats():
 
 def test_a_crop_travels_from_a_view_without_a_copy_of_its_own():
     assert decode_task(sent(replace(TASK, crop=Crop("uint8", memoryview(b"abc"))))).crop == Crop("uint8", b"abc")
+
+
+def test_parts_travel_from_views_and_so_does_an_output():
+    value = memoryview(bytes(range(100)))
+    assert decode_task(sent(replace(TASK, parts=(value[3:7], None)))).parts == (bytes(range(3, 7)), None)
+    assert decode_report(encode_report(replace(REPORT, output=value[:8]))).output == bytes(range(8))
+
+
+def test_what_a_task_carries_is_counted():
+    assert TASK.carried == 5
+    assert replace(TASK, crop=Crop("uint8", None), parts=(None,)).carried == 0
+    assert replace(TASK, crop=None, parts=(memoryview(b"abc"), b"d")).carried == 4
 
 
 @settings(max_examples=50)
@@ -142,6 +156,8 @@ def test_a_task_with_one_odd_field_is_refused_or_well_typed(place, value):
     assert 1 <= task.batch <= wire.MAX_BATCH
     assert 0 < task.ttl <= 24 * 3600
     assert task.crop is None or task.crop.dtype in wire.DTYPES
+    assert type(task.inline) is bool
+    assert {type(part) for part in task.parts} <= {bytes, type(None)}
 
 
 @settings(max_examples=60)
@@ -168,6 +184,7 @@ def test_a_report_with_one_odd_field_is_refused_or_well_typed(name, value):
         *[(5, 0.0), (5, -1.0), (5, math.nan), (5, math.inf), (5, 24 * 3600 + 1.0), (5, True), (5, "60")],
         *[(0, b"d"), (1, "x"), (1, QUERY + "0"), (1, QUERY.encode())],
         *[(6, []), (6, ["uint8"]), (6, ["int64", b""]), (6, ["uint8", "text"]), (6, ["uint8", b"", 1]), (6, 0)],
+        *[(7, 0), (7, None), (8, None), (8, b""), (8, ["text"]), (8, [[b""]]), (8, [b"", 0]), (8, {})],
     ],
 )
 def test_a_task_out_of_bounds_is_refused(place, value):
@@ -204,7 +221,7 @@ def test_a_report_that_lacks_a_field_is_refused():
         decode_report(packed("report", plain))
 
 
-def test_a_report_without_output_is_one_of_an_inner_stage():
+def test_a_report_without_output_is_one_whose_task_wrote_to_the_store():
     assert decode_report(encode_report(replace(REPORT, output=None))).output is None
 
 

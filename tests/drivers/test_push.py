@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from serfer.core.errors import (
     TaskFailedError,
 )
 from serfer.core.keys import input_key, output_key
+from serfer.core.plan import Piece, Range
 from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore
@@ -23,18 +25,39 @@ from storage.memory import MemoryStore
 PATIENCE = 10.0
 TILES = (4, 2, 1)
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
+VALUES = 8  # that a tile writes for one image
+READ = (Range(1, 2, ()), Range(5, 1, ()))  # what every tile reads of every tile of the stage before
 
 
-def fake_plan(tiles=TILES):
+def fake_plan(tiles=TILES, inline=()):
     """Return a plan whose stages of several tiles have two functions: one for the last tile, one for the rest."""
+
+    def tile(number, index):
+        before = range(tiles[number - 1] if number else 0)
+        pieces = [Piece(number - 1, source, READ) for source in before]
+        return SimpleNamespace(function=int(0 < index == tiles[number] - 1), pieces=pieces)
+
     stages = [
         SimpleNamespace(
             grid=SimpleNamespace(tiles=count),
-            tiles=[SimpleNamespace(function=int(0 < tile == count - 1)) for tile in range(count)],
+            tiles=[tile(number, index) for index in range(count)],
+            inline=number in {*inline, len(tiles) - 1},
+            written=lambda _tile: VALUES,
         )
-        for count in tiles
+        for number, count in enumerate(tiles)
     ]
     return SimpleNamespace(digest="d" * 64, stages=stages, function="function-{}-{}".format)
+
+
+def written(task):
+    """Return what a tile writes: float32s, as far as anybody can tell."""
+    return f"{task.query[:24]} {task.stage:3} {task.tile:3}".encode() * task.batch
+
+
+def read(task, source):
+    """Return what a tile reads of tile `source` of the stage before."""
+    value, scale = written(replace(task, stage=task.stage - 1, tile=source)), 4 * task.batch
+    return [value[scale * part.offset : scale * (part.offset + part.elements)] for part in READ]
 
 
 def report(output=None):
@@ -42,20 +65,21 @@ def report(output=None):
 
 
 class Workers:
-    """An invoker that writes each tile's output, as a worker would; `script` may do otherwise first."""
+    """An invoker that writes each tile's output, or answers with it; `script` may do otherwise first."""
 
     def __init__(self, store, script=None, tiles=TILES):
         self.store = store
         self.tasks = []
+        self.sent = []
         self.crops = []
         self._script = script
         self._tiles = tiles
-        self._last = len(tiles) - 1
 
     async def invoke(self, function, task, timeout_s):
         assert timeout_s == 5
         assert function == f"function-{task.stage}-{int(0 < task.tile == self._tiles[task.stage] - 1)}"
         self.tasks.append((task.stage, task.tile))
+        self.sent.append(task)
         if task.stage == 0:
             self.crops.append(task.crop)
         if self._script and (result := await self._script(task, len(self.tasks))):
@@ -63,10 +87,10 @@ class Workers:
         return self.finish(task)
 
     def finish(self, task):
-        if task.stage < self._last:
-            self.store.put(output_key(task.query, task.stage, task.tile), b"piece", task.ttl)
-            return report()
-        return report(f"answer to {task.query}".encode())
+        if task.inline:
+            return report(written(task))
+        self.store.put(output_key(task.query, task.stage, task.tile), written(task), task.ttl)
+        return report()
 
     async def close(self):
         pass
@@ -105,15 +129,15 @@ def failing(kind, times, *, stage=1, tile=0, error_type="Oops"):
     return script
 
 
-def driver(workers, store, tiles=TILES, inline_limit=1000):
-    return PushDriver(fake_plan(tiles), workers, store, inline_limit=inline_limit, timeout_s=5)
+def driver(workers, store, tiles=TILES, inline_limit=1000, inline=()):
+    return PushDriver(fake_plan(tiles, inline), workers, store, inline_limit=inline_limit, timeout_s=5)
 
 
-def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, inline_limit=1000, tiles=TILES):
+def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, batch=1, **settings):
     async def main():
-        pushing = driver(workers, store, tiles, inline_limit)
+        pushing = driver(workers, store, **settings)
         try:
-            return await asyncio.wait_for(pushing.run(crops, 1, deadline_s), PATIENCE)
+            return await asyncio.wait_for(pushing.run(crops, batch, deadline_s), PATIENCE)
         finally:
             await asyncio.wait_for(pushing.close(), PATIENCE)
 
@@ -123,12 +147,13 @@ def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, inline_limit=1000, 
 def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     workers = Workers(store)
     answer = ask(workers, store)
-    assert answer.outputs == [f"answer to {answer.query}".encode()]
+    assert answer.outputs == [written(workers.sent[-1])]
     assert sorted(workers.tasks[:4]) == [(0, tile) for tile in range(4)]
     assert sorted(workers.tasks[4:6]) == [(1, 0), (1, 1)]
     assert workers.tasks[6:] == [(2, 0)]
     assert workers.crops == CROPS
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
+    assert answer.carried == [40, 0, 0]
     assert (answer.retries, answer.driver_counts) == (0, StoreCounts())
     assert len(store.ever) == 6
     assert store.keys == set()
@@ -138,12 +163,12 @@ def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
     async def later_for_the_first(task, _number):
         if task.stage == 1:
             await asyncio.sleep((3 - task.tile) / 100)
-            return report(b"columns %d" % task.tile)
+            return report(b"%32d" % task.tile)
         return None
 
     tiles = (2, 3)
     answer = ask(Workers(store, later_for_the_first, tiles), store, crops=CROPS[:2], tiles=tiles)
-    assert answer.outputs == [b"columns 0", b"columns 1", b"columns 2"]
+    assert answer.outputs == [b"%32d" % tile for tile in range(3)]
     assert len(store.ever) == 2
     assert store.keys == set()
 
@@ -292,7 +317,7 @@ def test_after_a_bug_failures_of_other_tiles_are_not_tried_again(store):
 
 
 def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
-    crops = [Crop("float32", b"x" * (20 if tile == 2 else 4)) for tile in range(4)]
+    crops = [Crop("float32", b"x" * (200 if tile == 2 else 4)) for tile in range(4)]
     seen = {}
 
     async def script(task, _number):
@@ -300,10 +325,11 @@ def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
             seen[task.tile] = task.crop.data or store.get(input_key(task.query, task.tile))
 
     workers = Workers(store, script)
-    answer = ask(workers, store, crops=crops, inline_limit=10)
+    answer = ask(workers, store, crops=crops, inline_limit=100)
     assert [crop.data for crop in sorted(workers.crops, key=lambda crop: crop.data is None)][-1] is None
     assert [seen[tile] for tile in range(4)] == [crop.data for crop in crops]
-    assert answer.driver_counts == StoreCounts(bytes_put=20, puts=1)
+    assert answer.driver_counts == StoreCounts(bytes_put=200, puts=1)
+    assert answer.carried == [12, 0, 0]
     assert store.keys == set()
 
 
@@ -367,6 +393,111 @@ def test_a_plan_of_one_stage_leaves_the_store_alone():
     assert ask(Workers(MemoryStore(), tiles=(1,)), Untouchable(), crops=CROPS[:1], tiles=(1,)).retries == 0
 
 
+class TestInline:
+    """What the driver carries itself, from answers into later payloads."""
+
+    def test_the_store_sees_nothing_of_an_inline_stage(self, store):
+        workers = Workers(store)
+        answer = ask(workers, store, inline={0})
+        assert answer.outputs == [written(workers.sent[-1])]
+        assert {key.rsplit(":", 2)[1] for key in store.ever} == {"1"}
+        assert store.keys == set()
+        assert [task.inline for task in workers.sent] == [True] * 4 + [False] * 2 + [True]
+        for task in workers.sent[4:6]:
+            assert list(task.parts) == [part for source in range(4) for part in read(task, source)]
+        assert workers.sent[6].parts == (None,) * 4
+        assert answer.carried == [40, 2 * 4 * 12, 0]
+
+    def test_a_plan_that_is_all_inline_needs_no_store(self):
+        class Untouchable(MemoryStore):
+            def put(self, key, value, ttl):
+                raise AssertionError(key, value, ttl)
+
+            def delete(self, keys):
+                raise AssertionError(keys)
+
+        workers = Workers(Untouchable())
+        answer = ask(workers, workers.store, inline={0, 1}, batch=3)
+        assert answer.outputs == [written(workers.sent[-1])]
+        assert list(workers.sent[-1].parts) == [part for source in range(2) for part in read(workers.sent[-1], source)]
+        assert answer.carried == [40, 3 * 2 * 4 * 12, 3 * 2 * 12]
+
+    def test_parts_are_views_of_the_answers(self, store):
+        sent = {}
+
+        async def script(task, _number):
+            if task.stage == 0:
+                sent[task.tile] = written(task)
+                return report(sent[task.tile])
+            return None
+
+        workers = Workers(store, script)
+        ask(workers, store, inline={0})
+        assert [part.obj for part in workers.sent[4].parts[::2]] == [sent[tile] for tile in range(4)]
+
+    def test_a_large_batch_goes_through_the_store(self, store):
+        """A task of stage 1 would carry 4 * 12 bytes for each image, one of stage 2 half as many; an answer is 32."""
+        for batch, stages in [(20, set()), (21, {"0"}), (31, {"0"}), (32, {"0", "1", "2"})]:
+            store.ever.clear()
+            workers = Workers(store)
+            answer = ask(workers, store, inline={0, 1}, batch=batch)
+            assert {key.rsplit(":", 2)[1] for key in store.ever} == stages
+            assert answer.outputs == [written(workers.sent[-1])]
+            assert store.keys == set()
+
+    def test_an_answer_that_is_too_large_is_read_from_the_store(self, store):
+        answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
+        assert [len(output) for output in answer.outputs] == [32 * 32] * 3
+        assert answer.driver_counts == StoreCounts(bytes_get=3 * 32 * 32, gets=3)
+        assert store.keys == set()
+
+    def test_a_task_that_is_tried_again_is_the_same_task(self, store):
+        workers = Workers(store, failing(FailureKind.TIMED_OUT, 2))
+        assert ask(workers, store, inline={0, 1}).retries == 2
+        tried = [task for task in workers.sent if (task.stage, task.tile) == (1, 0)]
+        assert len(tried) == 3
+        assert all(task is tried[0] for task in tried)
+
+    def test_a_late_duplicate_of_a_stage_that_fell_back_leaks_nothing(self, store):
+        """The first attempt is given up, its environment goes on and writes after the second one."""
+
+        async def main():
+            late = []
+
+            async def script(task, _number):
+                if (task.stage, task.tile) == (0, 1) and not late:
+                    late.append(task)
+                    return Failure(FailureKind.TIMED_OUT, "x", "x")
+                if task.stage == 1:
+                    workers.finish(late[0])
+                return None
+
+            workers = Workers(store, script)
+            pushing = driver(workers, store, inline={0, 1})
+            await pushing.run(CROPS, 21, PATIENCE)
+            await pushing.close()
+
+        asyncio.run(asyncio.wait_for(main(), PATIENCE))
+        assert len(store.ever) == 4
+        assert store.keys == set()
+
+    @pytest.mark.parametrize("output", [None, b"", b"x" * 31, b"x" * 36])
+    def test_an_answer_of_another_size_is_a_failure(self, store, output):
+        async def script(task, _number):
+            return report(output) if (task.stage, task.tile) == (0, 2) else None
+
+        workers = Workers(store, script)
+        with pytest.raises(TaskFailedError, match=r"stage 0, tile 2: answered with \d+ bytes, the plan says 32"):
+            ask(workers, store, inline={0})
+        assert workers.tasks.count((0, 2)) == 3
+
+    @pytest.mark.parametrize("inline", [(), {0}, {1}, {0, 1}])
+    def test_a_query_that_fails_leaves_nothing(self, store, inline):
+        with pytest.raises(TaskFailedError):
+            ask(Workers(store, failing(FailureKind.OUT_OF_MEMORY, 99, stage=2)), store, inline=inline)
+        assert store.keys == set()
+
+
 def test_many_queries_at_once_keep_apart(store):
     failed = set()
 
@@ -378,13 +509,13 @@ def test_many_queries_at_once_keep_apart(store):
         return None
 
     async def main():
-        pushing = driver(Workers(store, jitter), store)
+        pushing = driver(Workers(store, jitter), store, inline={0})
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(60)))
         await pushing.close()
         return answers
 
     answers = asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
     assert len({answer.query for answer in answers}) == 60
-    assert all(answer.outputs == [f"answer to {answer.query}".encode()] for answer in answers)
+    assert all(bytes(answer.outputs[0]).startswith(answer.query[:24].encode()) for answer in answers)
     assert {answer.retries for answer in answers} == {0, 3}
     assert store.keys == set()

@@ -49,17 +49,32 @@ def task(plan, stage, tile, images=None):
     if stage == 0:
         rect = plan.stages[0].tiles[tile].inputs[0]
         crop = Crop("float32", np.ascontiguousarray(images[:, :, *rect.slices]).tobytes())
-    return Task(plan.digest, QUERY, stage, tile, 1 if images is None else len(images), 60.0, crop)
+    count = 1 if images is None else len(images)
+    return Task(plan.digest, QUERY, stage, tile, count, 60.0, crop, inline=stage == len(plan.stages) - 1)
 
 
-def run_all(worker, plan, images):
-    """Run every task of a query and return all reports."""
-    reports = []
+def run_all(worker, plan, images, inline=()):
+    """Run every task of a query and return all reports; the stages in `inline` answer with what they write."""
+    reports, answers = [], {}
     for number, stage in enumerate(plan.stages):
-        for tile in range(len(stage.tiles)):
-            job = task(plan, number, tile, images)
-            reports.append(worker.run(replace(job, crop=job.crop if number == 0 else None)))
+        for index, tile in enumerate(stage.tiles):
+            parts = [
+                part
+                for piece in tile.pieces
+                for part in cut(answers.get((piece.stage, piece.tile)), piece, len(images))
+            ]
+            job = task(plan, number, index, images)
+            report = worker.run(replace(job, inline=job.inline or number in inline, parts=tuple(parts)))
+            answers[number, index] = report.output
+            reports.append(report)
     return reports
+
+
+def cut(output, piece, count):
+    """Return the ranges of a piece, or None for each where its tile answered without what it wrote."""
+    if output is None:
+        return [None] * len(piece.ranges)
+    return [output[4 * count * part.offset :][: 4 * count * part.elements] for part in piece.ranges]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -68,6 +83,41 @@ def test_all_tasks_together_are_the_unsplit_network(worker, plan, directory, cou
     logits = np.frombuffer(run_all(worker, plan, images)[-1].output, dtype=np.float32).reshape(count, -1)
     whole = unsplit(plan, directory)(images)
     assert np.abs(logits - whole).max() <= 1e-5 * np.ptp(whole)
+
+
+@pytest.mark.parametrize("inline", [{0}, {1}, {0, 1}])
+def test_what_rides_along_is_what_would_lie_in_the_store(plan, directory, inline):
+    stores = [MemoryStore(), MemoryStore()]
+    workers = [Worker(plan, directory, store, "e", 1, 0.0) for store in stores]
+    expected, got = run_all(workers[0], plan, batch(2)), run_all(workers[1], plan, batch(2), inline)
+    assert got[-1].output == expected[-1].output
+    places = [(number, tile) for number, stage in enumerate(plan.stages) for tile in range(len(stage.tiles))]
+    for (number, tile), report in list(zip(places, got, strict=True))[:-1]:
+        key = output_key(QUERY, number, tile)
+        if number in inline:
+            assert report.output == stores[0].get(key)
+            assert report.counts.puts == 0
+            assert not stores[1].exists([key])[0]
+        else:
+            assert report.output is None
+            assert stores[1].get(key) == stores[0].get(key)
+        assert (report.counts.gets == 0) == (number == 0 or number - 1 in inline)
+
+
+def test_a_tile_reads_some_of_its_pieces_from_the_store_and_carries_the_others(plan, directory, store):
+    """As a tile does that reads one tensor of an inline stage and one of a stored stage."""
+    worker = Worker(plan, directory, store, "e", 1, 0.0)
+    expected = run_all(worker, plan, batch(2))[-1].output
+    tile = plan.stages[2].tiles[0]
+    parts = [
+        part
+        for number, piece in enumerate(tile.pieces)
+        for part in cut(store.get(output_key(QUERY, 1, piece.tile)) if number % 2 else None, piece, 2)
+    ]
+    store.delete([output_key(QUERY, 1, piece.tile) for piece in tile.pieces[1::2]])
+    report = worker.run(replace(task(plan, 2, 0), batch=2, parts=tuple(parts)))
+    assert report.output == expected
+    assert report.counts.gets == parts.count(None) == len(parts) // 2
 
 
 def test_pixels_are_normalised_by_the_worker(worker, plan, store):
@@ -164,6 +214,19 @@ class TestRefused:
         store.put(output_key(QUERY, 0, 0), b"\0" * 4, 60)
         with pytest.raises((MissingKeyError, PlanError)):
             worker.run(task(plan, 1, 0))
+
+    def test_a_part_of_another_size(self, worker, plan, store):
+        run_all(worker, plan, batch())
+        whole = [store.get(output_key(QUERY, 1, tile)) for tile in range(4)]
+        for change in (b"", b"\0" * 4):
+            parts = (*whole[:3], whole[3] + change if change else whole[3][:-4])
+            with pytest.raises(PlanError, match="another size"):
+                worker.run(replace(task(plan, 2, 0), parts=parts))
+
+    @pytest.mark.parametrize("count", [1, 3, 5])
+    def test_parts_that_are_not_what_the_tile_reads(self, worker, plan, count):
+        with pytest.raises(InputError, match=f"carries {count} parts, its tile reads 4"):
+            worker.run(replace(task(plan, 2, 0), parts=(b"",) * count))
 
     @pytest.mark.parametrize("event", [None, {}, [], "x", {"task": 5}, {"task": "!"}, {"task": "gqFhAaFiAg=="}])
     def test_what_is_no_task(self, worker, event):

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.plan import (
+    FORMAT,
     IMAGE,
     Artefact,
     Cell,
@@ -57,7 +58,7 @@ def spread_stage(number, source, target, grid, step, reach, kinds, source_shape)
         tiles.append(Tile("", 0, (Rect(rows, cols),), (padding,), (rect,), (Cell(0, rect),), (), 150))
     operators = tuple(Operator(f"{number}.{index}", kind, 600) for index, kind in enumerate(kinds))
     inputs = (Input(*source, source_shape),)
-    return Stage(operators, grid, 1769, 1.0, inputs, (target,), tuple(tiles), (_function(),))
+    return Stage(operators, grid, 1769, 1.0, inputs, (target,), tuple(tiles), (_function(),), inline=False)
 
 
 def _function():
@@ -72,13 +73,15 @@ def vector_stage(source, shape, length, columns, kinds, *, cells=True):
         for rect in grid_rects(1, length, grid)
     )
     operators = tuple(Operator(kind, kind, 40) for kind in kinds)
-    return Stage(operators, grid, 1769, 1.0, (Input(*source, shape),), (Shape.vector(length),), tiles, (_function(),))
+    return Stage(
+        operators, grid, 1769, 1.0, (Input(*source, shape),), (Shape.vector(length),), tiles, (_function(),), not cells
+    )
 
 
 def make_plan(stages, model="small", artefact=None, channels="RGB"):
     preprocess = Preprocess(72, "bilinear", channels, 1 / 255, (0.5,) * 3, (0.5,) * 3)
     return Plan(
-        format=2,
+        format=FORMAT,
         model=model,
         weights="random",
         input=Shape(3, 64, 64, flat=False),
@@ -119,14 +122,14 @@ def branched():
             Tile("", 0, tile.inputs, tile.padding, tile.outputs * 2, (*tile.cells, Cell(1, tile.outputs[0])), (), 150)
             for tile in first.tiles
         ),
-        first.functions,
+        first.functions, first.inline,
     )  # fmt: skip
     joined = Stage(
         last.operators, last.grid, 1769, 1.0, (*last.inputs, Input(0, 1, FIRST)), last.outputs,
         tuple(
             Tile("", 0, (*tile.inputs, FIRST.whole), (NONE, NONE), tile.outputs, (), (), 10) for tile in last.tiles
         ),
-        last.functions,
+        last.functions, last.inline,
     )  # fmt: skip
     return [wide, second, third, joined]
 

@@ -30,12 +30,14 @@ def done(init_ms, total_ms, counts=None, output=None):
 def answer():
     first = StageRun(10.0, [done(500.0, 20.0, StoreCounts(100, 0, 1)), done(0.0, 30.2, StoreCounts(200, 0, 1))], 10.7)
     last = StageRun(10.7, [done(0.0, 5.0, StoreCounts(0, 300, 0, 4), b"x" * 28)], 10.75)
-    return Answer("q", 10.0, 10.8, [first, last], retries=2, driver_counts=StoreCounts(1000, 0, 1))
+    return Answer(
+        "q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], retries=2, driver_counts=StoreCounts(1000, 0, 1)
+    )
 
 
 def test_a_report_adds_up_what_the_tasks_said(plan, answer):
     images = [ImageAnswer("a.jpg", (Prediction("l", 0, 1.0),))]
-    report = make_report(plan, answer, images, crop_bytes=50, latency_s=0.8123456, facts=FACTS)
+    report = make_report(plan, answer, images, latency_s=0.8123456, facts=FACTS)
     assert (report.model, report.plan, report.target) == ("small", plan.digest, "serverless")
     assert (report.latency_ms, report.retries, report.hedges) == (812.346, 2, 0)
     assert report.store == StoreCounts(1300, 300, 3, 4, 0)
@@ -45,19 +47,19 @@ def test_a_report_adds_up_what_the_tasks_said(plan, answer):
     assert first.ms == pytest.approx(700)
     assert last.ms == pytest.approx(50)
     assert (first.bytes_in, first.bytes_out) == (50, 300)
-    assert (last.bytes_in, last.bytes_out) == (300, 28)
+    assert (last.bytes_in, last.bytes_out) == (307, 28)
 
 
 def test_the_price_is_lambdas(plan, answer):
     """Each task: its request, and memory times the milliseconds that it began, cold start included."""
-    report = make_report(plan, answer, [], 0, 1.0, FACTS)
+    report = make_report(plan, answer, [], 1.0, FACTS)
     gb = plan.stages[0].memory_mb / 1024
     expected = 3 * FACTS.price_request + gb * (520 + 31 + 5) / 1000 * FACTS.price_gb_second
     assert report.cost_usd == pytest.approx(expected)
 
 
 def test_a_report_is_plain_json(plan, answer):
-    report = make_report(plan, answer, [ImageAnswer("a", (Prediction("l", 0, 1.0),))], 0, 1.0, FACTS)
+    report = make_report(plan, answer, [ImageAnswer("a", (Prediction("l", 0, 1.0),))], 1.0, FACTS)
     plain = json.loads(json.dumps(report.as_dict()))
     assert plain["images"] == [{"name": "a", "predictions": [{"label": "l", "index": 0, "score": 1.0}]}]
     assert plain["store"] == {"bytes_put": 1300, "bytes_get": 300, "puts": 3, "gets": 4, "exists": 0}

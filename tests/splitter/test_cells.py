@@ -170,7 +170,7 @@ def tile(inputs, outputs, cells, pieces):
 
 
 def stage(inputs):
-    return Stage((), Grid(1, 1), 1769, 1.0, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),))
+    return Stage((), Grid(1, 1), 1769, 1.0, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), inline=False)
 
 
 def written(wholes, outputs, layout):

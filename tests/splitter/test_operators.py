@@ -185,7 +185,7 @@ def test_old_opsets_are_converted(tmp_path, grid):
     path = tmp_path / "old.onnx"
     path.write_bytes(net.model(net.linear(x, 4, 3), dims=(1, 3)).SerializeToString())
     source, sample = load(path, None)
-    assert source.onnx.opset_import[0].version == OPSET
+    assert source.onnx.proto.opset_import[0].version == OPSET
     assert sample.shape == (1, 2, 13, 13)
     batch = net.batch_of(3)
     assert worst_error(source.onnx, batch, tmp_path / "plan", grid, expected=source.run(batch)) <= EXACT

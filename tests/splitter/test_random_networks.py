@@ -105,7 +105,8 @@ def answers(directory, batch):
             if number == 0:
                 part = np.ascontiguousarray(batch[:, :, *tile.inputs[0].slices])
                 crop = Crop("float32", part.tobytes())
-            report = worker.run(Task(plan.digest, QUERY, number, index, len(batch), 60.0, crop))
+            task = Task(plan.digest, QUERY, number, index, len(batch), 60.0, crop, inline=stage.inline)
+            report = worker.run(task)
             if report.output is not None:
                 part = result[plan.output.slices(tile.outputs[0])]
                 part[...] = np.frombuffer(report.output, "<f4").reshape(part.shape)

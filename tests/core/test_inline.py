@@ -1,0 +1,70 @@
+"""Which stages ride along: what a plan wants, within what payloads take."""
+
+from dataclasses import replace
+
+import pytest
+
+from serfer.core.geometry import Rect, Span
+from serfer.core.inline import inline_stages
+from serfer.core.plan import Cell, Piece, Range, Shape
+from tests.core.plans import small_plan
+
+
+def vectors(lengths, reads, inline):
+    """Return a plan of one tile a stage; stage k writes `lengths[k]` values and reads all of stages `reads[k]`."""
+    first, template = small_plan().stages
+    stages = []
+    for number, (length, sources) in enumerate(zip(lengths, reads, strict=True)):
+        rects = [Rect(Span(0, 1), Span(0, lengths[source])) for source in sources]
+        pieces = tuple(
+            Piece(source, 0, (Range(0, lengths[source], (Cell(0, rect),)),))
+            for source, rect in zip(sources, rects, strict=True)
+        )
+        base = template if number else first
+        whole = Shape.vector(length).whole
+        tile = replace(base.tiles[0], outputs=(whole,), cells=(Cell(0, whole),), pieces=pieces)
+        stages.append(
+            replace(base, outputs=(Shape.vector(length),), tiles=(tile,), inline=inline[number]),
+        )
+    return replace(small_plan(), stages=tuple(stages))
+
+
+def test_the_plan_decides_where_everything_fits():
+    plan = vectors([10, 20, 5], [[], [0], [0, 1]], [True, False, True])
+    assert inline_stages(plan, 1, 10**6) == (True, False, True)
+    assert inline_stages(small_plan(), 1, 10**6) == (False, True)
+
+
+@pytest.mark.parametrize(("limit", "rides"), [(80, True), (79, False)])
+def test_an_answer_may_have_just_the_limit(limit, rides):
+    plan = vectors([20, 5], [[], [0]], [True, True])
+    assert inline_stages(plan, 1, limit) == (rides, True)
+
+
+@pytest.mark.parametrize(("batch", "rides"), [(1, True), (50, True), (51, False)])
+def test_a_batch_multiplies(batch, rides):
+    plan = vectors([20, 5], [[], [0]], [True, True])
+    assert inline_stages(plan, batch, 80 * 50) == (rides, True)
+
+
+def test_a_task_that_reads_several_stages_carries_them_together_or_the_later_one_falls_back():
+    plan = vectors([10, 20, 5], [[], [0], [0, 1]], [True, True, True])
+    assert inline_stages(plan, 1, 4 * 30) == (True, True, True)
+    assert inline_stages(plan, 1, 4 * 29) == (True, False, True)
+
+
+def test_what_is_read_from_the_store_takes_no_room():
+    plan = vectors([10, 20, 5], [[], [0], [0, 1]], [False, True, True])
+    assert inline_stages(plan, 1, 4 * 20) == (False, True, True)
+
+
+def test_many_small_answers_may_be_too_much_for_their_reader():
+    plan = small_plan()
+    first, last = plan.stages
+    plan = replace(plan, stages=(replace(first, inline=True), last))
+    assert inline_stages(plan, 1, 4 * 48) == (True, True)
+    assert inline_stages(plan, 1, 4 * 47) == (False, True)
+
+
+def test_an_answer_of_the_last_stage_falls_back_too():
+    assert inline_stages(vectors([1, 5], [[], [0]], [True, True]), 1, 19) == (True, False)

@@ -1,0 +1,129 @@
+"""Stages whose output rides along: the same answer as through the store, and nothing in the store."""
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import onnx
+import pytest
+
+import serfer
+from lambdas.worker import Worker
+from serfer.core.counts import StoreCounts
+from serfer.core.inline import inline_stages
+from serfer.core.plan import dump_plan, load_plan, sealed
+from serfer.unsplit import unsplit
+from splitter.exactness import difference
+from tests.e2e.small import batch, split_small
+from tests.splitter.models import Net
+
+SAME = {"pads": [1, 1, 1, 1]}
+LIMIT = int(6 * 1024 * 1024 * 0.7)  # of what a payload carries
+
+
+def inlined(directory, target, inline):
+    """Copy a plan directory, the stages in `inline` handing their output on inside answers and payloads."""
+    shutil.copytree(directory, target)
+    plan = load_plan(directory)
+    last = len(plan.stages) - 1
+    stages = [replace(stage, inline=number in {*inline, last}) for number, stage in enumerate(plan.stages)]
+    (target / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    return target
+
+
+def moved(pipeline):
+    """Return the bytes that each stage's tasks read and wrote, wherever."""
+    return [(stage.bytes_in, stage.bytes_out) for stage in pipeline.last_report.stages]
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """A residual block cut in two: the stage that adds reads one tensor of stage 0 and one of stage 2."""
+    net = Net(3, 24, 20)
+    head = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
+    one = net.op("Relu", net.conv(head, 4, 4, [3, 3], **SAME))
+    two = net.conv(one, 4, 4, [3, 3], **SAME)
+    total = net.conv(net.op("Add", head, two), 4, 4, [3, 3], **SAME)
+    model = net.model(net.linear(net.flat(net.op("GlobalAveragePool", total)), 4, 5))
+    directory = tmp_path_factory.mktemp("joined")
+    onnx.save(model, directory / "joined.onnx")
+    cuts = (head, one, two, total)
+    serfer.split(
+        str(directory / "joined.onnx"), np.zeros((1, 3, 24, 20), np.float32), out=directory / "plan",
+        grids=["2x2", "1x2", "2x2", "2x1", "1"], cuts=cuts,
+    )  # fmt: skip
+    return directory / "plan"
+
+
+def test_a_tile_reads_one_tensor_from_the_store_and_carries_another(joined, settings, tmp_path):
+    images = np.random.default_rng(1).standard_normal((2, 3, 24, 20), dtype=np.float32)
+    plan = load_plan(joined)
+    assert {source.stage for source in plan.stages[3].inputs} == {0, 2}
+    answers, bytes_moved = {}, []
+    for number, rides in enumerate(product([False, True], repeat=4)):
+        inline = {stage for stage, rides_along in enumerate(rides) if rides_along}
+        directory = inlined(joined, tmp_path / str(number), inline)
+        with serfer.open(directory, settings=settings) as pipeline:
+            answers[rides] = pipeline.run(images)
+            report = pipeline.last_report
+            stored = pipeline._driver._route.store
+        assert report.store.puts == sum(len(plan.stages[stage].tiles) for stage in range(4) if stage not in inline)
+        assert stored._values == {}
+        bytes_moved.append(moved(pipeline))
+    first = answers[False, False, False, False]
+    assert difference(first, unsplit(plan, joined)(images)).exact
+    assert all(np.array_equal(answer, first) for answer in answers.values())
+    assert all(sizes == bytes_moved[0] for sizes in bytes_moved)
+
+
+@pytest.mark.parametrize("workers", ["inprocess", "local"])
+def test_a_plan_that_is_all_inline_asks_nothing_of_its_store(plan, settings, tmp_path, redis, workers):
+    directory = inlined(plan, tmp_path / "inline", {0, 1})
+    whole = unsplit(load_plan(plan), plan)
+    with (
+        serfer.open(directory, store=redis, workers=workers, settings=settings) as pipeline,
+        serfer.open(plan, store=redis, settings=settings) as through_store,
+    ):
+        for images in (batch(1), batch(3, seed=1)):
+            logits = pipeline.run(images)
+            assert pipeline.last_report.store == StoreCounts()
+            assert difference(logits, whole(images)).exact
+            assert np.allclose(logits, through_store.run(images), rtol=0, atol=1e-6)
+            assert moved(pipeline) == moved(through_store)
+
+
+@pytest.mark.parametrize("workers", ["inprocess", "local"])
+def test_a_batch_too_large_for_payloads_goes_through_the_store(settings, tmp_path, redis, workers):
+    wide = split_small(tmp_path, grids=[(1, 2), (1, 1)], cuts=("relu2",))
+    directory = inlined(wide, tmp_path / "inline", {0})
+    rides = load_plan(directory)
+    most = max(count for count in range(1, 1025) if inline_stages(rides, count, LIMIT)[0])
+    assert most < 1024
+    whole = unsplit(rides, wide)
+    with serfer.open(directory, store=redis, workers=workers, settings=settings) as pipeline:
+        for count, puts in [(most, 0), (most + 1, 2), (1, 0)]:
+            images = batch(count)
+            assert difference(pipeline.run(images), whole(images)).exact
+            report = pipeline.last_report
+            assert (report.store.puts, report.retries) == (puts, 0)
+
+
+def test_tasks_that_fail_are_sent_the_same_again(plan, settings, tmp_path, monkeypatch):
+    directory = inlined(plan, tmp_path / "inline", {0, 1})
+    sent, run = [], Worker.run
+
+    def failing(worker, task):
+        sent.append(task)
+        if sum(task == other for other in sent) == 1:
+            raise ConnectionError
+        return run(worker, task)
+
+    monkeypatch.setattr(Worker, "run", failing)
+    with serfer.open(directory, settings=settings) as pipeline:
+        logits = pipeline.run(batch())
+        report = pipeline.last_report
+    assert (report.retries, report.store) == (9, StoreCounts())
+    assert set(Counter((task.stage, task.tile) for task in sent).values()) == {2}
+    assert difference(logits, unsplit(load_plan(plan), plan)(batch())).exact

@@ -142,7 +142,8 @@ class Loads:
                 return
             sizes = product(rows.sizes(index), cols.sizes(index))
             if node.output in targets:
-                written += graph.shape(node.output).channels * np.outer(rows.target(node.output), cols.target(node.output)).ravel()
+                areas = np.outer(rows.target(node.output), cols.target(node.output)).ravel()
+                written += graph.shape(node.output).channels * areas
             parts = np.array([self._takes(graph, index, height, width) for height, width in sizes])
             serial, parallel, macs = serial + parts[:, 0], parallel + parts[:, 1], macs + parts[:, 2].sum()
             if index in self._at_cut:
@@ -150,9 +151,11 @@ class Loads:
                 yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), int(macs))
 
     def _readings(self, graph: Graph, index: int, rows: _AxisWalk, cols: _AxisWalk) -> tuple[Reading, ...]:
-        tensors = self._at_cut[index].tensors
-        pairs = ((name, rows.spans(index, name), cols.spans(index, name)) for name in tensors)
-        return tuple(Reading(name, graph.shape(name).channels, down, across) for name, down, across in pairs if down and across)
+        found = []
+        for name in self._at_cut[index].tensors:
+            if (down := rows.spans(index, name)) and (across := cols.spans(index, name)):
+                found.append(Reading(name, graph.shape(name).channels, down, across))
+        return tuple(found)
 
     def _axis(self, graph: Graph, cut: Cut, targets: frozenset[str], axis: int, grid: Grid) -> _AxisWalk:
         parts = grid.rows if axis == ROW_AXIS else grid.cols
@@ -213,7 +216,7 @@ class _AxisWalk:
     first row wanted alone, the last from the last.
     """
 
-    def __init__(  # noqa: PLR0913 - what a walk is about
+    def __init__(
         self,
         graph: Graph,
         stop: int,

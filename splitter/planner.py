@@ -84,14 +84,6 @@ class Budget:
         return Platform(self.facts.functions, store, self.cold_share)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The chain that was looked for, and what it competed with: the best chains for other weighings."""
-
-    choices: list[Choice]
-    supported: list[list[Choice]]
-
-
 def choose(
     graph: Graph,
     cuts: Sequence[Cut],
@@ -137,11 +129,16 @@ def choices_of(chain: Chain) -> list[Choice]:
     for edge, memory in chain.steps:
         offer = edge.stage
         assert isinstance(offer, _Offer)  # noqa: S101 - what _Market put there
-        seconds, usd = float(edge.seconds[memory, grid]), float(edge.usd[memory, grid])
-        load = offer.load
         choices.append(
             Choice(
-                load.start, load.stop, load.grid, offer.memory_mb[memory], seconds, usd, offer.half, edge.after == _INLINE
+                offer.load.start,
+                offer.load.stop,
+                offer.load.grid,
+                offer.memory_mb[memory],
+                seconds=float(edge.seconds[memory, grid]),
+                usd=float(edge.usd[memory, grid]),
+                half=offer.half,
+                inline=edge.after == _INLINE,
             )
         )
         grid = edge.grid
@@ -304,7 +301,9 @@ class _Market:
         written = load.written * FLOAT_BYTES
         ends = load.stop == len(self.graph.nodes)
         inline_in, inline_out = before == _INLINE or not load.start, after == _INLINE
-        if (before == _INLINE and np.sum(read) > INLINE_MOST) or (inline_out and not ends and written.sum() > INLINE_MOST):
+        if before == _INLINE and np.sum(read) > INLINE_MOST:
+            return None
+        if inline_out and not ends and written.sum() > INLINE_MOST:
             return None
         nothing = np.zeros(load.grid.tiles)
         return StageLoad(
@@ -338,7 +337,8 @@ def _cheapest_only(layered: list[tuple[int, _Offer]], place: int, last: Vertex) 
     if not any(offer.rank[place] for _, offer in layered):
         return layered
     spans = [
-        ((layer and layer - 1, offer.load.start), (layer, offer.load.stop), offer.rank[place]) for layer, offer in layered
+        ((layer and layer - 1, offer.load.start), (layer, offer.load.stop), offer.rank[place])
+        for layer, offer in layered
     ]
     so_far, to_go = {(0, 0): 0}, {last: 0}
     for start, stop, rank in sorted(spans, key=lambda span: span[1][1]):

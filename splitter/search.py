@@ -130,9 +130,7 @@ class Search:
         for vertex, edges in self._from.items():
             for edge in edges:
                 by_path.setdefault(vertex, {}).setdefault(edge.before, []).append(edge)
-        return {
-            vertex: {path: _Fan.of(edges) for path, edges in paths.items()} for vertex, paths in by_path.items()
-        }
+        return {vertex: {path: _Fan.of(edges) for path, edges in paths.items()} for vertex, paths in by_path.items()}
 
     @cached_property
     def fastest(self) -> Chain | None:
@@ -175,7 +173,8 @@ class Search:
         for vertex in self._vertices[1:]:
             labels[vertex] = self._extended(vertex, labels, goal, bound)
         ends = [chain for vertex in self._last for chain in self._finished(vertex, labels)]
-        fitting = [chain for chain in [*ends, *([incumbent] if incumbent else [])] if goal.holds(chain.seconds, chain.usd)]
+        chains = [*ends, incumbent] if incumbent else ends
+        fitting = [chain for chain in chains if goal.holds(chain.seconds, chain.usd)]
         return min(fitting, key=lambda chain: (_value(goal, chain), chain.usd, chain.seconds), default=None)
 
     def _incumbent(self, goal: Goal) -> Chain | None:

@@ -26,8 +26,10 @@ DISPATCH_SECONDS = 2.8e-4
 """A driver's processor time to sign and send one invocation, as measured on the development machine."""
 TASK_SECONDS = 4e-4
 """What a task takes besides reading, computing and writing: decoding, encoding, the runtime's loop. Measured there."""
-CARRY_RATE = 3e8
-"""Bytes a second that a driver takes out of answers or puts into payloads (base64, msgpack). Measured there."""
+CARRY_RATE = 7.5e7
+"""Bytes a second that a driver takes out of answers or puts into payloads: base64 in JSON, signing. ADR 9."""
+CODEC_RATE = 4e7
+"""Bytes a second that a worker does the same with, its runtime included. ADR 9."""
 _BASE64 = 4 / 3
 _MB_PER_GB = 1024
 _MS_PER_S = 1000
@@ -79,8 +81,9 @@ def task_seconds(load: StageLoad, memory_mb: Floats | float, platform: Platform)
     compute = load.serial_s / np.minimum(1.0, vcpus) + load.parallel_s / vcpus
     read = (load.ranges > 0) * store.request_latency + load.ranges * store.range_latency
     write = (load.bytes_written > 0) * store.request_latency
-    moved = load.bytes_read + load.bytes_written + _BASE64 * (load.carried_in + load.carried_out)
-    return np.asarray(TASK_SECONDS + compute + read + write + moved / functions.bandwidth)
+    carried = load.carried_in + load.carried_out
+    moved = load.bytes_read + load.bytes_written + _BASE64 * carried
+    return np.asarray(TASK_SECONDS + compute + read + write + carried / CODEC_RATE + moved / functions.bandwidth)
 
 
 def stage_price(load: StageLoad, memory_mb: Floats | float, platform: Platform) -> tuple[Floats, Floats]:

@@ -15,8 +15,8 @@ from splitter.cuts import cut_points, weight_bytes
 from splitter.global_pooling import with_grid, with_tile_pools
 from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.ingest import from_onnx
-from splitter.planner import INLINE_MOST, Budget, choices_of, prepare, tile_rects
-from splitter.search import BALANCED, COST, LATENCY, Goal, Search
+from splitter.planner import INLINE_MOST, Budget, prepare, tile_rects
+from splitter.search import BALANCED, COST, LATENCY, Search
 from splitter.tiles import walk_back
 from splitter.work import work
 from tests.splitter.models import Net
@@ -49,13 +49,13 @@ def network(random):
 
 
 class Enumerated:
-    """Every chain of stages on every grid, memory and path, priced tile by tile from the tiles that would be written."""
+    """Every chain of stages on every grid, memory and path, priced from the tiles that would be written."""
 
     def __init__(self, graph, cuts, budget):
         self.graph, self.cuts, self.budget = graph, cuts, budget
         self.prices = {}
 
-    def chains(self, at=0, before=None, inline=False):
+    def chains(self, at=0, before=None, *, inline=False):
         """Yield (seconds, usd) of every chain from a cut to the end, arrays over what its stages may have of memory.
 
         `before` is the grid on which the tensors at the cut were written, `inline` says that they ride along.
@@ -67,7 +67,7 @@ class Enumerated:
             last = to == len(self.cuts) - 1
             for grid, handed_on in product(GRIDS, [True] if last else [False, True]):
                 price = self.price(at, to, grid, before, inline, handed_on)
-                for rest in self.chains(to, grid, handed_on) if price is not None else ():
+                for rest in self.chains(to, grid, inline=handed_on) if price is not None else ():
                     yield tuple(np.add.outer(mine, theirs).ravel() for mine, theirs in zip(price, rest, strict=True))
 
     def price(self, *key):
@@ -133,13 +133,16 @@ class Enumerated:
 
     def pieces(self, name, rect, grid):
         rects = tile_rects(with_grid(self.graph, grid), name, grid) if grid else []
-        return sum(
-            other.rows.start < rect.rows.stop
-            and rect.rows.start < other.rows.stop
-            and other.cols.start < rect.cols.stop
-            and rect.cols.start < other.cols.stop
-            for other in rects
-        ) or 1
+        return (
+            sum(
+                other.rows.start < rect.rows.stop
+                and rect.rows.start < other.rows.stop
+                and other.cols.start < rect.cols.stop
+                and rect.cols.start < other.cols.stop
+                for other in rects
+            )
+            or 1
+        )
 
 
 def cases():
@@ -161,8 +164,8 @@ def enumerated():
     """Every case with seconds and dollars of all of its chains."""
     found = []
     for graph, cuts, budget in cases():
-        chains = list(Enumerated(graph, cuts, budget).chains())
-        seconds, usd = (np.concatenate(each) if chains else np.zeros(0) for each in (list(zip(*chains, strict=True)) or [(), ()]))
+        chains = [(np.zeros(0), np.zeros(0)), *Enumerated(graph, cuts, budget).chains()]
+        seconds, usd = map(np.concatenate, zip(*chains, strict=True))
         found.append((graph, cuts, budget, seconds, usd))
     assert sum(len(seconds) for *_, seconds, _ in found) > 1_000_000
     return found
@@ -175,11 +178,11 @@ def goals(seconds, usd):
     return (LATENCY, COST, BALANCED, *bounded, replace(BALANCED, most_seconds=middle_s, most_usd=middle_usd))
 
 
-def gaps(enumerated, planner):
+def gaps(enumerated, planner, grids=GRIDS):
     """Return how much worse than the best a planner's chain is, relatively, for every case and goal; inf for none."""
     found = []
     for graph, cuts, budget, seconds, usd in enumerated:
-        search = prepare(graph, cuts, GridChoice(options=GRIDS), None, budget)
+        search = prepare(graph, cuts, GridChoice(options=grids), None, budget)
         for goal in goals(seconds, usd) if len(seconds) else (LATENCY,):
             fitting = (seconds <= goal.most_seconds) & (usd <= goal.most_usd)
             best = goal.value(seconds[fitting], usd[fitting]).min(initial=np.inf)
@@ -191,3 +194,38 @@ def gaps(enumerated, planner):
 
 def test_the_search_finds_the_best_of_all_chains_for_every_goal(enumerated):
     assert np.abs(gaps(enumerated, Search.best)).max() < 1e-9
+
+
+def greedy(search, _goal):
+    """Take the stage that gets furthest for its time, again and again, without looking ahead."""
+    vertex, path, grid, seconds, usd = (0, 0), 0, 0, 0.0, 0.0
+    while vertex in search._from:
+        edges = [edge for edge in search._from[vertex] if edge.before == path]
+        if not edges:
+            return None
+        edge = min(edges, key=lambda edge: edge.seconds[0, grid] / (edge.stop[1] - edge.start[1]))
+        seconds, usd = seconds + edge.seconds[0, grid], usd + edge.usd[0, grid]
+        vertex, path, grid = edge.stop, edge.after, edge.grid
+    return Chain(seconds, usd, ())
+
+
+def test_a_greedy_planner_does_not(enumerated):
+    assert (gaps(enumerated, greedy) > 0.01).mean() > 0.2
+
+
+def test_a_planner_with_grids_up_to_2x2_does_not(enumerated):
+    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).mean() > 0.05
+
+
+def test_the_supported_chains_are_on_the_frontier(enumerated):
+    for graph, cuts, budget, seconds, usd in enumerated[:50]:
+        for chain in prepare(graph, cuts, GridChoice(options=GRIDS), None, budget).supported:
+            beaten = (seconds < chain.seconds * (1 - 1e-9)) & (usd < chain.usd * (1 - 1e-9))
+            assert not beaten.any()
+
+
+def test_a_number_of_stages_is_kept(enumerated):
+    for graph, cuts, budget, *_ in enumerated[:50]:
+        for stages in range(1, len(cuts)):
+            chain = prepare(graph, cuts, GridChoice(options=GRIDS), stages, budget).best(BALANCED)
+            assert chain is None or len(choices_of(chain)) == stages

@@ -217,7 +217,7 @@ def tile_macs_of(decision: Decision, choice: Choice) -> tuple[int, int]:
 def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str, float]:
     """Return a tile's predicted compute in milliseconds on one vCPU, for the fields of Tile."""
     works = (work(part.graph, node, tile.regions[node.output]) for node in part.nodes)
-    parts = [profiles.parts(each) for each in works if each]
+    parts = [(profiles.run_s, 0.0), *(profiles.parts(each) for each in works if each)]
     names = ("serial_ms", "parallel_ms")
     return {name: round(1000 * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.plan import IMAGE, Plan
 from splitter.emit import in_one_piece, input_name, output_name
-from splitter.exactness import TOLERANCE, difference
+from splitter.exactness import TOLERANCE, check_finite, difference
 from splitter.graph import Graph
 from splitter.load import Array, Run
 
@@ -56,27 +56,46 @@ def whole_runner(model: Graph | Path) -> Run:
     return run
 
 
-def check_exact(plan: Plan, directory: Path, unsplit: Run, batch: Array) -> float:
+def check_exact(plan: Plan, directory: Path, model: Run, batch: Array) -> float:
     """Return the relative error of the plan on `batch`; raises WrongAnswerError where rule 1 does not hold.
 
-    Raises ModelError where the model, or a part of it, cannot run on a batch at all.
+    A plan that changes the network is compared with what it computes. Raises ModelError where the model, or a part of
+    it, cannot run on a batch at all, has no finite answer, or has another one as exported to ONNX.
     """
     try:
-        expected, got = unsplit(batch), run_tiles(plan, directory, batch)
+        expected, got = model(batch), run_tiles(plan, directory, batch)
     except Exception as failure:  # the user's own code and ONNX Runtime may raise anything
         raise ModelError(
             f"the network does not run on a batch of {len(batch)} images: "
             f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
         ) from failure
+    check_finite(expected, "the model's own answer to the example, or to a random image,")
+    if plan.original:
+        _check_export(directory / plan.original[0].path, model, expected, batch)
+        expected = whole_runner(directory / plan.unsplit.path)(batch)
     if got.shape != expected.shape:
         raise WrongAnswerError(
             f"the split network answers with shape {got.shape}, the unsplit one with {expected.shape}"
         )
     found = difference(got, expected)
     if not found.exact:
+        if not plan.original:
+            _check_export(directory / plan.unsplit.path, model, expected, batch)
         raise WrongAnswerError(
             f"the split network differs from the unsplit one by {found.error:.2g} of its range (at most "
-            f"{TOLERANCE:g} is allowed), or in its first class: "
-            "an operator depends on the batch, the size, or chance; nothing was written"
+            f"{TOLERANCE:g} is allowed), or in its first class; nothing was written"
         )
     return found.error
+
+
+def _check_export(path: Path, model: Run, expected: Array, batch: Array) -> None:
+    """Raise ModelError where the network at `path`, which is not split, answers otherwise than the model itself."""
+    found = difference(whole_runner(path)(batch), expected)
+    if found.exact:
+        return
+    if not difference(model(batch), expected).exact:
+        raise ModelError("the model answers the same images otherwise each time: an operator depends on chance")
+    raise ModelError(
+        f"as exported to ONNX, the network differs from the model itself by {found.error:.2g} of its range, or in its "
+        "first class, before anything is split: an operator is exported wrongly, or depends on the number of images"
+    )

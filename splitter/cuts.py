@@ -78,6 +78,8 @@ def cuts_after(graph: Graph, names: Sequence[str]) -> list[Cut]:
     for name in names:
         if name not in positions:
             raise UsageError(f"there is no operator {name!r} to cut after; serfer explain lists a plan's operators")
+        if positions[name] == len(graph.nodes):
+            raise UsageError(f"{name!r} is the network's last operator: nothing lies after it to cut off")
         if positions[name] not in cuts:
             near = min(cuts, key=lambda position: abs(position - positions[name]))
             other = graph.nodes[max(near, 1) - 1].name

@@ -1,41 +1,102 @@
-"""A plan directory appears whole or not at all."""
+"""A plan directory appears whole or not at all, and in the place of nothing but a plan."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serfer.core.errors import InputError
-from serfer.core.plan import PLAN_FILE
+from serfer.core.errors import InputError, UnavailableError
+from serfer.core.plan import ORIGINAL, PLAN_FILE
+
+_UNSPLIT = "unsplit.onnx"
+_FILES = frozenset({PLAN_FILE, _UNSPLIT, *ORIGINAL})
+_STAGE = re.compile(r"stage-\d+(/(weights-\d+\.bin|[0-9a-f]+\.onnx))?")
+
+
+def place_for(out: Path, given: Iterable[Path] = ()) -> Path:
+    """Return the real path of a plan directory to be written: links followed, `..` gone.
+
+    Raises InputError where none can be, or where more than a plan would be deleted; `given` are paths that are read for
+    the new one.
+    """
+    try:
+        place = out.resolve()
+        if Path.cwd().is_relative_to(place):
+            raise InputError(f"{out} is or holds the working directory, which cannot be replaced; choose another --out")
+        place.exists()  # a name may be too long
+        around = next(parent for parent in place.parents if parent.exists())
+        if not around.is_dir():
+            raise InputError(f"{out} cannot be written: {around} is no directory; choose another --out")
+        if not os.access(around, os.W_OK | os.X_OK):
+            raise InputError(f"{out} cannot be written: {around} is not writable; choose another --out")
+        inside = next((path for path in given if place in path.resolve().parents), None)
+        if inside is not None:
+            raise InputError(f"{out} holds {inside}, which is to be read; choose another --out")
+        if around == place.parent:
+            with _alone_in(around):
+                _check_replaceable(place)
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a loop, ValueError: a NUL in the name
+        raise InputError(f"{str(out)!r} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    return place
 
 
 @contextmanager
-def appearing_whole(out: Path) -> Iterator[Path]:
-    """Give a directory to fill that becomes `out` when all went well, and vanishes otherwise."""
-    out = out.absolute()
-    if out == Path.cwd():
-        raise InputError(f"{out} is the working directory, which cannot be replaced; choose another --out")
-    if out.exists() and not (out / PLAN_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is no plan directory; choose another --out")
+def appearing_whole(place: Path) -> Iterator[Path]:
+    """Give a directory to fill that becomes `place`, a path of `place_for`, when all went well, and vanishes otherwise.
+
+    Raises UnavailableError where it cannot be written after all: a disk that is full, say.
+    """
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=".serfer-", dir=place.parent))
+        try:
+            yield directory
+            directory.chmod(0o777 & ~_umask())
+            with _alone_in(place.parent):
+                _check_replaceable(place)  # again: splitting takes its time
+                _replace(place, directory)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}") from error
+        raise UnavailableError(f"{place} cannot be written: {error.strerror or error}") from error
+
+
+def _check_replaceable(place: Path) -> None:
+    """Refuse what is no plan, and a plan beside which anything else lies: all of it would be deleted."""
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise InputError(f"{place} is no directory; choose another --out")
+    if not any(place.iterdir()):
+        return
+    if not _is_plan(place):
+        raise InputError(f"{place} exists and is no plan directory; choose another --out")
+    inside = (path.relative_to(place).as_posix() for path in place.rglob("*"))
+    foreign = next((name for name in inside if name not in _FILES and not _STAGE.fullmatch(name)), None)
+    if foreign is not None:
+        raise InputError(
+            f"{place} holds {foreign}, which is no part of a plan and would be deleted: move it, or choose another "
+            "--out"
+        )
+
+
+def _is_plan(directory: Path) -> bool:
+    """Say whether a directory has a plan.json of ours, of whatever format, or what a damaged one leaves of a plan."""
+    file = directory / PLAN_FILE
+    if not file.is_file():
+        return False
     try:
-        yield directory
-        directory.chmod(0o777 & ~_umask())
-        with _alone_in(out.parent):
-            _replace(out, directory)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        value = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        return (directory / _UNSPLIT).is_file()
+    return isinstance(value, dict) and {"format", "digest"} <= value.keys()
 
 
 @contextmanager
@@ -58,7 +119,7 @@ def _replace(out: Path, directory: Path) -> None:
     out.rename(old)
     try:
         directory.rename(out)
-    except OSError:
+    except BaseException:
         old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)

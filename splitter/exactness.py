@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.errors import ModelError
+
 TOLERANCE = 1e-4
 _TIE = 1e-5
 
@@ -30,7 +32,8 @@ class Difference:
 
 def relative_error(split: NDArray[Any], whole: NDArray[Any]) -> float:
     """Return the largest difference of (N, K) logits relative to the range of `whole`; NaN is infinite."""
-    error = float(np.abs(split - whole).max()) / _span(whole)
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        error = float(np.abs(np.subtract(split, whole, dtype=np.float64)).max()) / _span(whole)
     return float("inf") if np.isnan(error) else error
 
 
@@ -38,7 +41,15 @@ def difference(split: NDArray[Any], whole: NDArray[Any]) -> Difference:
     """Compare (N, K) logits."""
     best = whole.max(axis=1)
     chosen = np.take_along_axis(whole, split.argmax(axis=1, keepdims=True), axis=1)[:, 0]
-    return Difference(relative_error(split, whole), bool((best - chosen <= _TIE * _span(whole)).all()))
+    with np.errstate(invalid="ignore"):
+        same_top = bool((best - chosen <= _TIE * _span(whole)).all())
+    return Difference(relative_error(split, whole), same_top)
+
+
+def check_finite(logits: NDArray[Any], what: str) -> None:
+    """Raise ModelError that names `what` where unsplit logits are no finite numbers."""
+    if not np.isfinite(logits).all():
+        raise ModelError(f"{what} is not finite (NaN or infinity), so nothing can be compared with it")
 
 
 def agreement(split: NDArray[Any], whole: NDArray[Any]) -> float:
@@ -47,4 +58,4 @@ def agreement(split: NDArray[Any], whole: NDArray[Any]) -> float:
 
 
 def _span(logits: NDArray[Any]) -> float:
-    return float(np.ptp(logits)) or 1.0
+    return float(np.ptp(logits.astype(np.float64))) or 1.0

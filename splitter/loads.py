@@ -41,16 +41,14 @@ class Reading:
     @property
     def elements(self) -> Floats:
         """Return how many values each tile reads."""
-        sizes = [[span.size for span in spans] for spans in (self.rows, self.cols)]
-        return self.channels * np.outer(*sizes).ravel().astype(float)
+        heights, widths = ([span.size for span in spans] for spans in (self.rows, self.cols))
+        return self.channels * _products(heights, widths)
 
     def pieces(self, height: int, width: int, grid: Grid) -> Floats:
         """Return of how many tiles each tile reads a part, where the tensor, height x width, was written on `grid`."""
-        counts = [
-            [_touched(span, size, parts) for span in spans]
-            for spans, size, parts in ((self.rows, height, grid.rows), (self.cols, width, grid.cols))
-        ]
-        return np.outer(*counts).ravel().astype(float)
+        down = [_touched(span, height, grid.rows) for span in self.rows]
+        across = [_touched(span, width, grid.cols) for span in self.cols]
+        return _products(down, across)
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,11 @@ class Load:
     unspread: int = 0
 
 
+def _products(rows: Sequence[int], cols: Sequence[int]) -> Floats:
+    """Return row times column for each tile, row by row."""
+    return np.multiply.outer(np.array(rows, dtype=float), np.array(cols, dtype=float)).ravel()
+
+
 @lru_cache(maxsize=1 << 16)
 def _touched(span: Span, size: int, parts: int) -> int:
     """Count the even parts of `size` that a span overlaps; a map that is too small for so many was not cut."""
@@ -87,7 +90,7 @@ class Loads:
     def __init__(self, graph: Graph, cuts: Sequence[Cut], profiles: Profiles) -> None:
         self._graph = graph
         self._cuts = tuple(cuts)
-        self._profiles = profiles
+        self._profiles, self._run_s = profiles, profiles.run_s
         self._walks: dict[object, _AxisWalk] = {}
         self._reaches: dict[object, _Reach] = {}
         self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
@@ -104,7 +107,7 @@ class Loads:
             start,
             stop,
             ONE,
-            np.array([self._serial_before[stop] - self._serial_before[start]]),
+            np.array([self._run_s + self._serial_before[stop] - self._serial_before[start]]),
             np.array([self._parallel_before[stop] - self._parallel_before[start]]),
             tuple(
                 Reading(name, shape.channels, (shape.whole.rows,), (shape.whole.cols,))
@@ -133,7 +136,7 @@ class Loads:
         """Yield the stage from every earlier cut to this one, the nearest first, for all tiles in step."""
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
-        serial, parallel, written = np.zeros(grid.tiles), np.zeros(grid.tiles), np.zeros(grid.tiles)
+        serial, parallel, written = np.full(grid.tiles, self._run_s), np.zeros(grid.tiles), np.zeros(grid.tiles)
         macs = 0.0
         for index in range(cut.position - 1, -1, -1):
             node = graph.nodes[index]
@@ -142,7 +145,7 @@ class Loads:
                 return
             sizes = product(rows.sizes(index), cols.sizes(index))
             if node.output in targets:
-                areas = np.outer(rows.target(node.output), cols.target(node.output)).ravel()
+                areas = _products(rows.target(node.output), cols.target(node.output))
                 written += graph.shape(node.output).channels * areas
             parts = np.array([self._takes(graph, index, height, width) for height, width in sizes])
             serial, parallel, macs = serial + parts[:, 0], parallel + parts[:, 1], macs + parts[:, 2].sum()
@@ -151,11 +154,11 @@ class Loads:
                 yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), int(macs))
 
     def _readings(self, graph: Graph, index: int, rows: _AxisWalk, cols: _AxisWalk) -> tuple[Reading, ...]:
-        found = []
-        for name in self._at_cut[index].tensors:
-            if (down := rows.spans(index, name)) and (across := cols.spans(index, name)):
-                found.append(Reading(name, graph.shape(name).channels, down, across))
-        return tuple(found)
+        return tuple(
+            Reading(name, graph.shape(name).channels, rows.spans(index, name), cols.spans(index, name))
+            for name in self._at_cut[index].tensors
+            if rows.spans(index, name)
+        )
 
     def _axis(self, graph: Graph, cut: Cut, targets: frozenset[str], axis: int, grid: Grid) -> _AxisWalk:
         parts = grid.rows if axis == ROW_AXIS else grid.cols
@@ -245,10 +248,11 @@ class _AxisWalk:
         edges = self._at_cut[index].get(tensor)
         return () if edges is None else tuple(starmap(Span, zip(*(edge.tolist() for edge in edges), strict=True)))
 
-    def target(self, tensor: str) -> NDArray[np.int64]:
+    def target(self, tensor: str) -> list[int]:
         """Return how many rows of one of the stage's outputs each part writes."""
         first, last = self._targets[tensor]
-        return last - first
+        sizes: list[int] = (last - first).tolist()
+        return sizes
 
     def _step(self) -> None:
         graph, index = self._graph, self._next

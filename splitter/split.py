@@ -16,8 +16,8 @@ from serfer.images import ImageLimits, check_channels
 from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.calibration import Calibration, read_calibration
-from splitter.check import check_exact, whole_runner
-from splitter.directory import appearing_whole
+from splitter.check import check_exact
+from splitter.directory import appearing_whole, place_for
 from splitter.fit import Wishes, fit
 from splitter.graph import Graph
 from splitter.grids import GridLike, parse_grids
@@ -27,6 +27,7 @@ from splitter.planner import MEMORY_MB, STORES, Budget
 
 _MB = 1024 * 1024
 _CHECK_BATCH = 2
+_TO_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
 def split(  # noqa: PLR0913 - what a user may choose, each with a default
@@ -73,10 +74,13 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 
     `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
     (default: AWS's 250) what a package may be, of which `dependency_bytes` are code and dependencies. The plan is run
-    against the model before it appears: a directory that exists is exact, and complete.
+    against the model before it appears: a directory that exists is exact, and complete. An empty directory or a plan at
+    `out` is replaced.
 
-    Raises ModelError, UsageError, or WrongAnswerError if the parts do not equal the whole.
+    Raises ModelError, UsageError, InputError for an `out` that cannot be a plan's place, UnavailableError for a full
+    disk, or WrongAnswerError if the parts do not equal the whole.
     """
+    place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
     facts = facts or shipped_aws()
     wishes = Wishes(
         parse_grids(grids),
@@ -88,7 +92,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         precision,
         gap,
     )
-    limit = PackageLimit(_package_limit(limit_mb, facts.functions), dependency_bytes)
+    limit = PackageLimit(_package_limit(limit_mb, dependency_bytes, facts.functions), dependency_bytes)
     budget = Budget(limit, facts, _memory(memory_mb, facts.functions), _store(store), _most_tiles(max_tiles))
     progress("reading the network")
     source, sample = load(model, _as_array(example))
@@ -99,15 +103,15 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         activation=activation or source.activation,
     )
     graph = from_onnx(source.onnx, *sample.shape[2:])
+    _check_layout(graph)
     _check_example(graph, sample)
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
-    with appearing_whole(Path(out)) as directory:
+    with appearing_whole(place) as directory:
         decision = fit(graph, wishes, budget, images, progress)
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the parts against the whole")
-        whole = whole_runner(directory / plan.unsplit.path) if plan.changes else source.run
-        check_exact(plan, directory, whole, _check_batch(sample))
+        check_exact(plan, directory, source.run, _check_batch(sample))
     return plan
 
 
@@ -158,12 +162,26 @@ def _most_tiles(tiles: int | None) -> int | None:
     return tiles
 
 
-def _package_limit(limit_mb: int | None, facts: LambdaFacts) -> int:
+def _package_limit(limit_mb: int | None, dependency_bytes: int, facts: LambdaFacts) -> int:
     limit = facts.package_limit if limit_mb is None else limit_mb * _MB
-    if limit <= DEPENDENCY_LIMIT:
-        least = -(-DEPENDENCY_LIMIT // _MB)
-        raise UsageError(f"a function's package needs at least {least} MB for its dependencies, not {limit // _MB}")
+    if limit <= dependency_bytes:
+        least = dependency_bytes // _MB + 1
+        raise UsageError(
+            f"a function's package has {dependency_bytes / _MB:.1f} MB of code and dependencies: its limit must be at "
+            f"least {least} MB, not {limit // _MB}"
+        )
     return limit
+
+
+def _check_layout(graph: Graph) -> None:
+    """Refuse a model that turns (N, H, W, C) images round itself: its rows would be taken for channels."""
+    readers = [node for node in graph.nodes if graph.input in graph.activations(node)]
+    if all(node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers):
+        given = graph.shape(graph.input)
+        raise ModelError(
+            f"the model takes (N, {given.channels}, {given.height}, {given.width}), images with their channels last: "
+            "export it with (N, C, H, W)"
+        )
 
 
 def _check_example(graph: Graph, sample: Array) -> None:

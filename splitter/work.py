@@ -1,11 +1,380 @@
-"""STUB."""
+"""What ONNX Runtime will have to do for an operator of a tile: the counts that its time is predicted from.
 
-from serfer.core.profile import Work
+A worker's session optimises a tile's graph at the highest level. What that means here was read off optimised graphs
+(1.31 on AVX-512), and `tests/splitter/test_profile.py` holds it:
+
+- an activation that alone reads a convolution runs inside it, and so does the sum of a convolution with another map;
+- convolutions and pools work on channels in blocks of 16. Maps stay in blocks through activations, sums, batch
+  normalisation and concatenation; before anything else, and at the ends of a task, they are reordered;
+- a map of which a reader wants only a part (see TileWriter.view) is put in order, sliced, and put in blocks again; a
+  sum with such a part no longer runs inside the convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from math import prod
+
+from serfer.core.geometry import Rect
+from serfer.core.profile import BLOCK, Kind, Work
 from splitter import operators
+from splitter.graph import MAP_RANK, NCHW, Graph, Node
+from splitter.tiles import Regions, needed_input
+
+_OPERANDS = 2  # of a sum that runs inside a convolution
+_ALIGNMENT = 4  # channels of a dense convolution's input come in fours, or it is left as it was
+_INSIDE = frozenset({"Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+_CHEAP = frozenset(
+    {"Add", "And", "BatchNormalization", "Cast", "Clip", "Div", "LeakyRelu", "Max", "Min", "Mul", "Relu", "Sub", "Sum"}
+)
+_THROUGH = _INSIDE | {"BatchNormalization", "Dropout", "Identity"}
+_HOSTS = frozenset({"Conv", "Gemm"})
+_SUMS = ("Add", "Sum")
+_FREE = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_COPIES = frozenset({"Concat", "DepthToSpace", "Expand", "Gather", "Pad", "Slice", "SpaceToDepth", "Transpose"})
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-def work(graph, node, region):
-    shape = graph.shape(node.output)
-    weights = sum(graph.weights[name].nbytes for name in graph.constants(node))
-    share = region.area / (shape.height * shape.width) if operators.is_fully_connected(graph, node) else 1.0
-    return Work(operators.macs(graph, node, region.area), 4 * shape.channels * region.area + int(weights * share))
+@dataclass(frozen=True)
+class _Form:
+    """How tensors lie in memory, and who computes them.
+
+    `blocked` are the tensors that are made in blocks; `inside` the outputs of operators that run inside another one,
+    `reordered` those of the others whose result some reader wants in the other form.
+    """
+
+    readers: Mapping[str, Sequence[Node]]
+    blocked: AbstractSet[str]
+    inside: AbstractSet[str]
+    reordered: AbstractSet[str]
+
+
+def work(graph: Graph, node: Node, region: Rect) -> Work | None:
+    """Return what an operator does for one image on a region of its output; None where it runs inside another.
+
+    What it costs to hand parts of the result on is not in it (see `handing_on`).
+    """
+    form = _form(graph)
+    if node.output in form.inside or node.kind in _FREE:
+        return None
+    return _with_reorder(graph, form, node, region)
+
+
+def handing_on(graph: Graph, tensor: str, regions: Regions, *, given: bool = False) -> list[Work]:
+    """Return what it costs that readers of `tensor` want different parts of it, once everything of a tile is placed.
+
+    `regions` has the outputs of every operator of the tile that comes after `tensor`, and `tensor` itself. With `given`
+    the tensor is an input of the task: it comes in order and not in blocks.
+    """
+    form, have = _form(graph), regions[tensor]
+    channels = graph.shape(tensor).channels
+    needs = [
+        (reader, need)
+        for reader in form.readers.get(tensor, ())
+        if reader.output in regions and not operators.is_whole(graph, reader)
+        for need in [needed_input(graph, reader, tensor, regions[reader.output])]
+    ]
+    found = []
+    if given and any(need == have and _wants_blocks(graph, form.blocked, reader) for reader, need in needs):
+        found.append(_moved(Kind.REORDER, graph, tensor, have))
+    cropped = [(reader, need) for reader, need in needs if need != have]
+    if not cropped:
+        return found
+    if not given and tensor in form.blocked:
+        found.append(_moved(Kind.REORDER, graph, tensor, have))
+    wanted = dict.fromkeys(need for _, need in cropped)
+    found += [_moved(Kind.CROP, graph, tensor, need) for need in wanted]
+    for reader, need in cropped:
+        found += _apart(graph, form, reader, channels * need.area)
+    return found
+
+
+def _apart(graph: Graph, form: _Form, reader: Node, elements: int) -> list[Work]:
+    """Return what an operator costs extra that reads a part of a tensor, in order, and not the whole, in blocks."""
+    if not _wants_blocks(graph, form.blocked, reader):
+        return []
+    reorder = Work(Kind.REORDER, read=elements, written=elements)
+    if reader.kind not in (*_SUMS, "Mul"):
+        return [reorder]
+    extra = [reorder, reorder]  # the other operand into order, the result into blocks
+    if reader.output in form.inside:
+        extra.append(Work(Kind.ELEMENTWISE, read=2 * elements, written=elements))
+        after = [node for node in form.readers.get(reader.output, ()) if node.output in form.inside]
+        extra += [Work(Kind.ELEMENTWISE, read=elements, written=elements)] * len(after)
+    return extra
+
+
+def task_works(
+    graph: Graph, nodes: Sequence[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
+) -> list[Work]:
+    """Return everything that one task does: `nodes` on `regions`, from its `inputs` to its `outputs`.
+
+    This follows a task from its inputs on, which come in order and so keep sums and concatenations out of blocks;
+    `work` and `handing_on` take every operator by itself.
+    """
+    views = {
+        (node.output, name): need
+        for node in nodes
+        if not operators.is_whole(graph, node)
+        for name in graph.activations(node)
+        for need in [needed_input(graph, node, name, regions[node.output])]
+        if need != regions[name]
+    }
+    ends = {name for name, rect in outputs.items() if rect == regions[name]}
+    cuts = {name for name, rect in outputs.items() if rect != regions[name]} | {name for _, name in views}
+    form = _Finder(graph, nodes, frozenset(ends | cuts), frozenset(views)).form()
+    found = [
+        _with_reorder(graph, form, node, regions[node.output])
+        for node in nodes
+        if node.output not in form.inside and node.kind not in _FREE
+    ]
+    found += [_moved(Kind.REORDER, graph, name, regions[name]) for name in inputs if name in form.reordered]
+    found += [_moved(Kind.CROP, graph, name, rect) for name, rect in outputs.items() if name not in ends]
+    parts = {
+        (name, need): [node for node in nodes if views.get((node.output, name)) == need]
+        for (_, name), need in views.items()
+    }
+    for (name, need), readers in parts.items():
+        found.append(_moved(Kind.CROP, graph, name, need))
+        if any(_wants_blocks(graph, form.blocked, node) for node in readers):
+            found.append(_moved(Kind.REORDER, graph, name, need))
+    return found
+
+
+def _moved(kind: Kind, graph: Graph, tensor: str, region: Rect) -> Work:
+    elements = graph.shape(tensor).channels * region.area
+    return Work(kind, read=elements, written=elements)
+
+
+def _with_reorder(graph: Graph, form: _Form, node: Node, region: Rect) -> Work:
+    reordered = graph.shape(node.output).channels * region.area if node.output in form.reordered else 0
+    return replace(_count(graph, node, region), reordered=reordered)
+
+
+def handed_out(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
+    """Return what it costs a task to give out `part` of a tensor of which it computes `have`."""
+    found = []
+    if tensor in _form(graph).blocked and have.area > 1:
+        found.append(_moved(Kind.REORDER, graph, tensor, have))
+    if part != have:
+        found.append(_moved(Kind.CROP, graph, tensor, part))
+    return found
+
+
+def _count(graph: Graph, node: Node, region: Rect) -> Work:
+    kind, shape = _kind(graph, node), graph.shape(node.output)
+    if kind == Kind.FULLY_CONNECTED:
+        return _fully_connected(graph, node, region)
+    read = sum(
+        graph.shape(name).channels * needed_input(graph, node, name, region).area
+        if not operators.is_whole(graph, node)
+        else graph.shape(name).elements
+        for name in graph.activations(node)
+    )
+    counted = Work(
+        kind,
+        macs=operators.macs(graph, node, region.area),
+        read=read,
+        written=shape.channels * region.area,
+        rows=region.rows.size,
+        cols=region.cols.size,
+    )
+    if node.kind in ("Conv", "ConvTranspose"):
+        return _convolution(graph, node, counted)
+    if node.kind in operators.POOLS:
+        return replace(counted, taps=prod(node.attributes["kernel_shape"]), channels_out=shape.channels)
+    weights = sum(int(graph.weights[name].size) for name in graph.constants(node)) if node.kind in _PRODUCTS else 0
+    return replace(counted, weights=weights, channels_out=shape.channels)
+
+
+def _convolution(graph: Graph, node: Node, counted: Work) -> Work:
+    weight, groups = graph.weights[node.inputs[1]].shape, int(node.attributes.get("group", 1))
+    return replace(
+        counted,
+        weights=prod(weight),
+        channels_in=graph.shapes[node.inputs[0]][1],
+        channels_out=graph.shapes[node.output][1],
+        groups=groups,
+        taps=prod(weight[2:]),
+        stride=int((node.attributes.get("strides") or [1, 1])[1]),
+    )
+
+
+def _fully_connected(graph: Graph, node: Node, region: Rect) -> Work:
+    columns = region.cols.size
+    inputs = graph.shape(node.inputs[0]).elements
+    return Work(
+        Kind.FULLY_CONNECTED,
+        macs=inputs * columns,
+        read=inputs,
+        written=columns,
+        weights=inputs * columns,
+        cols=columns,
+        channels_in=inputs,
+        channels_out=columns,
+    )
+
+
+def _kind(graph: Graph, node: Node) -> Kind:
+    if node.kind == "Conv":
+        return _conv_kind(graph, node)
+    return Kind.FULLY_CONNECTED if operators.is_fully_connected(graph, node) else kind_of(node.kind)
+
+
+def kind_of(operator: str) -> Kind:
+    """Return the kind of an ONNX operator that is no convolution and no fully connected layer."""
+    if operator in _PRODUCTS:
+        return Kind.PRODUCT
+    if operator in operators.POOLS:
+        return Kind.POOL
+    if operator in (operators.TILE_POOL, operators.TILE_SUM) or operator.startswith(("Reduce", "Global")):
+        return Kind.REDUCE
+    if operator in _COPIES:
+        return Kind.COPY
+    return Kind.ELEMENTWISE if operator in _CHEAP else Kind.FUNCTION
+
+
+def convolution_kind(weight: Sequence[int], groups: int) -> Kind:
+    """Return the kind of a convolution with a constant weight of this shape."""
+    outputs, inputs, *window = weight
+    if not _in_blocks(outputs, inputs, groups):
+        return Kind.OTHER_CONVOLUTION
+    if groups > 1:
+        return Kind.DEPTHWISE if inputs == 1 and outputs == groups else Kind.GROUPED
+    if inputs < BLOCK:
+        return Kind.IMAGE_CONVOLUTION
+    return Kind.POINTWISE if prod(window) == 1 else Kind.CONVOLUTION
+
+
+def _in_blocks(outputs: int, inputs: int, groups: int) -> bool:
+    """Say whether ONNX Runtime computes a convolution in blocks of channels; `inputs` are those of a group."""
+    if groups == 1:
+        return inputs < BLOCK or inputs % _ALIGNMENT == 0
+    if inputs == 1 and outputs == groups:
+        return outputs % _ALIGNMENT == 0
+    return inputs % BLOCK == 0 and outputs // groups % BLOCK == 0
+
+
+def _conv_kind(graph: Graph, node: Node) -> Kind:
+    weight = graph.weights.get(node.inputs[1])
+    if weight is None or weight.ndim != MAP_RANK:
+        return Kind.OTHER_CONVOLUTION
+    return convolution_kind(weight.shape, int(node.attributes.get("group", 1)))
+
+
+def _wants_blocks(graph: Graph, blocked: Container[str], node: Node) -> bool:
+    """Say whether an operator reads maps in blocks."""
+    if node.kind == "Conv":
+        return _conv_kind(graph, node) not in (Kind.OTHER_CONVOLUTION, Kind.IMAGE_CONVOLUTION)
+    return node.output in blocked
+
+
+def _form(graph: Graph) -> _Form:
+    """Return the form of the whole network in one task."""
+    key = ("form", "")
+    if key not in graph.memo:
+        graph.memo[key] = _Finder(graph, graph.nodes, frozenset({graph.output})).form()
+    form: _Form = graph.memo[key]
+    return form
+
+
+class _Finder:
+    """Goes through operators in order, as ONNX Runtime does, and finds what runs inside what and what is in blocks.
+
+    `ordered` are the tensors that somebody besides the operators reads in order (a task's outputs, and what is
+    sliced), `parts` the (reader, tensor) where a reader has a slice of the tensor and not the tensor itself.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        ordered: AbstractSet[str],
+        parts: AbstractSet[tuple[str, str]] = frozenset(),
+    ) -> None:
+        self._graph = graph
+        self._nodes = nodes
+        self._ordered = ordered
+        self._parts = parts
+        self._readers: dict[str, list[Node]] = {}
+        for node in nodes:
+            for name in graph.activations(node):
+                if (node.output, name) not in parts:
+                    self._readers.setdefault(name, []).append(node)
+        self._blocked: set[str] = set()
+        self._hosts: dict[str, str] = {}
+        self._tails: dict[str, str] = {}
+        self._closed: set[str] = set()
+
+    def form(self) -> _Form:
+        """Return what was found."""
+        for node in self._nodes:
+            if self._is_made_in_blocks(node):
+                self._blocked.add(node.output)
+            host = self._host(node)
+            scales = node.kind == "BatchNormalization" and node.output in self._blocked  # as a convolution
+            if host or node.kind in _HOSTS or scales:
+                self._hosts[node.output] = host or node.output
+                self._tails[host or node.output] = node.output
+            if host and node.kind not in _SUMS:
+                self._closed.add(node.output)
+        inside = {name for name, host in self._hosts.items() if name != host}
+        made = {node.output for node in self._nodes}
+        tails = {name: self._tails.get(name, name) for name in {*made, *self._readers} - inside}
+        reordered = {name for name, tail in tails.items() if self._is_reordered(tail)}
+        return _Form(self._readers, self._blocked, inside, reordered)
+
+    def _is_made_in_blocks(self, node: Node) -> bool:
+        graph = self._graph
+        if graph.axes(node.output) != NCHW or len(graph.shapes[node.output]) != MAP_RANK:
+            return False
+        if node.kind == "Conv":
+            return _conv_kind(graph, node) != Kind.OTHER_CONVOLUTION
+        if node.kind in operators.POOLS or node.kind == operators.TILE_POOL:
+            return graph.shapes[node.output][1] % BLOCK == 0
+        sources = graph.activations(node)
+        if any(name not in self._blocked or (node.output, name) in self._parts for name in sources):
+            return False
+        if node.kind == "Concat":
+            return node.attributes["axis"] == 1 and all(graph.shapes[name][1] % BLOCK == 0 for name in sources)
+        same = all(graph.shapes[name] == graph.shapes[node.output] for name in sources)
+        return node.kind in _THROUGH or (node.kind in (*_SUMS, "Mul") and same and not graph.constants(node))
+
+    def _host(self, node: Node) -> str | None:
+        """Return the output of the operator inside which this one runs, if it does.
+
+        An operator takes in one sum (only a convolution in blocks does), and then one activation, of a result that
+        nobody else reads; x * sigmoid(x) is one operator.
+        """
+        sources = self._graph.activations(node)
+        if node.kind == "Mul" and len(sources) == _OPERANDS:
+            gates = [name for name in sources if self._is_gate(name, sources)]
+            return gates[0] if gates else None
+        alone = [name for name in sources if self._is_alone(node, name)]
+        if node.kind in _INSIDE:
+            return self._hosts[alone[0]] if alone else None
+        if node.kind not in _SUMS or node.output not in self._blocked or len(sources) != _OPERANDS:
+            return None
+        own = [name for name in alone if self._hosts[name] == name]
+        return own[0] if own else None
+
+    def _is_alone(self, node: Node, name: str) -> bool:
+        """Say whether `node` is all that reads the result of an operator that can take it in."""
+        taken = name in self._closed or name in self._ordered or (node.output, name) in self._parts
+        return name in self._hosts and not taken and len(self._readers[name]) == 1
+
+    def _is_gate(self, name: str, sources: Sequence[str]) -> bool:
+        return any(
+            other.output == name and other.kind == "Sigmoid" and other.inputs[0] in sources for other in self._nodes
+        )
+
+    def _is_reordered(self, tensor: str) -> bool:
+        """Say whether somebody wants a map in blocks where it is in order, or the other way round."""
+        graph, blocked = self._graph, tensor in self._blocked
+        if graph.axes(tensor) != NCHW or graph.shape(tensor).whole.area == 1:
+            return False
+        readers = self._readers.get(tensor, ())
+        wanted = any(_wants_blocks(graph, self._blocked, node) != blocked for node in readers)
+        return wanted or (blocked and tensor in self._ordered)

@@ -128,9 +128,25 @@ class TestUsage:
         (tmp_path / "out" / "plan").mkdir(parents=True)
         onnx.save(small_onnx(), tmp_path / "small.onnx")
         result = start("split", "small.onnx", "--out", tmp_path / "out" / "plan", largest_file=8).end()
-        result.complains(3, f"{tmp_path}/out/plan cannot be written: File too large")
+        result.complains(4, f"{tmp_path}/out/plan cannot be written: File too large")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
         assert list((tmp_path / "out" / "plan").iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("out", "words"),
+        [
+            ("n" * 300, "File name too long"),
+            (".", "is or holds the working directory"),
+            ("small.onnx", "is no directory"),
+            ("loop", "cannot be written"),
+        ],
+    )
+    def test_a_split_to_where_no_plan_can_be(self, serfer_, tmp_path, out, words):
+        onnx.save(small_onnx(), tmp_path / "small.onnx")
+        (tmp_path / "loop").symlink_to("loop")
+        before = sorted(tmp_path.iterdir())
+        serfer_("split", "small.onnx", "--out", out).complains(3, words)
+        assert sorted(tmp_path.iterdir()) == before
 
 
 class TestPlans:

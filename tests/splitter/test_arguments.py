@@ -3,9 +3,8 @@ import sys
 import pytest
 import torch
 
-from serfer.core.errors import InputError, ModelError
+from serfer.core.errors import ModelError
 from splitter import load
-from splitter.directory import appearing_whole
 
 FACTORY = """
 from __future__ import annotations
@@ -34,9 +33,3 @@ def test_a_module_in_training_mode_is_refused_and_left_so():
     with pytest.raises(ModelError, match="training mode"):
         load.load(module, None)
     assert module.training
-
-
-def test_the_working_directory_is_never_replaced(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="working directory"), appearing_whole(tmp_path):
-        pytest.fail("was given a directory to fill")

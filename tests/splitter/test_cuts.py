@@ -144,3 +144,9 @@ def test_bytes_of_weights_count_each_once_and_fp16_half():
     assert weight_bytes(graph, 0, 2) == 4 * 36
     assert weight_bytes(graph, 0, len(graph.nodes)) == 4 * (36 + 160)
     assert weight_bytes(graph, 0, len(graph.nodes), {matrix}) == 4 * 36 + 2 * 160
+
+
+def test_a_cut_after_the_last_operator_is_refused(blocks):
+    last = blocks.nodes[-1].name
+    with pytest.raises(UsageError, match=f"'{last}' is the network's last operator"):
+        cuts_after(blocks, [last])

@@ -15,8 +15,8 @@ from splitter.cuts import cut_points, weight_bytes
 from splitter.global_pooling import with_grid, with_tile_pools
 from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.ingest import from_onnx
-from splitter.planner import INLINE_MOST, Budget, prepare, tile_rects
-from splitter.search import BALANCED, COST, LATENCY, Search
+from splitter.planner import INLINE_MOST, Budget, choices_of, prepare, tile_rects
+from splitter.search import BALANCED, COST, LATENCY, Chain, Search
 from splitter.tiles import walk_back
 from splitter.work import work
 from tests.splitter.models import Net
@@ -89,7 +89,7 @@ class Enumerated:
             written.append(sum(graph.shape(name).channels * rect.area for name, rect in outputs.items()))
             ranges.append(sum(self.pieces(name, regions[name], before) for name in needed) if at else 0)
             works = [work(graph, node, regions[node.output]) for node in nodes]
-            seconds.append(np.sum([self.budget.profiles.parts(each) for each in works if each], axis=0))
+            seconds.append(self.compute(works))
         read, written = (np.array(each) * FLOAT_BYTES for each in (read, written))
         last = to == len(self.cuts) - 1
         if (at and inline_in and read.sum() > INLINE_MOST) or (inline_out and not last and written.sum() > INLINE_MOST):
@@ -106,6 +106,10 @@ class Enumerated:
             weight_bytes=size,
         )
         return stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
+
+    def compute(self, works):
+        profiles = self.budget.profiles
+        return np.sum([(profiles.run_s, 0.0), *(profiles.parts(each) for each in works if each)], axis=0)
 
     def tiles(self, left, right, grid):
         """Return each tile's outputs and all its regions, as the assembler would; None where there is no such stage."""

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serfer.core.errors import InputError, ModelError, UsageError, WrongAnswerError
+from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.plan import check_artefacts, load_plan
 from splitter import assemble as assembling
 from splitter import split as splitting
@@ -74,7 +74,7 @@ def test_a_failure_on_the_way_leaves_nothing(file, home, monkeypatch, error, ste
         raise error
 
     monkeypatch.setattr(splitting if step == "check_exact" else assembling, step, fail)
-    with pytest.raises((type(error), InputError)):
+    with pytest.raises(UnavailableError if isinstance(error, OSError) else type(error)):
         split(file, out=home / "plan")
     assert list(home.iterdir()) == []
 
@@ -101,12 +101,28 @@ def test_an_empty_directory_is_filled(file, home):
     assert load_plan(home)
 
 
-def test_any_other_directory_or_file_is_refused_and_kept(file, home):
+def test_any_other_directory_or_file_is_refused_before_any_work_and_kept(home):
     (home / "thesis.txt").write_text("x")
-    for out in (home, home / "thesis.txt"):
-        with pytest.raises(InputError, match="no plan directory"):
-            split(file, out=out)
+    for out, message in ((home, "no plan directory"), (home / "thesis.txt", "is no directory")):
+        with pytest.raises(InputError, match=message):
+            split("a model that there is not", out=out)
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
+
+
+def test_a_model_is_not_deleted_by_its_own_plan(file, home):
+    split(file, out=home / "plan", grids="1")
+    split(file, out=home / "again", grids="1")
+    with pytest.raises(InputError, match="which is to be read"):
+        split(home / "plan" / "unsplit.onnx", out=home / "plan")
+    split(home / "plan" / "unsplit.onnx", out=home / "again")
+    assert sorted(path.name for path in home.iterdir()) == ["again", "plan"]
+
+
+def test_a_network_may_give_its_name_to_its_plan(home, monkeypatch):
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(splitting, "load", lambda *_: pytest.fail("got so far"))
+    with pytest.raises(pytest.fail.Exception, match="got so far"):
+        split("alexnet", out="alexnet")
 
 
 def test_a_place_that_cannot_be_written_is_named(file, home):
@@ -234,7 +250,7 @@ def torch_model(forward):
         def forward(self, x):
             return forward(torch, self.layer, x)
 
-    return Model()
+    return Model().eval()
 
 
 @pytest.mark.parametrize(
@@ -252,6 +268,46 @@ def test_a_module_that_cannot_be_split_is_refused_in_one_line(forward, example, 
         split(torch_model(forward), example, home / "plan")
     assert "\n" not in str(caught.value)
     assert not (home / "plan").exists()
+
+
+def noisy(torch, layer, x):
+    scores = layer(x.reshape(-1, 768))
+    return scores if torch.compiler.is_compiling() else scores + torch.rand(1)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda torch, layer, x: layer(torch.nn.AvgPool2d(1, divisor_override=5)(x).flatten(1)), "as exported to ONNX"),
+        (noisy, "depends on chance"),
+        (lambda torch, layer, x: torch.log(layer(x.flatten(1)) - 1000), r"own answer .* is not finite"),
+    ],
+    ids=["exported wrongly", "depends on chance", "answers NaN"],
+)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_is_wrong_before_anything_is_split_is_told_as_that(forward, message, precision, example, home):
+    with pytest.raises(ModelError, match=message):
+        split(torch_model(forward), example, home / "plan", precision=precision)
+    assert not (home / "plan").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_network_whose_answers_are_not_finite_is_refused_as_such(home, value):
+    net = Net(3, 16, 16)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    x = net.op("Add", net.linear(net.flat(x), 1024, 5), net.constant(np.array([0, 0, 0, 0, value], np.float32)))
+    with pytest.raises(ModelError, match=r"own answer .* is not finite"):
+        split(save(net.model(x), home / "net.onnx"), out=home / "plan")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_network_of_images_with_their_channels_last_is_refused(home, channels):
+    net = Net(16, 16, channels)
+    x = net.conv(net.op("Transpose", "x", perm=[0, 3, 1, 2]), channels, 4, [3, 3])
+    with pytest.raises(ModelError, match=rf"takes \(N, 16, 16, {channels}\), images with their channels last"):
+        split(save(net.model(net.linear(net.flat(x), 784, 5)), home / "net.onnx"), out=home / "plan")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", bytes(range(256)) * 40, b"not a model at all"])
@@ -323,8 +379,16 @@ def test_memory_that_lambda_does_not_offer_is_refused(file, home, memory):
 
 @pytest.mark.parametrize("limit", [0, -5, 85])
 def test_a_limit_that_leaves_no_room_for_weights_is_refused(file, home, limit):
-    with pytest.raises(UsageError, match="at least 86 MB"):
+    with pytest.raises(UsageError, match=r"has 85\.8 MB of code and dependencies: its limit must be at least 86 MB"):
         split(file, out=home / "plan", limit_mb=limit)
+
+
+def test_a_limit_is_judged_by_the_dependencies_that_were_measured(file, home):
+    with pytest.raises(UsageError, match=r"has 83\.4 MB of code and dependencies: its limit must be at least 84 MB"):
+        split(file, out=home / "plan", limit_mb=83, dependency_bytes=87_500_000)
+    assert (
+        split(file, out=home / "plan", limit_mb=84, dependency_bytes=87_500_000).limit.room == 84 * 2**20 - 87_500_000
+    )
 
 
 @pytest.mark.parametrize("stages", ["two", "", "1.5", 2.5, None, True])

@@ -1,0 +1,149 @@
+"""Predicted against measured time of stages, on networks that the operator profiles were not filled from.
+
+Every stage of a network's plans (one with tiles, one unsplit) is predicted as the planner does it, and its tiles are
+run as a worker runs them, one after the other on one thread; the slowest tile is the stage's time. A repetition lasts
+until the machine was undisturbed a few times; the shortest counts, and the spread is said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+import numpy as np
+
+from serfer.core.aws import LambdaFacts
+from serfer.core.plan import PackageLimit
+from serfer.core.profile import Profiles
+from splitter.cuts import Cut, cut_points
+from splitter.global_pooling import with_tile_pools
+from splitter.graph import Graph
+from splitter.grids import ONE, parse_grids
+from splitter.ingest import from_onnx
+from splitter.load import load
+from splitter.planner import Budget, Choice, choose
+from splitter.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
+from splitter.zoo import find
+
+HELD_OUT = ("alexnet", "efficientnet-lite0", "googlenet", "inception-v3", "mobilenet-v3-large", "resnet50", "vgg16")
+_GRIDS = "2x2,2x2,1"
+_MS_PER_S = 1000.0
+
+
+@dataclass(frozen=True)
+class StagePrediction:
+    """A stage's compute on one vCPU: predicted, and measured as the best of `runs`; milliseconds of its slowest tile.
+
+    `spread` is how far the median run lies above the best, as a share; `quiet` counts undisturbed runs.
+    """
+
+    model: str
+    stage: str
+    grid: str
+    predicted_ms: float
+    measured_ms: float
+    spread: float
+    runs: int
+    quiet: int
+
+    @property
+    def error(self) -> float:
+        """How far the prediction lies above what was measured, as a share of that; negative below."""
+        return self.predicted_ms / self.measured_ms - 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All stages, and the machines that were measured and that the profiles come from."""
+
+    stages: tuple[StagePrediction, ...]
+    profiled_on: str
+
+    @property
+    def mean_error(self) -> float:
+        """The mean of the stages' absolute errors: INFless (section 3.3) reports below 10%."""
+        return mean(abs(stage.error) for stage in self.stages)
+
+    def of(self, model: str) -> float:
+        """Return a network's mean absolute error."""
+        return mean(abs(stage.error) for stage in self.stages if stage.model == model)
+
+
+def measure(
+    profiles: Profiles,
+    networks: Sequence[str] = HELD_OUT,
+    progress: Callable[[str], None] = lambda _: None,
+    most_s: float = 6.0,
+) -> Prediction:
+    """Predict and run every stage of the networks' plans; a stage is run for `most_s` seconds at most."""
+    meter = Meter()
+    found = []
+    for name in networks:
+        progress(f"reading {name}")
+        graph = _graph(name)
+        for stage, grid, tasks in _stages(graph, name):
+            progress(f"running {name}, {stage} on {grid}")
+            found.append(_predicted(profiles, meter, (name, stage, grid), tasks, most_s))
+    return Prediction(tuple(found), f"{profiles.machine}; {profiles.runtime}; {profiles.date}")
+
+
+def _graph(name: str) -> Graph:
+    size = find(name).size
+    source, _ = load(name, np.zeros((1, 3, size, size), dtype=np.float32))
+    return with_tile_pools(from_onnx(source.onnx, size, size))
+
+
+def _stages(graph: Graph, name: str) -> Iterator[tuple[str, str, list[Task]]]:
+    """Yield the stages of the plan that the zoo shows, and the unsplit network as one."""
+    cuts = cut_points(graph)
+    yield "whole", "1", stage_tasks(graph, cuts[0], cuts[-1], ONE)
+    for choice in _choices(graph, cuts, name):
+        ends = {cut.position: cut for cut in cuts}
+        tasks = stage_tasks(graph, ends[choice.start], ends[choice.stop], choice.grid)
+        yield f"nodes {choice.start}-{choice.stop}", str(choice.grid), tasks
+
+
+def _choices(graph: Graph, cuts: Sequence[Cut], name: str) -> list[Choice]:
+    facts = LambdaFacts(**dict.fromkeys(LambdaFacts.__dataclass_fields__, 1))
+    budget = Budget(PackageLimit(sys.maxsize, 0), facts.memory_per_vcpu, facts)
+    return choose(graph, cuts, parse_grids(find(name).grids or _GRIDS), None, budget) or []
+
+
+def _predicted(
+    profiles: Profiles, meter: Meter, what: tuple[str, str, str], tasks: Sequence[Task], most_s: float
+) -> StagePrediction:
+    predicted = max(profiles.run_s + sum(profiles.seconds(work) for work in task.works) for task in tasks)
+    ran = [_run(task, meter, most_s / len(tasks)) for task in tasks]
+    slowest = max(ran, key=lambda one: one.best)
+    return StagePrediction(
+        *what,
+        predicted_ms=predicted * _MS_PER_S,
+        measured_ms=slowest.best * _MS_PER_S,
+        spread=median(slowest.times) / slowest.best - 1,
+        runs=len(slowest.times),
+        quiet=slowest.quiet,
+    )
+
+
+def _run(task: Task, meter: Meter, most_s: float) -> Repeated:
+    session = worker_session(task.model())
+    given = given_to(session)
+    return meter.repeat(lambda: timed(session, given), most_s)
+
+
+def table(result: Prediction) -> str:
+    """Write the stages, the networks' mean errors and the mean of all as text."""
+    lines = [
+        f"{'network':20}{'stage':16}{'grid':>5}{'predicted':>11}{'measured':>10}{'error':>8}{'spread':>8}  quiet/runs"
+    ]
+    lines += [
+        f"{one.model:20}{one.stage:16}{one.grid:>5}{one.predicted_ms:9.2f}ms{one.measured_ms:8.2f}ms{one.error:+8.1%}"
+        f"{one.spread:8.0%}  {one.quiet}/{one.runs}"
+        for one in result.stages
+    ]
+    lines += [
+        f"{model:20}mean error {result.of(model):.1%}" for model in dict.fromkeys(one.model for one in result.stages)
+    ]
+    return "\n".join([*lines, f"mean error {result.mean_error:.1%}; profiles: {result.profiled_on}"])

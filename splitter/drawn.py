@@ -1,0 +1,165 @@
+"""Small ONNX graphs with drawn shapes, so that profiles know more shapes and kinds of operators than networks have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.random import Generator
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+_OPSET, _IR_VERSION = 20, 10
+_CHANNELS = (16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+_WINDOWS = ((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (1, 7), (7, 1), (1, 3))
+_MOST_MACS, _MOST_ELEMENTS = 2e8, 1_500_000
+
+
+class _Draft:
+    """A graph that is written node by node, from one input `x`."""
+
+    def __init__(self, rng: Generator, shape: Sequence[int]) -> None:
+        self.rng = rng
+        self._shape = list(shape)
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: list[TensorProto] = []
+
+    def constant(self, value: NDArray[Any]) -> str:
+        self._constants.append(numpy_helper.from_array(value, f"c{len(self._constants)}"))
+        return self._constants[-1].name
+
+    def floats(self, *shape: int) -> str:
+        return self.constant(self.rng.standard_normal(shape, dtype=np.float32) * np.float32(prod(shape[1:]) ** -0.5))
+
+    def add(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:  # noqa: ANN401 - ONNX's attributes
+        name = f"t{len(self._nodes)}"
+        self._nodes.append(helper.make_node(kind, list(inputs), [name], name, **attributes))
+        return name
+
+    def convolution(self, source: str, inputs: int, outputs: int, window: Sequence[int], **attributes: Any) -> str:  # noqa: ANN401
+        weight = self.floats(outputs, inputs // attributes.get("group", 1), *window)
+        pads = [size // 2 for size in window] * 2
+        return self.add("Conv", [source, weight], kernel_shape=list(window), pads=pads, **attributes)
+
+    def model(self, output: str) -> onnx.ModelProto:
+        given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *self._shape[1:]])
+        result = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
+        graph = helper.make_graph(self._nodes, "drawn", [given], [result], self._constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+
+
+def drawn_models(rng: Generator, rounds: int) -> Iterator[onnx.ModelProto]:
+    """Yield `rounds` graphs of each sort."""
+    for _ in range(rounds):
+        for sort in _SORTS:
+            yield sort(rng)
+
+
+def _side(rng: Generator, largest: float) -> int:
+    """Draw a height or width: as many small ones as large ones."""
+    return int(np.exp(rng.uniform(np.log(4), np.log(max(5.0, largest)))))
+
+
+def _map(rng: Generator, channels: int, most: float = _MOST_ELEMENTS) -> _Draft:
+    side = min(120.0, (most / channels) ** 0.5)
+    return _Draft(rng, (1, channels, _side(rng, side), _side(rng, side)))
+
+
+def _dense(rng: Generator) -> onnx.ModelProto:
+    inputs, outputs = (int(count) for count in rng.choice(_CHANNELS, 2))
+    window = _WINDOWS[int(rng.integers(len(_WINDOWS)))]
+    draft = _map(rng, inputs, min(_MOST_ELEMENTS, _MOST_MACS / (outputs * prod(window))))
+    stride = int(rng.choice((1, 1, 1, 2)))
+    first = draft.convolution("x", inputs, outputs, window, strides=[stride, stride])
+    return draft.model(draft.convolution(draft.add("Relu", [first]), outputs, 32, (1, 1)))
+
+
+def _image(rng: Generator) -> onnx.ModelProto:
+    inputs, outputs = int(rng.choice((1, 3, 3, 4))), int(rng.choice((16, 24, 32, 48, 64, 96)))
+    window, stride = int(rng.choice((3, 3, 5, 7, 11))), int(rng.choice((1, 2, 2, 4)))
+    most = min(200_000 * stride, _MOST_MACS * stride**2 / (outputs * window**2))
+    draft = _map(rng, inputs, most)
+    return draft.model(draft.convolution("x", inputs, outputs, (window, window), strides=[stride, stride]))
+
+
+def _depthwise(rng: Generator) -> onnx.ModelProto:
+    channels, window = int(rng.choice(_CHANNELS)), int(rng.choice((3, 3, 5, 7)))
+    draft, stride = _map(rng, channels), int(rng.choice((1, 1, 2)))
+    wide = draft.convolution("x", channels, channels, (1, 1))
+    thin = draft.convolution(wide, channels, channels, (window, window), group=channels, strides=[stride, stride])
+    return draft.model(draft.convolution(thin, channels, 16, (1, 1)))
+
+
+def _grouped(rng: Generator) -> onnx.ModelProto:
+    groups, each = int(rng.choice((2, 4, 8, 32))), int(rng.choice((4, 8, 16, 32, 48)))
+    channels = groups * each
+    draft = _map(rng, channels, _MOST_MACS / (each * 9))
+    return draft.model(draft.convolution("x", channels, channels, (3, 3), group=groups))
+
+
+def _unaligned(rng: Generator) -> onnx.ModelProto:
+    inputs, outputs = int(rng.choice((18, 30, 50, 75))), int(rng.choice(_CHANNELS))
+    draft = _map(rng, inputs, _MOST_MACS / (outputs * 9))
+    return draft.model(draft.convolution("x", inputs, outputs, (3, 3)))
+
+
+def _fully_connected(rng: Generator) -> onnx.ModelProto:
+    inputs = int(rng.choice((256, 512, 1024, 1280, 2048, 4096, 9216)))
+    outputs = int(rng.choice((10, 100, 1000, 1024, 2048, 4096)))
+    draft = _Draft(rng, (1, inputs))
+    vector = draft.add("Gemm", ["x", draft.floats(outputs, inputs), draft.floats(outputs)], transB=1)
+    return draft.model(draft.add("Relu", [vector]))
+
+
+def _matrix(rng: Generator) -> onnx.ModelProto:
+    draft = _map(rng, int(rng.choice(_CHANNELS)), 300_000)
+    width = draft._shape[3]  # noqa: SLF001 - the same module
+    return draft.model(draft.add("MatMul", ["x", draft.floats(width, int(rng.choice((6, 7, 14, 32))))]))
+
+
+def _pool(rng: Generator) -> onnx.ModelProto:
+    channels, window, stride = int(rng.choice(_CHANNELS)), int(rng.choice((2, 3, 3, 5))), int(rng.choice((1, 2, 2)))
+    draft, kind = _map(rng, channels), str(rng.choice(("MaxPool", "AveragePool")))
+    wide = draft.convolution("x", channels, channels, (1, 1))
+    attributes = {"kernel_shape": [window, window], "strides": [stride, stride], "pads": [window // 2] * 4}
+    return draft.model(draft.add(kind, [wide], **attributes))
+
+
+def _reduce(rng: Generator) -> onnx.ModelProto:
+    draft = _map(rng, int(rng.choice(_CHANNELS)))
+    mean = draft.add("ReduceMean", ["x", draft.constant(np.array([2, 3]))])
+    pooled = draft.add("GlobalAveragePool", ["x"])
+    return draft.model(draft.add("Add", [mean, pooled]))
+
+
+def _elementwise(rng: Generator) -> onnx.ModelProto:
+    draft = _map(rng, int(rng.choice(_CHANNELS)))
+    total = draft.add("Add", ["x", draft.add("Relu", ["x"])])
+    return draft.model(draft.add("Mul", [total, draft.add("GlobalAveragePool", [total])]))
+
+
+def _functions(rng: Generator) -> onnx.ModelProto:
+    draft = _map(rng, int(rng.choice(_CHANNELS)), 300_000)
+    value = "x"
+    for kind in rng.choice(("HardSwish", "Sigmoid", "Tanh", "Exp", "Erf", "HardSigmoid"), 3, replace=False):
+        value = draft.add(str(kind), [value])
+    return draft.model(value)
+
+
+def _copies(rng: Generator) -> onnx.ModelProto:
+    channels = int(rng.choice((12, 20, 40, 72)))
+    draft = _map(rng, channels)
+    joined = draft.add("Concat", ["x", draft.add("Relu", ["x"])], axis=1)
+    bounds = [draft.constant(np.array(value)) for value in ([1, 1], [np.iinfo(np.int64).max] * 2, [2, 3])]
+    part = draft.add("Slice", [joined, *bounds])
+    padded = draft.add("Pad", [part, draft.constant(np.array([0, 0, 1, 1, 0, 0, 1, 1]))])
+    return draft.model(draft.add("Transpose", [padded], perm=[0, 2, 3, 1]))
+
+
+_SORTS: tuple[Callable[[Generator], onnx.ModelProto], ...] = (
+    *(_dense, _dense, _dense, _image, _depthwise, _depthwise, _grouped, _unaligned),
+    *(_fully_connected, _matrix, _pool, _reduce, _elementwise, _functions, _copies),
+)

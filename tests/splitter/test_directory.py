@@ -1,0 +1,191 @@
+"""Where a plan directory may appear: what lies there is replaced only if it is a plan and nothing else."""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+
+from serfer.core.errors import InputError, UnavailableError
+from splitter import directory
+from splitter.directory import appearing_whole, place_for
+from tests.core.plans import write_plan
+
+NEW = '{"format": 0, "digest": "new"}'
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty directory, worked in."""
+    path = tmp_path / "home"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+@pytest.fixture
+def plan(home):
+    """A plan that is there already; `write` puts another in its place."""
+    (home / "plan").mkdir()
+    return write_plan(home / "plan")
+
+
+def write(out, meanwhile=lambda: None):
+    with appearing_whole(place_for(out)) as place:
+        (place / "plan.json").write_text(NEW)
+        meanwhile()
+
+
+def names(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def refused(out, message, given=()):
+    before = snapshot(out)
+    with pytest.raises(InputError, match=message) as caught:
+        place_for(out, given)
+    assert "\n" not in str(caught.value)
+    assert snapshot(out) == before
+
+
+def snapshot(out):
+    top = out.parent if out.is_symlink() or not out.is_dir() else out
+    return sorted(map(str, top.rglob("*"))) if top.is_dir() else []
+
+
+@pytest.mark.usefixtures("plan")
+def test_dots_and_links_are_followed(home):
+    (home / "link").symlink_to("plan")
+    (home / "dangling").symlink_to("later")
+    for out in ("plan/../plan", "link", "dangling"):
+        write(home / out)
+    assert (home / "plan" / "plan.json").read_text() == NEW
+    assert (home / "later" / "plan.json").read_text() == NEW
+    assert names(home) == ["dangling", "later", "link", "plan"]
+    assert (home / "link").readlink().name == "plan"
+
+
+def test_links_in_a_loop_are_refused(home):
+    (home / "loop").symlink_to("loop")
+    refused(home / "loop", "loop.*cannot be written")
+
+
+@pytest.mark.parametrize("out", [".", "..", "../..", "../other/..", "/"])
+def test_neither_the_working_directory_nor_one_around_it_is_replaced(plan, monkeypatch, out):
+    (plan / "other").mkdir()
+    (plan / "stage-0" / "x").mkdir()
+    monkeypatch.chdir(plan / "stage-0")
+    with pytest.raises(InputError, match="is or holds the working directory"):
+        place_for(plan / "stage-0" / out)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": 1, "digest": "x"}', '{"format": 99, "digest": "x", "more": [1]}'], ids=["older", "newer"]
+)
+def test_a_plan_of_any_format_is_replaced(home, plan, text):
+    (plan / "plan.json").write_text(text)
+    shutil.rmtree(plan / "stage-1")
+    (plan / "original.onnx").touch()
+    write(plan)
+    assert names(plan) == ["plan.json"]
+    assert names(home) == ["plan"]
+
+
+@pytest.mark.parametrize("text", ["", '{"format": 3, "dig'], ids=["empty", "cut off"])
+def test_a_damaged_plan_is_replaced_as_its_error_advises(plan, text):
+    (plan / "plan.json").write_text(text)
+    write(plan)
+    assert names(plan) == ["plan.json"]
+
+
+@pytest.mark.parametrize("text", ['{"terraform": 1}', "{", "[]", "", '{"format": 3}'])
+def test_another_programs_plan_is_kept(home, text):
+    (home / "other").mkdir()
+    (home / "other" / "plan.json").write_text(text)
+    refused(home / "other", "other exists and is no plan directory")
+
+
+@pytest.mark.parametrize(
+    "name", ["thesis.txt", "stage-0/thesis.txt", "model.onnx", "stage-0/model.onnx", "stage-1b", ".git", "original.txt"]
+)
+def test_what_lies_in_a_plan_but_is_none_of_it_is_kept(plan, name):
+    (plan / name).write_text("years of work")
+    refused(plan, f"holds {name}, which is no part of a plan and would be deleted")
+
+
+def test_a_directory_in_a_plan_and_a_link_of_a_plans_name_count_by_their_names(plan):
+    (plan / "images").mkdir()
+    refused(plan, "holds images,")
+
+
+def test_what_was_given_is_not_deleted_though_it_has_a_plans_name(home, plan):
+    (home / "link.onnx").symlink_to("plan/unsplit.onnx")
+    for given in ("plan/unsplit.onnx", "link.onnx", "plan/../plan/unsplit.onnx"):
+        refused(plan, r"plan holds .*onnx, which is to be read", [home / given])
+    assert place_for(plan, [home / "plan", home / "elsewhere.onnx"]) == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("n" * 300, "File name too long"),
+        ("nul\0byte", "null"),
+        ("file", "is no directory"),
+        ("file/plan", "file is no directory"),
+        ("file/deeper/plan", "file is no directory"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_at_once(home, name, message):
+    (home / "file").write_text("x")
+    with pytest.raises(InputError, match=message):
+        place_for(home / name)
+    assert names(home) == ["file"]
+
+
+def test_a_place_without_the_right_to_write_is_refused_at_once(home, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != home)  # root may write anywhere
+    refused(home / "plan", "home is not writable")
+    refused(home / "a" / "b" / "plan", "home is not writable")
+
+
+def test_the_longest_name_that_there_is_will_do(home):
+    write(home / ("n" * 255))
+    assert names(home) == ["n" * 255]
+
+
+def test_what_came_while_the_model_was_split_is_kept(home):
+    def come():
+        (home / "out").mkdir()
+        (home / "out" / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(InputError, match="no plan directory"):
+        write(home / "out", come)
+    assert names(home / "out") == ["thesis.txt"]
+    assert names(home) == ["out"]
+
+
+@pytest.mark.parametrize("end", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_replacement_that_fails_half_way_brings_the_old_plan_back(home, plan, monkeypatch, end):
+    before = json.loads((plan / "plan.json").read_text())
+    rename = directory.Path.rename
+
+    def fail(self, target):
+        if target == plan and not self.name.endswith(".old"):
+            raise end
+        return rename(self, target)
+
+    monkeypatch.setattr(directory.Path, "rename", fail)
+    with pytest.raises((UnavailableError, KeyboardInterrupt)):
+        write(plan)
+    assert json.loads((plan / "plan.json").read_text()) == before
+    assert names(home) == ["plan"]
+
+
+def test_a_disk_that_fills_up_is_something_unavailable(home):
+    def fill():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UnavailableError, match="out cannot be written: No space left on device"):
+        write(home / "out", fill)
+    assert names(home) == []

@@ -1,0 +1,110 @@
+import json
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lambdas import sessions
+from serfer.core.geometry import Grid
+from serfer.core.profile import Kind, dump_profiles, parse_profiles
+from splitter import profile
+from splitter.cuts import cut_points
+from splitter.drawn import drawn_models
+from splitter.global_pooling import with_tile_pools
+from splitter.grids import ONE
+from splitter.profile import Meter, given_to, measure, stage_tasks, worker_session
+from splitter.work import handing_on, work
+
+_FREE = ("Flatten", "Reshape", "Identity")
+
+
+def told(task, tmp_path):
+    """What ONNX Runtime says that it ran: its operators, as (kind, shape read, shape written)."""
+    session = worker_session(task.model(), events=tmp_path / "events")
+    session.run(None, given_to(session))
+    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    steps = [event["args"] for event in events if event["name"].endswith("_kernel_time")]
+    return [
+        (
+            step["op_name"],
+            next(iter(step["input_type_shape"][0].values())),
+            next(iter(step["output_type_shape"][0].values())),
+        )
+        for step in steps
+        if step["op_name"] not in _FREE
+    ]
+
+
+def tasks_of(graph):
+    graph = with_tile_pools(graph)
+    cuts = cut_points(graph)
+    spans = [(0, len(cuts) - 1), (0, len(cuts) // 2), (len(cuts) // 3, len(cuts) // 2)]
+    for start, stop in spans:
+        for grid in (ONE, Grid(2, 2)):
+            yield from stage_tasks(graph, cuts[start], cuts[stop], grid)[:1]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet", "mobilenet-v2", "googlenet"])
+def test_what_is_fused_reordered_and_sliced_is_what_onnx_runtime_does(zoo, tmp_path, name):
+    for task in tasks_of(zoo(name)[2]):
+        ran, works = told(task, tmp_path), task.works
+        sliced = sum(prod(written) for kind, _, written in ran if kind == "Slice")
+        assert sum(one.written for one in works if one.kind == Kind.CROP) == sliced
+        reordered = sum(prod(read) for kind, read, _ in ran if kind.startswith("Reorder"))
+        ours = sum(one.read for one in works if one.kind == Kind.REORDER) + sum(one.reordered for one in works)
+        assert ours == pytest.approx(reordered, rel=0.15, abs=6000)  # it pads channels to whole blocks
+        operators = sum(not kind.startswith("Reorder") for kind, _, _ in ran)
+        assert sum(one.kind != Kind.REORDER for one in works) == pytest.approx(operators, abs=1)
+
+
+def test_an_operator_by_itself_is_what_it_is_in_the_whole_network(zoo):
+    graph = with_tile_pools(zoo("resnet18")[2])
+    cuts = cut_points(graph)
+    task = stage_tasks(graph, cuts[0], cuts[-1], ONE)[0]
+    alone = [one for node in graph.nodes if (one := work(graph, node, task.regions[node.output]))]
+    shared = [one for node in graph.nodes for one in handing_on(graph, node.output, task.regions)]
+    convolutions = [one for one in task.works if one.macs]
+    assert [one for one in alone if one.macs] == pytest.approx(convolutions) or len(alone) == len(convolutions) + 3
+    assert sum(one.written for one in shared if one.kind == Kind.CROP) == sum(
+        one.written for one in task.works if one.kind == Kind.CROP
+    )
+
+
+def test_sessions_are_built_as_workers_build_them(monkeypatch, tmp_path):
+    seen = []
+
+    class Options(profile.ort.SessionOptions):
+        def add_session_config_entry(self, key, value):
+            seen.append((key, value))
+            super().add_session_config_entry(key, value)
+
+    monkeypatch.setattr(profile.ort, "SessionOptions", Options)
+    model = next(drawn_models(np.random.default_rng(0), 1))
+    options = worker_session(model).get_session_options()
+    ours, seen[:] = list(seen), []
+    cache = sessions.SessionCache(tmp_path, threads=1)
+    (tmp_path / "graph").write_bytes(model.SerializeToString())
+    (tmp_path / "weights").write_bytes(b"")
+    function = type("F", (), {"weights": type("W", (), {"path": "weights"})})
+    theirs = cache._build(function, "graph").get_session_options()
+    assert ours == seen
+    for name in ("intra_op_num_threads", "inter_op_num_threads", "graph_optimization_level", "execution_mode"):
+        assert getattr(options, name) == getattr(theirs, name)
+
+
+def test_profiles_are_measured_fitted_and_read_again(monkeypatch):
+    monkeypatch.setattr(profile, "_MOST_SECONDS", 0.05)
+    monkeypatch.setattr(profile, "_DISTURBED", 100.0)  # however busy the machine is
+    said = []
+    profiles = measure(said.append, networks=(), drawn_rounds=1)
+    assert parse_profiles(dump_profiles(profiles)).kinds.keys() == profiles.kinds.keys()
+    assert all(one.samples and min(one.prices_ns.values()) >= 0 for one in profiles.kinds.values())
+    assert "drawn" in said[0]
+
+
+def test_a_meter_repeats_until_it_was_quiet_or_time_is_up():
+    meter = Meter()
+    repeated = meter.repeat(lambda: 1.0, most_s=0.0)
+    assert len(repeated.times) == profile._LEAST_ROUNDS
+    assert repeated.best == 1.0

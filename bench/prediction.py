@@ -14,7 +14,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from serfer.core.aws import LambdaFacts
+from serfer.core.aws import shipped_aws
 from serfer.core.plan import PackageLimit
 from serfer.core.profile import Profiles
 from splitter.cuts import Cut, cut_points
@@ -106,8 +106,8 @@ def _stages(graph: Graph, name: str) -> Iterator[tuple[str, str, list[Task]]]:
 
 
 def _choices(graph: Graph, cuts: Sequence[Cut], name: str) -> list[Choice]:
-    facts = LambdaFacts(**dict.fromkeys(LambdaFacts.__dataclass_fields__, 1))
-    budget = Budget(PackageLimit(sys.maxsize, 0), facts.memory_per_vcpu, facts)
+    facts = shipped_aws()
+    budget = Budget(PackageLimit(sys.maxsize, 0), facts, (facts.functions.memory_per_vcpu,))
     return choose(graph, cuts, parse_grids(find(name).grids or _GRIDS), None, budget) or []
 
 

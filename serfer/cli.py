@@ -143,8 +143,16 @@ def split(
     ] = "auto",
     cuts: Annotated[str | None, typer.Option(help="Cut after these operators (see explain --operators).")] = None,
     objective: Annotated[
-        str, typer.Option(help="latency: the predicted one; work: the fewest multiply-accumulates over all tiles.")
-    ] = "latency",
+        str,
+        typer.Option(
+            help="What to have least of, as predicted: latency, cost, balanced (their product), or work: "
+            "multiply-accumulates over all tiles."
+        ),
+    ] = "balanced",
+    slo_ms: Annotated[float | None, typer.Option(help="Milliseconds that a warm query may take, as predicted.")] = None,
+    max_cost_usd: Annotated[
+        float | None, typer.Option(help="Dollars that a warm query may cost, as predicted.")
+    ] = None,
     precision: Annotated[
         str, typer.Option(help="Storage of weights: fp32, fp16, or auto (fp16 where a stage would not fit).")
     ] = "auto",
@@ -168,8 +176,13 @@ def split(
         str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
     ] = None,
     memory: Annotated[
-        int | None, typer.Option(help="MB of memory of each function; by default one vCPU's share.")
-    ] = None,
+        str,
+        typer.Option(help="MB of memory of every function, several to choose from, or auto: 1, 2, 3, 4 vCPUs or all."),
+    ] = "auto",
+    max_tiles: Annotated[int | None, typer.Option(help="Tasks that a stage may have at most.")] = None,
+    store: Annotated[
+        str, typer.Option(help="What lies between the stages, for the prediction: redis or s3.")
+    ] = "redis",
     limit_mb: Annotated[int | None, typer.Option(help="MB that a function's package may have; AWS allows 250.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -191,7 +204,11 @@ def split(
             precision=precision,
             gap=gap,
             calibration=calibration,
-            memory_mb=memory,
+            slo_ms=slo_ms,
+            max_cost_usd=max_cost_usd,
+            max_tiles=max_tiles,
+            store=store,
+            memory_mb=_memory_in(memory),
             limit_mb=limit_mb,
             dependency_bytes=dependency_bytes(settings, progress),
             preprocess=read_preprocess(preprocess) if preprocess else None,
@@ -384,6 +401,15 @@ def _example(size: str | None, channels: int) -> NDArray[np.float32] | None:
     return np.random.default_rng(0).standard_normal((1, channels, int(match[1]), int(match[2])), dtype=np.float32)
 
 
+def _memory_in(text: str) -> list[int] | None:
+    """Read --memory: auto, a number or several."""
+    if text == "auto":
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise UsageError(f"--memory is auto or MB such as 1769 or 1769,3538, not {text!r}")
+    return [int(size) for size in text.split(",")]
+
+
 def _names_in(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
 
@@ -392,7 +418,7 @@ def _print_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command'
     if as_json:
         _print_json(unstructure(plan))
     else:
-        display.print_plan(out, plan, load_settings().facts())
+        display.print_plan(out, plan, load_settings().facts().functions)
 
 
 def _print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value

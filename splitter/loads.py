@@ -25,7 +25,7 @@ from splitter.grids import ONE
 from splitter.windows import COL_AXIS, ROW_AXIS
 from splitter.work import work
 
-_UNKNOWN = np.iinfo(np.int64).min
+_UNKNOWN = -1
 _Edges = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -73,7 +73,7 @@ class Load:
 
 def _products(rows: Sequence[int], cols: Sequence[int]) -> Floats:
     """Return row times column for each tile, row by row."""
-    return np.multiply.outer(np.array(rows, dtype=float), np.array(cols, dtype=float)).ravel()
+    return (np.array(rows, dtype=float)[:, None] * np.array(cols, dtype=float)).ravel()
 
 
 @lru_cache(maxsize=1 << 16)
@@ -94,6 +94,7 @@ class Loads:
         self._walks: dict[object, _AxisWalk] = {}
         self._reaches: dict[object, _Reach] = {}
         self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
+        self._tiles: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Floats] = {}
         self._pools: tuple[object, ...] = ()
         self._at_cut = {cut.position: cut for cut in cuts}
 
@@ -117,8 +118,8 @@ class Loads:
             self.macs_before[stop] - self.macs_before[start],
         )
 
-    def spread(self, grid: Grid) -> Iterator[Load]:
-        """Yield every stage that can be spread over `grid`."""
+    def spread(self, grid: Grid, least: int = 1) -> Iterator[Load]:
+        """Yield every stage that can be spread over `grid` with at least so many rows and columns of maps a tile."""
         graph = with_grid(self._graph, grid)
         self._pools = tuple(node.attributes["grid"] for node in graph.nodes if node.kind == operators.TILE_POOL)
         able = [
@@ -126,7 +127,7 @@ class Loads:
             for node in graph.nodes
         ]
         for cut in self._cuts[1:]:
-            targets = [name for name in cut.tensors if can_part(graph, name, grid)]
+            targets = [name for name in cut.tensors if can_part(graph, name, grid, least)]
             if graph.nodes[cut.position - 1].output in targets:
                 yield from self._walk(graph, able, cut, frozenset(targets), grid)
 
@@ -143,12 +144,11 @@ class Loads:
             late = node.output not in targets and (node.output in cut.tensors or node.kind == operators.TILE_POOL)
             if late or not able[index]:
                 return
-            sizes = product(rows.sizes(index), cols.sizes(index))
             if node.output in targets:
                 areas = _products(rows.target(node.output), cols.target(node.output))
                 written += graph.shape(node.output).channels * areas
-            parts = np.array([self._takes(graph, index, height, width) for height, width in sizes])
-            serial, parallel, macs = serial + parts[:, 0], parallel + parts[:, 1], macs + parts[:, 2].sum()
+            parts = self._tiles_take(graph, index, rows.sizes(index), cols.sizes(index))
+            serial, parallel, macs = serial + parts[0], parallel + parts[1], macs + parts[2].sum()
             if index in self._at_cut:
                 readings = self._readings(graph, index, rows, cols)
                 yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), int(macs))
@@ -166,6 +166,14 @@ class Loads:
         if key not in self._walks:
             self._walks[key] = _AxisWalk(graph, cut.position, targets, axis, parts, self._at_cut, self._reaches)
         return self._walks[key]
+
+    def _tiles_take(self, graph: Graph, index: int, rows: tuple[int, ...], cols: tuple[int, ...]) -> Floats:
+        """Return what an operator takes (see `_takes`) on each tile, as an array (3, tiles)."""
+        key = (index, rows, cols)
+        if key not in self._tiles:
+            found = [self._takes(graph, index, height, width) for height, width in product(rows, cols)]
+            self._tiles[key] = np.array(found).T
+        return self._tiles[key]
 
     def _takes(self, graph: Graph, index: int, height: int, width: int) -> tuple[float, float, int]:
         """Return an operator's serial and parallel seconds and its multiply-accumulates on a region of this size.
@@ -291,12 +299,18 @@ class _Reach:
 
     def of(self, wanted: _Edges) -> _Edges:
         """Return the rows that are read for some spans of the output, clipped to the map (see Span.clip)."""
-        for row in wanted[0][self._first[wanted[0]] == _UNKNOWN].tolist():
-            self._first[row] = operators.needs(*self._question, Span(row, row + 1)).start
-        for row in wanted[1][self._last[wanted[1]] == _UNKNOWN].tolist():
-            self._last[row] = operators.needs(*self._question, Span(row - 1, row)).stop
-        first = np.minimum(np.maximum(self._first[wanted[0]], 0), self._size - 1)
-        return first, np.maximum(np.minimum(self._last[wanted[1]], self._size), first + 1)
+        first, last = self._first[wanted[0]], self._last[wanted[1]]
+        if min(first.min(), last.min()) == _UNKNOWN:
+            self._find(wanted)
+            first, last = self._first[wanted[0]], self._last[wanted[1]]
+        return first, np.maximum(last, first + 1)
+
+    def _find(self, wanted: _Edges) -> None:
+        for row in wanted[0].tolist():
+            start = operators.needs(*self._question, Span(row, row + 1)).start
+            self._first[row] = min(max(start, 0), self._size - 1)
+        for row in wanted[1].tolist():
+            self._last[row] = max(0, min(operators.needs(*self._question, Span(row - 1, row)).stop, self._size))
 
 
 def _edges(spans: Sequence[Span]) -> _Edges:
@@ -308,7 +322,12 @@ def _extent(graph: Graph, tensor: str, axis: int) -> int:
     return shape.height if axis == ROW_AXIS else shape.width
 
 
-def can_part(graph: Graph, tensor: str, grid: Grid) -> bool:
-    """Say whether a tensor can be cut like that: maps into rows and columns, vectors into columns."""
+def can_part(graph: Graph, tensor: str, grid: Grid, least: int = 1) -> bool:
+    """Say whether a tensor can be cut like that: maps into rows and columns (`least` each), vectors into columns.
+
+    What tiles pool of a map is one value each.
+    """
     shape = graph.shape(tensor)
-    return shape.flat == grid.columns and shape.height >= grid.rows and shape.width >= grid.cols
+    pooled = (shape.height, shape.width) == (grid.rows, grid.cols)
+    side = 1 if grid.columns or pooled else least
+    return shape.flat == grid.columns and shape.height >= side * grid.rows and shape.width >= side * grid.cols

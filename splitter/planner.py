@@ -9,7 +9,7 @@ import sys
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from splitter.tiles import walk_back
 MAX_STAGES = 16
 INLINE_MOST = 1024 * 1024
 """Bytes between two stages that may ride along with the driver: what is larger goes through the store (DESIGN.md)."""
+LEAST_SIDE = 3
+"""Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
 MEMORY_MB = (1769, 3538, 5307, 7076, 10240)
 STORES = ("redis", "s3")
 _STORED, _INLINE = 0, 1
@@ -208,7 +210,7 @@ class _Market:
         neighbours = {(left.position, right.position) for left, right in pairwise(self.cuts)}
         for grid in self._known_grids:
             if grid != ONE:
-                for load in loads.spread(grid):
+                for load in loads.spread(grid, 1 if wanted or self.grids.per_stage else LEAST_SIDE):
                     if grid == wanted and (load.start, load.stop) in neighbours:
                         links.add((load.start, load.stop))
                     yield load
@@ -268,53 +270,55 @@ class _Market:
         return not wanted or offer.load.grid == wanted[layer - 1]
 
     def _edges(self, offer: _Offer) -> Iterator[Edge]:
-        """Yield a stage for every way in which its tensors can come and go."""
-        load = offer.load
+        """Yield a stage for every way in which its tensors can come and go, all priced at once."""
+        ways = self._ways(offer.load)
         memory = np.array(offer.memory_mb, dtype=float)[:, None, None]
-        weights = self._weight_bytes(load.start, load.stop, half=offer.half)
-        ends = load.stop == len(self.graph.nodes)
-        ranges = self._ranges(load) if load.start else np.zeros(1)
-        for before in (_STORED, _INLINE) if load.start else (_STORED,):
-            for after in (_INLINE,) if ends else (_STORED, _INLINE):
-                stage = self._stage_load(load, before, after, weights, ranges)
-                if stage is None:
-                    continue
-                seconds, usd = stage_price(stage, memory, self.budget.platform)
-                shape = (len(offer.memory_mb), len(self._known_grids))
-                yield Edge(
-                    (0, load.start),
-                    (0, load.stop),
-                    before,
-                    after,
-                    self._known_grids[load.grid],
-                    np.broadcast_to(seconds, shape),
-                    np.broadcast_to(usd, shape),
-                    offer,
-                )
+        seconds, usd = stage_price(self._stage_load(offer, ways), memory, self.budget.platform)
+        shape = (len(ways), len(offer.memory_mb), len(self._known_grids))
+        every = zip(ways, np.broadcast_to(seconds, shape), np.broadcast_to(usd, shape), strict=True)
+        for (before, after), each_s, each_usd in every:
+            yield Edge(
+                (0, offer.load.start),
+                (0, offer.load.stop),
+                before,
+                after,
+                self._known_grids[offer.load.grid],
+                each_s,
+                each_usd,
+                offer,
+            )
 
-    def _stage_load(self, load: Load, before: int, after: int, weights: int, ranges: Floats) -> StageLoad | None:
-        """Return what a stage's tasks move on these paths; None where too much would ride along.
+    def _ways(self, load: Load) -> list[tuple[int, int]]:
+        """Return how a stage's tensors may come and go: in the store, or along with the driver where they are small.
+
+        The image comes with the driver, the answer goes with it.
+        """
+        read = FLOAT_BYTES * sum(float(reading.elements.sum()) for reading in load.readings)
+        written = FLOAT_BYTES * float(load.written.sum())
+        before = [_STORED, _INLINE] if load.start and read <= INLINE_MOST else [_STORED]
+        after = [_STORED, _INLINE] if written <= INLINE_MOST else [_STORED]
+        return list(product(before, after if load.stop < len(self.graph.nodes) else [_INLINE]))
+
+    def _stage_load(self, offer: _Offer, ways: Sequence[tuple[int, int]]) -> StageLoad:
+        """Return what a stage's tasks do, the ways as the first axis, then memories, grids before it, tasks.
 
         The image comes as 8-bit pixels inside the first stage's payloads.
         """
+        load = offer.load
+        inline_in, inline_out = np.array(ways, dtype=float).T[:, :, None, None, None]
+        if not load.start:
+            inline_in = np.ones_like(inline_in)
         read = sum(reading.elements for reading in load.readings) * (FLOAT_BYTES if load.start else 1)
         written = load.written * FLOAT_BYTES
-        ends = load.stop == len(self.graph.nodes)
-        inline_in, inline_out = before == _INLINE or not load.start, after == _INLINE
-        if before == _INLINE and np.sum(read) > INLINE_MOST:
-            return None
-        if inline_out and not ends and written.sum() > INLINE_MOST:
-            return None
-        nothing = np.zeros(load.grid.tiles)
         return StageLoad(
             load.serial_s,
             load.parallel_s,
-            bytes_read=nothing if inline_in else np.asarray(read),
-            ranges=nothing if inline_in else ranges,
-            bytes_written=nothing if inline_out else written,
-            carried_in=np.asarray(read) if inline_in else nothing,
-            carried_out=written if inline_out else nothing,
-            weight_bytes=weights,
+            bytes_read=(1 - inline_in) * read,
+            ranges=(1 - inline_in) * (self._ranges(load) if load.start else np.zeros(1)),
+            bytes_written=(1 - inline_out) * written,
+            carried_in=inline_in * read,
+            carried_out=inline_out * written,
+            weight_bytes=self._weight_bytes(load.start, load.stop, half=offer.half),
         )
 
     def _ranges(self, load: Load) -> Floats:

@@ -15,7 +15,8 @@ from splitter.cuts import cut_points, weight_bytes
 from splitter.global_pooling import with_grid, with_tile_pools
 from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.ingest import from_onnx
-from splitter.planner import INLINE_MOST, Budget, choices_of, prepare, tile_rects
+from splitter.loads import can_part
+from splitter.planner import INLINE_MOST, LEAST_SIDE, Budget, choices_of, prepare, tile_rects
 from splitter.search import BALANCED, COST, LATENCY, Chain, Search
 from splitter.tiles import walk_back
 from splitter.work import work
@@ -123,7 +124,9 @@ class Enumerated:
             return graph, nodes, [({name: whole[name] for name in outputs}, whole)]
         parts = {name: tile_rects(graph, name, grid) for name in outputs}
         pools = [node.output for node in nodes if node.kind == operators.TILE_POOL]
-        if not all(parts.values()) or not all(spread(graph, node) for node in nodes) or set(pools) - set(outputs):
+        if not all(can_part(graph, name, grid, LEAST_SIDE) for name in outputs):
+            return None
+        if not all(spread(graph, node) for node in nodes) or set(pools) - set(outputs):
             return None
         tiles = []
         for number in range(grid.tiles):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Split convolutional networks into layers and tiles, and run them on AWS Lambda workers.",
-    epilog="Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input, 4 something unavailable, 130 interrupted.",
+    epilog="Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input, 4 something unavailable, 130 interrupted, "
+    "143 terminated.",
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
 app.add_typer(bench_app, name="bench")
@@ -51,6 +53,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 
 _DEFAULT_MODEL = "efficientnet-lite0"
+_RGB = 3  # channels, unless said otherwise
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the flag
@@ -167,7 +170,9 @@ def split(
     size: Annotated[
         str | None, typer.Option(help="The input's HEIGHTxWIDTH; a zoo model or ONNX file may fix its own.")
     ] = None,
-    channels: Annotated[int, typer.Option(min=1, max=4096, help="The input's channels, with --size.")] = 3,
+    channels: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="The input's channels, with --size; 3 by default.")
+    ] = None,
     preprocess: Annotated[
         Path | None, typer.Option(help="A TOML file that says how an image becomes the input (docs/preprocess.md).")
     ] = None,
@@ -176,14 +181,14 @@ def split(
         str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
     ] = None,
     memory: Annotated[
-        str,
-        typer.Option(help="MB of memory of every function, several to choose from, or auto: 1, 2, 3, 4 vCPUs or all."),
+        str, typer.Option(help="MB of each function, several to choose from, or auto: 1 to 4 vCPUs or all there are.")
     ] = "auto",
     max_tiles: Annotated[int | None, typer.Option(help="Tasks that a stage may have at most.")] = None,
-    store: Annotated[
-        str, typer.Option(help="What lies between the stages, for the prediction: redis or s3.")
-    ] = "redis",
-    limit_mb: Annotated[int | None, typer.Option(help="MB that a function's package may have; AWS allows 250.")] = None,
+    store: Annotated[str, typer.Option(help="The kind of store that predictions are for: redis or s3.")] = "redis",
+    limit_mb: Annotated[
+        int | None,
+        typer.Option(help="MB that a function's package may have; AWS allows 250, workers on this machine any."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
@@ -218,6 +223,8 @@ def split(
             progress=progress,
         )
     _print_plan(plan, as_json)
+    if plan.limit.package > settings.facts().functions.package_limit:
+        complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
 
 
 @app.command()
@@ -392,13 +399,20 @@ def _standard_input() -> bytes:
     return sys.stdin.buffer.read(load_settings().max_image_bytes + 1)
 
 
-def _example(size: str | None, channels: int) -> NDArray[np.float32] | None:
+def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | None:
+    from serfer.core.plan import MAX_ELEMENTS  # noqa: PLC0415 - the command line starts fast
+
     if size is None:
+        if channels is not None:
+            raise UsageError("--channels says more about --size: give both")
         return None
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
     if match is None:
         raise UsageError(f"{size!r} is no size: write HEIGHTxWIDTH such as 224x224")
-    return np.random.default_rng(0).standard_normal((1, channels, int(match[1]), int(match[2])), dtype=np.float32)
+    shape = (channels or _RGB, int(match[1]), int(match[2]))
+    if prod(shape) > MAX_ELEMENTS:
+        raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
+    return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
 
 
 def _memory_in(text: str) -> list[int] | None:
@@ -411,7 +425,12 @@ def _memory_in(text: str) -> list[int] | None:
 
 
 def _names_in(text: str | None) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+    if text is None:
+        return []
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise UsageError(f"--cuts {text!r} lacks a name: write operators with commas between them")
+    return names
 
 
 def _print_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on

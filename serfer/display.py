@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from serfer.core.aws import LambdaFacts
-from serfer.core.cost import FLOAT_BYTES
+from serfer.core.cost import FLOAT_BYTES, latency
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:

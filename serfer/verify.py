@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.errors import ImageError
 from serfer.images import image_files
 from serfer.pipeline import Pipeline
 from serfer.unsplit import original, unsplit
-from splitter.exactness import Difference, difference
+from splitter.exactness import Difference, check_finite, difference
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,28 @@ def verify(
 ) -> Verification:
     """Compare on images (files, or folders of them) and on `random` seeded inputs, one query each.
 
-    Raises what reading an image raises.
+    Raises what reading an image raises, and ModelError where an unsplit answer is not finite.
     """
+    _check_there(images)
     computed = unsplit(pipeline.plan, directory)
     given = original(pipeline.plan, directory) if pipeline.plan.original else None
     rows: list[Compared] = []
     for name, batch in _inputs(pipeline, images, random):
         progress(f"comparing: input {len(rows) + 1}")
         pipeline.run(batch)
-        delta = difference(pipeline.last.logits, computed(batch))
+        whole = computed(batch)
+        check_finite(whole, f"the unsplit network's answer to {name}")
+        delta = difference(pipeline.last.logits, whole)
         loss = difference(pipeline.last.logits, given(batch)) if given else None
         rows.append(Compared(name, delta.exact, delta, loss))
     return Verification(tuple(rows))
+
+
+def _check_there(images: Sequence[Path]) -> None:
+    """Name a missing file before anything else that is wrong: a plan may not say how images become inputs."""
+    for path in images:
+        if not path.exists():
+            raise ImageError(f"{path} does not exist")
 
 
 def _inputs(pipeline: Pipeline, images: Sequence[Path], count: int) -> Iterator[tuple[str, NDArray[Any]]]:

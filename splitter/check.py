@@ -64,6 +64,8 @@ def check_exact(plan: Plan, directory: Path, model: Run, batch: Array) -> float:
     """
     try:
         expected, got = model(batch), run_tiles(plan, directory, batch)
+    except ModelError:
+        raise  # says why by itself
     except Exception as failure:  # the user's own code and ONNX Runtime may raise anything
         raise ModelError(
             f"the network does not run on a batch of {len(batch)} images: "

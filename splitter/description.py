@@ -33,8 +33,6 @@ def read_preprocess(path: Path) -> Preprocess:
         return _preprocess(table)
     except PlanError as error:
         raise InputError(f"{path}: {error}") from error
-    except OverflowError as error:  # an integer that no float reaches
-        raise InputError(f"{path}: scale, mean or std has a number that is too large") from error
 
 
 def _preprocess(table: dict[str, Any]) -> Preprocess:

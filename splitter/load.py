@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import os
 import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx import TensorShapeProto
 from onnxscript import ir
 
 from serfer.core.errors import ModelError
-from serfer.core.plan import Preprocess
+from serfer.core.plan import MAX_ELEMENTS, Preprocess
 from splitter import zoo
 from splitter.light import LightModel
 
@@ -34,6 +38,8 @@ Run = Callable[[Array], Array]
 Progress = Callable[[str], None]
 MIN_OPSET, OPSET = 18, 20
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
+_SILENT = 4
+"""ONNX Runtime's level of errors that end the process: others are raised, and told by us."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +111,17 @@ def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to
     sys.modules[spec.name] = code
     try:
         spec.loader.exec_module(code)
-        return getattr(code, factory)()
-    except Exception as error:  # the user's own code may raise anything
-        raise ModelError(f"{path}:{factory} failed: {type(error).__name__}: {error}") from error
+        return _defined(code, path, factory)()
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
+        raise ModelError(f"{path}:{factory} failed: {_in_one_line(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
+
+
+def _defined(code: ModuleType, path: Path, factory: str) -> Any:  # noqa: ANN401 - as above
+    if not hasattr(code, factory):  # Python's own error has the name that the module was given here
+        raise AttributeError(f"{path.name} defines no {factory!r}")
+    return getattr(code, factory)
 
 
 def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[Source, Array]:  # noqa: ANN401
@@ -119,11 +131,22 @@ def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[
         raise ModelError(f"{name} is {type(module).__name__}, no torch.nn.Module")
     module = module.eval()
 
-    def run(batch: Array) -> Array:
+    def answer(batch: Array) -> Any:  # noqa: ANN401 - whatever the user's module returns
         with torch.inference_mode():
-            result: Array = module(torch.from_numpy(np.ascontiguousarray(batch))).numpy()
+            return module(torch.from_numpy(np.ascontiguousarray(batch)))
+
+    def run(batch: Array) -> Array:
+        result: Array = answer(batch).numpy()
         return result
 
+    try:
+        scores = answer(example[:1])
+    except (Exception, SystemExit) as error:  # as above
+        shape = (1, *example.shape[1:])
+        raise ModelError(f"the module does not run on one image, a tensor of {shape}: {_in_one_line(error)}") from error
+    if not isinstance(scores, torch.Tensor):
+        kind = type(scores).__name__
+        raise ModelError(f"the module's forward() returns a {kind}: return the (N, K) tensor of scores alone")
     return Source(name, weights, _export(module, torch.from_numpy(example[:1])), run), example
 
 
@@ -132,19 +155,13 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> LightModel:
     import torch  # noqa: PLC0415 - slow to import
 
     table: dict[Any, Any] = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecations inside torch's exporter are not the user's
+        with _quiet():
             program = torch.onnx.export(
                 module, (example,), dynamo=True, verbose=False, opset_version=OPSET, custom_translation_table=table
             )
     except Exception as error:  # the exporter raises many kinds; all mean that the network cannot be traced
-        raise ModelError(f"the network cannot be exported: {_innermost(error)}") from error
-    finally:
-        logger.setLevel(level)
+        raise ModelError(f"the network cannot be exported: {_why_not(error)}") from error
     if program is None:
         raise ModelError("the network cannot be exported")
     return LightModel.of(program.model)
@@ -164,11 +181,36 @@ def _inductor_cache() -> Iterator[None]:
                 del os.environ[name]
 
 
-def _innermost(error: BaseException) -> str:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch's exporter logs, warns of and dumps to itself: what it raises says enough."""
+    disabled = logging.root.manager.disable
+    logging.disable()
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _why_not(error: BaseException) -> str:
+    """Say in one line why a module cannot be exported, by the first of the errors that led to another."""
     while error.__cause__ is not None:
         error = error.__cause__
+    branch = re.search(r'raised this error:\n *File "(.*)", line (\d+), in .*\n *(.*)', str(error))
+    if branch and type(error).__name__ == "GuardOnDataDependentSymNode":
+        file, line, code = branch.groups()
+        return f"what it computes depends on the values of the image at {file}:{line} ({code})"
+    operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", str(error))
+    if operator:
+        return f"ONNX has no operator for {operator[1]}; write it with others"
+    return _in_one_line(error)
+
+
+def _in_one_line(error: BaseException) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"
 
 
 def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
@@ -209,13 +251,39 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
         model = LightModel.of(ir.load(path))
     except Exception as error:  # the checker and the reader raise many kinds, for directories too
-        raise ModelError(f"{path} is no ONNX model: {str(error).splitlines()[0]}") from error
+        why = str(error).partition("\n")[0]
+        if "does not have an ir_version" in why:  # a field that every model has
+            why = "it is a file of another kind"
+        raise ModelError(f"{path} is no ONNX model: {why}") from error
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    if opset > onnx.defs.onnx_opset_version():
+        raise ModelError(f"{path} has opset {opset}, which nothing here knows: export it with opset {OPSET}")
     if opset < MIN_OPSET:
         model = _upgraded(path, model, opset)
-    if example is None:
-        example = _example_of(path, model)
-    return Source(path.stem, f"from {path.name}", model, _runner(path)), _given(example)
+    _check_batch(path, model)
+    example = _given(_example_of(path, model) if example is None else example)
+    return Source(path.stem, f"from {path.name}", _with_channels(model, example), _runner(path)), example
+
+
+def _dims(model: LightModel) -> Sequence[TensorShapeProto.Dimension]:
+    """Return the dimensions of the first input; no model has none, but some have an image less."""
+    return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
+
+
+def _check_batch(path: Path, model: LightModel) -> None:
+    batch = next((dim.dim_value for dim in _dims(model)), 0)
+    if batch > 1:
+        raise ModelError(f"{path} takes batches of {batch} images: export it for a batch of 1, or of any size")
+
+
+def _with_channels(model: LightModel, example: Array) -> LightModel:
+    """Give an input whose channels are not fixed as many as the example has."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    fixed = replace(model, proto=proto)
+    for dim in _dims(fixed)[1:2]:
+        dim.dim_value = dim.dim_value or example.shape[1]
+    return fixed
 
 
 def _check_size(path: Path) -> None:
@@ -223,6 +291,8 @@ def _check_size(path: Path) -> None:
         size = path.stat().st_size
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if not size:
+        raise ModelError(f"{path} is no ONNX model: it is empty")
     if size > _MAX_ONNX_BYTES:
         raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 
@@ -238,20 +308,34 @@ def _upgraded(path: Path, model: LightModel, opset: int) -> LightModel:
 
 
 def _example_of(path: Path, model: LightModel) -> Array:
-    dims = [dim.dim_value for dim in model.inputs[0].type.tensor_type.shape.dim] if model.inputs else []
+    dims = [dim.dim_value for dim in _dims(model)]
     if len(dims) != 4 or not all(dims[1:]):  # noqa: PLR2004 - (N, C, H, W)
         raise ModelError(f"{path} does not fix its input's size: give an example, or --size HEIGHTxWIDTH")
+    if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
+        given = " x ".join(map(str, dims[1:]))
+        raise ModelError(f"{path} takes images of {given}: an image has at least 1 and at most {MAX_ELEMENTS:,} values")
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
 def _runner(path: Path) -> Run:
     """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
     session: ort.InferenceSession | None = None
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
 
     def run(batch: Array) -> Array:
         nonlocal session
-        session = session or ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-        name = session.get_inputs()[0].name
-        return np.concatenate([session.run(None, {name: image[None]})[0] for image in batch])
+        try:
+            session = session or ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            name = session.get_inputs()[0].name
+            return np.concatenate([session.run(None, {name: image[None]})[0] for image in batch])
+        except Exception as error:  # ONNX Runtime has a class for each status
+            raise ModelError(f"{path} does not run in ONNX Runtime: {_plainly(error)}") from error
 
     return run
+
+
+def _plainly(error: Exception) -> str:
+    """Return what ONNX Runtime says without its status, its own source's places and the path."""
+    inside = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|/onnxruntime_src/.*?\) (?=[A-Z])"
+    return re.sub(inside, "", str(error).strip().partition("\n")[0])

@@ -73,7 +73,7 @@ class Load:
 
 def _products(rows: Sequence[int], cols: Sequence[int]) -> Floats:
     """Return row times column for each tile, row by row."""
-    return (np.array(rows, dtype=float)[:, None] * np.array(cols, dtype=float)).ravel()
+    return np.asarray(np.array(rows, dtype=float)[:, None] * np.array(cols, dtype=float)).ravel()
 
 
 @lru_cache(maxsize=1 << 16)

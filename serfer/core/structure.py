@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from serfer.core.errors import PlanError
 
 T = TypeVar("T")
+_MOST = 2**63  # whole numbers fit 64 bits: JSON's have thousands of digits, which no float holds
 
 
 def unstructure(value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -39,6 +40,8 @@ def _structure(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - kind
         return _structure_tuple(get_args(kind), value, where)
     if isinstance(kind, type) and is_dataclass(kind):
         return _structure_dataclass(kind, value, where)
+    if isinstance(value, int) and not -_MOST <= value < _MOST:
+        raise PlanError(f"{where} is a number that is too large")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -61,9 +64,9 @@ def _structure_dataclass(kind: type, value: Any, where: str) -> Any:  # noqa: AN
     if not isinstance(value, dict):
         raise PlanError(f"{where} should be an object, not {type(value).__name__}")
     hints = _hints(kind)
-    if set(value) != set(hints):
-        missing, extra = sorted(set(hints) - set(value)), sorted(set(value) - set(hints))
-        raise PlanError(f"{where} lacks {missing} or has unknown {extra}")
+    for fault, names in (("lacks", hints.keys() - value.keys()), ("has unknown", value.keys() - hints.keys())):
+        if names:
+            raise PlanError(f"{where} {fault} {', '.join(map(repr, sorted(names)))}")
     return kind(**{name: _structure(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
 
 

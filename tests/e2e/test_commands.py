@@ -209,3 +209,4 @@ def test_the_help_of_the_top_names_every_command(serfer_):
     help_text = serfer_("--help").out
     assert all(command.split()[0] in help_text for command in COMMANDS)
     assert "Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input" in help_text
+    assert "130 interrupted, 143 terminated." in " ".join(help_text.split())

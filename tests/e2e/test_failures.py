@@ -100,6 +100,12 @@ class TestUsage:
             ("--grids 0x2", "'0x2' is no grid"),
             ("--stages many", 'stages must be "auto" or a number'),
             ("--memory 5", "memory must be 128 to 10240 MB, not 5"),
+            ("--size 99999x99999", "--size 99999x99999 is too large: an image may have 268,435,456 values"),
+            ("--channels 5", "--channels says more about --size: give both"),
+            ("--cuts=", "--cuts '' lacks a name"),
+            ("--cuts ,", "--cuts ',' lacks a name"),
+            ("--cuts relu1,,relu2", "--cuts 'relu1,,relu2' lacks a name"),
+            ("--cuts fc", "'fc' is the network's last operator"),
         ],
     )
     def test_a_split_that_cannot_be(self, serfer_, plan, tmp_path, arguments, words):
@@ -131,6 +137,10 @@ class TestUsage:
         result.complains(4, f"{tmp_path}/out/plan cannot be written: File too large")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
         assert list((tmp_path / "out" / "plan").iterdir()) == []
+
+    def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_, plan, tmp_path):
+        result = serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--limit-mb", "251")
+        result.complains(0, "with --limit-mb 251, more than AWS allows, this plan runs on this machine only")
 
     @pytest.mark.parametrize(
         ("out", "words"),

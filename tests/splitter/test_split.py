@@ -180,6 +180,15 @@ def test_an_example_of_another_size_than_the_file_fixes_is_refused(home):
         split(path, np.ones((1, 3, 20, 16), np.float32), home / "plan")
 
 
+@pytest.mark.parametrize(("height", "width"), [(1_000_000, 1_000_000), (-4, 16)])
+def test_a_file_that_fixes_an_impossible_size_is_refused(home, height, width):
+    model = network()
+    for axis, size in ((2, height), (3, width)):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
+    with pytest.raises(ModelError, match=rf"takes images of 3 x {height} x {width}: .* at most 268,435,456 values"):
+        split(save(model, home / "net.onnx"), out=home / "plan")
+
+
 @pytest.mark.parametrize("model", [42, None, object(), {"a": 1}])
 def test_what_is_no_module_is_refused(model, example, home):
     with pytest.raises(ModelError, match=r"no torch\.nn\.Module"):

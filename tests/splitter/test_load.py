@@ -1,0 +1,193 @@
+"""What is no model, or a model in a form that nothing can be done with, is told in one line that says what to do."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from serfer.core.errors import ModelError
+from splitter.ingest import from_onnx
+from splitter.load import load
+from splitter.split import split
+from tests.splitter.models import Net
+
+SIZE = (8, 8)
+EXAMPLE = np.zeros((1, 3, *SIZE), np.float32)
+FACTORIES = """
+import sys
+def stops():
+    sys.exit(0)
+def fails():
+    raise ValueError("no weights\\nand more")
+"""
+
+
+def message(model, example=EXAMPLE):
+    with pytest.raises(ModelError) as refusal:
+        load(model, example)
+    text = str(refusal.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("factory", "end"),
+    [
+        ("stops", "mine.py:stops failed: SystemExit: 0"),
+        ("fails", "mine.py:fails failed: ValueError: no weights"),
+        ("absent", "mine.py:absent failed: AttributeError: mine.py defines no 'absent'"),
+        ("", "mine.py: failed: AttributeError: mine.py defines no ''"),
+    ],
+)
+def test_a_factory_that_ends_in_any_way_but_with_a_model_is_named(tmp_path, factory, end):
+    (tmp_path / "mine.py").write_text(FACTORIES)
+    assert message(f"{tmp_path}/mine.py:{factory}").endswith(end)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(192, 5)
+        self.eval()
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+
+class Wrapped(Model):
+    def __init__(self, wrap):
+        super().__init__()
+        self.wrap = wrap
+
+    def forward(self, x):
+        return self.wrap(super().forward(x))
+
+
+@pytest.mark.parametrize("wrap", [lambda y: (y,), lambda y: {"scores": y}, lambda y: [y, y]])
+def test_an_answer_that_is_no_tensor_is_refused(wrap):
+    kind = type(wrap(0)).__name__
+    assert f"forward() returns a {kind}: return the (N, K) tensor of scores alone" in message(Wrapped(wrap))
+
+
+class TwoInputs(Model):
+    def forward(self, x, y):
+        return super().forward(x + y)
+
+
+class Stops(Model):
+    def forward(self, _):
+        sys.exit(0)
+
+
+def test_a_module_that_does_not_run_on_one_image_is_refused():
+    text = message(TwoInputs())
+    assert "does not run on one image, a tensor of (1, 3, 8, 8)" in text
+    assert "forward() missing 1 required positional argument: 'y'" in text
+    assert "SystemExit" in message(Stops())
+    assert "mat1 and mat2" in message(Model(), np.zeros((1, 3, 9, 9), np.float32))
+
+
+class Branches(Model):
+    def forward(self, x):
+        if x.sum() > 0:
+            return super().forward(x)
+        return super().forward(-x)
+
+
+def test_a_branch_that_depends_on_the_data_is_named_by_its_line():
+    text = message(Branches())
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "if x.sum() > 0:" in text)
+    assert f"depends on the values of the image at {__file__}:{line} (if x.sum() > 0:)" in text
+
+
+def test_torch_adds_no_noise_to_the_refusal_of_a_branch():
+    code = (
+        "from tests.splitter import test_load as t; from splitter.load import load\n"
+        "try: load(t.Branches(), t.EXAMPLE)\nexcept t.ModelError: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+
+
+def test_an_operator_that_onnx_lacks_is_named():
+    module = torch.nn.Sequential(torch.nn.AdaptiveMaxPool2d((7, 5)), torch.nn.Flatten()).eval()
+    text = message(module)
+    assert "ONNX has no operator for aten.adaptive_max_pool2d" in text
+    assert "write it with others" in text
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"", "it is empty"), (b"hello world, this is text\n", "another kind")])
+def test_a_file_that_is_no_model_says_so(tmp_path, content, why):
+    (tmp_path / "net.onnx").write_bytes(content)
+    text = message(tmp_path / "net.onnx")
+    assert "net.onnx is no ONNX model: " in text
+    assert why in text
+
+
+def saved(directory, model):
+    onnx.save(model, directory / "net.onnx")
+    return directory / "net.onnx"
+
+
+def network(channels=3, batch="N", **more):
+    net = Net(channels, *SIZE, batch=batch, **more)
+    return net, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+
+
+def test_a_batch_that_is_fixed_says_how_to_export(tmp_path):
+    net, x = network(batch=8)
+    text = message(saved(tmp_path, net.model(net.flat(x), dims=(8, 256))), None)
+    assert "takes batches of 8 images: export it for a batch of 1, or of any size" in text
+
+
+def test_channels_that_are_unknown_are_no_number(tmp_path):
+    net, x = network(channels="C")
+    path = saved(tmp_path, net.model(net.flat(x)))
+    assert "does not fix its input's size" in message(path, None)
+    source, _ = load(path, EXAMPLE)
+    graph = from_onnx(source.onnx, *SIZE)
+    assert graph.shape(graph.input).channels == 3
+
+
+def test_an_opset_that_is_not_out_yet_is_refused(tmp_path):
+    net, x = network()
+    model = net.model(net.flat(x))
+    model.opset_import[0].version = 99
+    text = message(saved(tmp_path, model), None)
+    assert "opset 99" in text
+    assert "export it with opset 20" in text
+
+
+def duplicated(net, x):
+    x = net.op("Relu", x)
+    net.nodes[-1].name = net.nodes[-2].name
+    return x, "two nodes with same node name"
+
+
+def ill_shaped(net, x):
+    weight = net.constant(net.floats(4, 2, 3, 3))
+    return net.op("Conv", x, weight), "Input channels C is not equal to kernel channels"
+
+
+@pytest.mark.parametrize("form", [duplicated, ill_shaped])
+def test_what_onnx_runtime_does_not_run_is_told_without_its_insides(tmp_path, form, capfd):
+    net, x = network()
+    x, why = form(net, x)
+    path = saved(tmp_path, net.model(net.flat(x)))
+    source, example = load(path, None)
+    with pytest.raises(ModelError) as refusal:
+        source.run(example)
+    text = str(refusal.value)
+    assert "\n" not in text
+    assert "net.onnx does not run in ONNX Runtime: " in text
+    assert why in text
+    assert "onnxruntime_src" not in text
+    assert "[ONNXRuntimeError]" not in text
+    with pytest.raises(ModelError, match="^" + re.escape(text)):
+        split(path, out=tmp_path / "plan")
+    assert capfd.readouterr().err == ""

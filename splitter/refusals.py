@@ -40,6 +40,9 @@ _AXIS = {
 }
 
 
+_WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
+
+
 def refuse(name: str, kind: str, why: str) -> ModelError:
     """Return the error that names an operator and says why the network cannot be split."""
     return ModelError(f"operator {name!r} ({kind}) cannot be split: {why}")
@@ -77,6 +80,19 @@ def _is_true(model: onnx.ModelProto, name: str) -> bool:
     constants = [node for node in model.graph.node if node.op_type == "Constant" and name in node.output]
     values += [numpy_helper.to_array(node.attribute[0].t) for node in constants]
     return bool(name) and (not values or bool(values[0].any()))
+
+
+def check_windows(model: onnx.ModelProto) -> None:
+    """Refuse windows that are larger than the map they slide over, by the shapes that were inferred."""
+    values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in values}
+    for node in model.graph.node:
+        if node.op_type in _WINDOWS and any(
+            dim.HasField("dim_value") and dim.dim_value < 1 for dim in shapes.get(node.output[0], ())
+        ):
+            size = " x ".join(str(dim.dim_value) for dim in shapes.get(node.input[0], ())[2:])
+            why = f"its window does not fit into a map of {size}; give an example of larger images"
+            raise refuse(node.name or node.output[0], node.op_type, why)
 
 
 def check_batch(graph: Graph) -> None:

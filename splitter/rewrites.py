@@ -86,6 +86,66 @@ def _does_nothing(graph: Graph, node: Node) -> bool:
     return node.kind in ("Identity", "Dropout")
 
 
+def with_direct_picks(graph: Graph) -> Graph:
+    """Write picks along an axis that was moved to the front, torch's way to index by constants, as picks on that axis.
+
+    What moved the axis then follows the pick, and meets what moves it back: together they do nothing.
+    """
+    rewriter = _Rewriter(graph)
+    moves: dict[str, Node] = {}
+    for node in graph.nodes:
+        move = moves.get(node.inputs[0])
+        picks = _first_axis_picks(graph, node)
+        if move and picks is not None and node.output not in graph.others:
+            node = _pick_and_move(rewriter, move, node, picks)  # noqa: PLW2901 - what takes its place
+        elif move and "perm" in node.attributes:
+            node = _one_move(move, node)  # noqa: PLW2901 - same
+        if "perm" in node.attributes:
+            moves[node.output] = node
+        rewriter.nodes.append(node)
+    return _needed(without_identities(rewriter.done()))
+
+
+def _pick_and_move(rewriter: _Rewriter, move: Node, node: Node, picks: NDArray[Any]) -> Node:
+    """Append picks on the axis that `move` brings to the front, and return what brings it there behind them."""
+    axis, source = move.attributes["perm"][0], move.inputs[0]
+    shape = list(rewriter.shapes[source])
+    shape[axis] = picks.size
+    indices = rewriter.constant(f"{node.output}.indices", picks)
+    pick = Node(node.name, "Gather", (source, indices), f"{node.output}.picked", {"axis": axis})
+    return replace(move, name=f"{node.name}.moved", inputs=(rewriter.add(pick, tuple(shape)),), output=node.output)
+
+
+def _one_move(first: Node, second: Node) -> Node:
+    """Return two transposes as one, or as none."""
+    perm = [first.attributes["perm"][axis] for axis in second.attributes["perm"]]
+    if perm == sorted(perm):
+        return Node(second.name, "Identity", first.inputs, second.output)
+    return replace(second, inputs=first.inputs, attributes={"perm": perm})
+
+
+def _first_axis_picks(graph: Graph, node: Node) -> NDArray[Any] | None:
+    """Return the constant indices that an operator picks along the first axis alone, None for any other operator."""
+    if node.kind not in ("Gather", "GatherND") or node.inputs[1] not in graph.weights:
+        return None
+    indices = graph.weights[node.inputs[1]]
+    if node.kind == "GatherND" and indices.shape[-1] == 1 and not node.attributes.get("batch_dims", 0):
+        indices = indices[..., 0]
+    elif node.kind == "GatherND" or node.attributes.get("axis", 0) != 0:
+        return None
+    return indices if indices.ndim == 1 else None
+
+
+def _needed(graph: Graph) -> Graph:
+    """Return the graph without operators that the output does not depend on."""
+    needed, kept = {graph.output}, []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            kept.append(node)
+            needed.update(node.inputs)
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
 def with_explicit_windows(graph: Graph) -> Graph:
     """Write every window on a map with a kernel shape, and `auto_pad` and absent pads as top, left, bottom, right."""
     nodes = []
@@ -233,11 +293,33 @@ def _run(graph: Graph, node: Node, image: NDArray[np.float32]) -> NDArray[np.flo
 
 
 def _concat(rewriter: _Rewriter, node: Node) -> bool:
-    """Refuse what joins a constant to maps: it is there once, not once for each image."""
-    if rewriter.graph.constants(node):
-        why = "it joins a constant to activations, which fixes the batch size; add the constant, or leave it out"
-        raise refuse(node.name, node.kind, why)
-    return False
+    """Give each image of a batch the constants that are joined to its activations: of themselves they are there once."""
+    graph = rewriter.graph
+    constants = graph.constants(node)
+    if not constants:
+        return False
+    if node.output in graph.others:
+        raise refuse(
+            node.name, node.kind, "it joins constants to activations that are not float32; join float32 values"
+        )
+    source = graph.activations(node)[0]
+    rank = len(graph.shapes[node.output])
+    axis = node.attributes["axis"] % rank
+    bounds = [
+        rewriter.constant(f"{node.output}.{name}", [value])
+        for name, value in (("starts", 0), ("stops", 1), ("axes", axis))
+    ]
+    thin = tuple(1 if index == axis else size for index, size in enumerate(graph.shapes[source]))
+    one = rewriter.add(Node(f"{node.name}.one", "Slice", (source, *bounds), f"{node.output}.one"), thin)
+    never = rewriter.constant(f"{node.output}.never", False)  # noqa: FBT003 - the constant's value
+    repeated = {
+        name: rewriter.add(
+            Node(f"{node.name}.{name}", "Where", (never, one, name), f"{node.output}.{name}"), graph.weights[name].shape
+        )
+        for name in dict.fromkeys(constants)
+    }
+    rewriter.nodes.append(replace(node, inputs=tuple(repeated.get(name, name) for name in node.inputs)))
+    return True
 
 
 _REWRITES: dict[str, Callable[[_Rewriter, Node], bool]] = {"Concat": _concat, "Pad": _pad, "Resize": _resize}

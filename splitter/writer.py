@@ -76,15 +76,22 @@ class TileWriter:
         return self.view(name, needed_input(self.graph, node, name, region))
 
     def append(self, kind: str, inputs: Sequence[str], output: str, attributes: dict[str, Any] | None = None) -> str:
-        """Append an ONNX node and return its output."""
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], **(attributes or {})))
+        """Append an ONNX node and return its first output; others that it must have are read by nobody."""
+        must = onnx.defs.get_schema(kind, self.graph.opset).min_output
+        others = [self._own(f"{output}.output{number}") for number in range(1, must)]
+        self.nodes.append(helper.make_node(kind, list(inputs), [output, *others], **(attributes or {})))
         return output
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """Add a constant of the tile's own and return its name, which is no other tensor's."""
+        """Add a constant of the tile's own and return its name."""
+        name = self._own(name)
+        self.constants[name] = value
+        return name
+
+    def _own(self, name: str) -> str:
+        """Return a name that no tensor of the network has."""
         while name in self.graph.weights or name in self.graph.shapes:
             name += ".tile"
-        self.constants[name] = value
         return name
 
     def _weight(self, name: str) -> str:

@@ -33,7 +33,7 @@ CODEC_RATE = 4e7
 _BASE64 = 4 / 3
 _MB_PER_GB = 1024
 _MS_PER_S = 1000
-_STEPS = 400  # of a distribution, for each mean of an invocation's tail
+_STEPS = 200  # of a distribution, for each mean of an invocation's tail
 
 Floats = NDArray[np.float64]
 
@@ -164,6 +164,7 @@ def latency(stages: Sequence[tuple[float, int]], functions: LambdaFacts) -> Late
 
 
 def _convolved(one: Floats, other: Floats) -> Floats:
-    size = len(one) + len(other) - 1
+    length = len(one) + len(other) - 1
+    size = 1 << (length - 1).bit_length()
     product = np.fft.irfft(np.fft.rfft(one, size) * np.fft.rfft(other, size), size)
-    return np.maximum(product, 0.0)
+    return np.maximum(product[:length], 0.0)

@@ -39,6 +39,7 @@ PLAN_FILE = "plan.json"
 ORIGINAL = ("original.onnx", "original.bin")
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
+_SHOWN = 40  # characters of what should have been a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,9 +400,11 @@ def parse_plan(text: str) -> Plan:
         value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
         raise PlanError(f"plan.json is not JSON ({error}); split the model again") from error
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise PlanError(f"plan.json has format {found!r}, this version reads {FORMAT}; split the model again")
+    if not isinstance(value, dict) or "format" not in value:
+        raise PlanError("plan.json is not a plan: it says no format; split the model again")
+    if value["format"] != FORMAT:
+        found = repr(value["format"])[:_SHOWN]
+        raise PlanError(f"plan.json has format {found}, this version reads {FORMAT}; split the model again")
     plan = structure(Plan, value, "plan.json")
     if _digest(plan) != plan.digest:
         raise PlanError("plan.json was edited: its digest does not match; split the model again")
@@ -418,9 +421,10 @@ def _check_files(number: int, stage: Stage) -> None:
         )
         if not names or any(tile.graph not in graphs for tile in stage.tiles if tile.function == index):
             raise PlanError(f"plan.json names files that are not of stage {number}, or lie outside the directory")
+    macs = [*(operator.macs for operator in stage.operators), *(tile.macs for tile in stage.tiles)]
     compute = [ms for tile in stage.tiles for ms in (tile.serial_ms, tile.parallel_ms)]
-    predicted = [stage.predicted_ms, stage.predicted_usd, *compute]
-    if not (all(0 <= value < math.inf for value in predicted) and stage.memory_mb > 0):
+    figures = [stage.predicted_ms, stage.predicted_usd, *compute, *macs]
+    if not (all(0 <= value < math.inf for value in figures) and stage.memory_mb > 0):
         raise PlanError(f"plan.json's stage {number} has impossible figures")
 
 
@@ -437,6 +441,8 @@ def _check_sound(plan: Plan) -> None:
         raise PlanError("plan.json's unsplit network has another name")
     if plan.activation not in ACTIVATIONS or len(plan.labels) not in (0, plan.output.elements):
         raise PlanError("plan.json's activation is unknown, or its labels are not one for each output")
+    if not 0 <= plan.limit.dependencies <= plan.limit.package:
+        raise PlanError("plan.json has a limit of packages that is less than its dependencies, or than nothing")
     for number, stage in enumerate(plan.stages):
         _check_files(number, stage)
         _check_tiles(plan, number, stage)
@@ -504,10 +510,17 @@ def check_artefacts(plan: Plan, directory: Path) -> None:
     _check_sound(plan)
     for artefact in plan.artefacts:
         path = directory / artefact.path
+        if _is_linked(directory, Path(artefact.path)):  # ONNX Runtime follows no link out of a model's directory
+            raise PlanError(f"{path} lies behind a link: copy the file itself into the plan, or split the model again")
         if not path.is_file():
-            raise PlanError(f"{path} is missing; split the model again")
+            raise PlanError(f"{path} is missing, or no file; split the model again")
         if path.stat().st_size != artefact.bytes or file_sha256(path) != artefact.sha256:
             raise PlanError(f"{path} was altered: its digest does not match plan.json; split the model again")
+
+
+def _is_linked(directory: Path, path: Path) -> bool:
+    """Say whether a path in a directory, which may be a link itself, leads over a link."""
+    return any((directory / part).is_symlink() for part in (path, *path.parents[:-1]))
 
 
 def file_sha256(path: Path) -> str:

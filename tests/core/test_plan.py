@@ -14,6 +14,8 @@ from serfer.core.plan import (
     Artefact,
     Cell,
     Input,
+    Operator,
+    PackageLimit,
     Padding,
     Piece,
     Range,
@@ -196,6 +198,43 @@ def test_an_artefact_that_grew_is_named(directory):
         check_artefacts(PLAN, directory)
 
 
+@pytest.mark.parametrize("path", ["unsplit.onnx", "stage-1/b.onnx", "stage-1"])
+@pytest.mark.parametrize("target", ["elsewhere", "/dev/null", "nowhere"])
+def test_an_artefact_behind_a_link_is_named(directory, path, target):
+    (directory / path).rename(directory / "elsewhere")
+    (directory / path).symlink_to(directory / target)
+    with pytest.raises(PlanError, match=f"{path}.* lies behind a link"):
+        check_artefacts(PLAN, directory)
+
+
+def test_a_link_that_leads_to_itself_is_named(directory):
+    (directory / "unsplit.onnx").unlink()
+    (directory / "unsplit.onnx").symlink_to("unsplit.onnx")
+    with pytest.raises(PlanError, match="lies behind a link"):
+        check_artefacts(PLAN, directory)
+
+
+def test_a_plan_directory_may_be_a_link_itself(directory):
+    (directory / "link").symlink_to(directory)
+    check_artefacts(PLAN, directory / "link")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("NaN", "says no format"),
+        ("[]", "says no format"),
+        ("{}", "says no format"),
+        ('{"format": "x"}', "has format 'x', this version reads"),
+        ('{"format": 2.5}', "has format 2.5, this version reads"),
+        ('{"format": [' + "1, " * 99 + "1]}", r"has format \[1, 1.{,40}, this version reads"),
+    ],
+)
+def test_what_is_no_plan_or_one_of_another_format_is_told_as_that(text, message):
+    with pytest.raises(PlanError, match=message):
+        parse_plan(text)
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "stage-0/../../secret"])
 def test_a_plan_never_reads_outside_its_directory(directory, path):
     (directory.parent / "secret").write_text("x")
@@ -264,6 +303,12 @@ NONE = Padding(0, 0, 0, 0)
         (with_stage(1, inline=False), "does not answer"),
         (with_tile(1, cells=()), "does not answer"),
         (with_tile(1, cells=(Cell(0, Rect(Span(0, 1), Span(0, 9))),)), "does not answer"),
+        ({"limit": PackageLimit(-1, -2)}, "limit of packages"),
+        ({"limit": PackageLimit(100, 101)}, "limit of packages"),
+        (with_stage(0, operators=(Operator("conv", "Conv", -5),)), "stage 0 has impossible figures"),
+        (with_tile(1, macs=-5), "stage 1 has impossible figures"),
+        (with_stage(0, memory_mb=0), "stage 0 has impossible figures"),
+        (with_stage(0, operators=(Operator("conv", "Conv", 10**400),)), "macs is a number that is too large"),
         (with_stage(0, tiles=PLAN.stages[0].tiles[:1]), "lacks .* tiles"),
         (with_stage(0, functions=()), "lacks .* functions"),
         (with_stage(1, inputs=()), "lacks inputs"),

@@ -10,6 +10,8 @@ import sys
 import onnx
 import pytest
 
+from serfer.core.plan import Plan, dump_plan, file_sha256, sealed
+from serfer.core.structure import structure
 from serfer.local.redis_server import RedisServer
 from tests.e2e.conftest import eventually, keys, processes
 from tests.e2e.small import small_onnx
@@ -159,6 +161,18 @@ class TestUsage:
         assert sorted(tmp_path.iterdir()) == before
 
 
+def reweigh(directory, name):
+    """Make a plan's weights NaN, and the plan sound again."""
+    path = directory / name
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    plan = json.loads((directory / "plan.json").read_text())
+    for function in (function for stage in plan["stages"] for function in stage["functions"]):
+        if function["weights"]["path"] == name:
+            function["weights"]["sha256"] = file_sha256(path)
+    changed = structure(Plan, plan, "plan.json")
+    (directory / "plan.json").write_text(dump_plan(sealed(changed)))
+
+
 class TestPlans:
     @pytest.fixture
     def classify(self, serfer_, picture):
@@ -182,6 +196,27 @@ class TestPlans:
     def test_what_is_no_plan(self, classify, copy, text):
         (copy / "plan.json").write_bytes(text.encode("latin-1"))
         classify(copy).complains(3, "plan.json")
+
+    def test_an_image_that_is_not_there_and_a_plan_that_takes_none(self, serfer_, plan, picture, tmp_path):
+        serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "out")
+        serfer_("verify", tmp_path / "out", "--images", "nope.jpg").complains(3, "nope.jpg does not exist")
+        serfer_("verify", tmp_path / "out", "--images", picture).complains(3, "how an image becomes its input")
+
+    def test_a_network_whose_answers_are_not_finite(self, serfer_, copy):
+        for file in ("stage-1/weights-0.bin", "stage-0/weights-0.bin"):
+            reweigh(copy, file)
+        serfer_("verify", copy).complains(3, "the unsplit network's answer to random, seed 0 is not finite")
+
+    @pytest.mark.parametrize("name", ["unsplit.onnx", "stage-1/weights-0.bin", "stage-1"])
+    def test_a_part_of_a_plan_that_lies_elsewhere(self, classify, serfer_, copy, tmp_path, name):
+        (copy / name).rename(tmp_path / "elsewhere")
+        (copy / name).symlink_to(tmp_path / "elsewhere")
+        for result in (serfer_("verify", copy), classify(copy)):
+            result.complains(3, f"{name}", "lies behind a link", "copy")
+
+    def test_a_link_to_a_plan_is_a_plan(self, classify, copy, tmp_path):
+        (tmp_path / "link").symlink_to(copy)
+        assert classify(tmp_path / "link").code == 0
 
     def test_a_missing_weights_file(self, classify, copy):
         (copy / "stage-1" / "weights-0.bin").unlink()

@@ -236,10 +236,39 @@ def test_what_mixes_the_images_of_a_batch_is_refused(form):
     refused(net, net.op("Reshape", y, net.constant(np.array([1, -1]))), "mixes the images of a batch")
 
 
-def test_a_constant_among_joined_maps_is_refused():
+@pytest.mark.parametrize("order", ["cx", "xc", "cxc", "xcx", "ccxxc"])
+def test_constants_among_joined_maps_are_there_for_each_image(order, tmp_path):
+    """CoordConv's, say."""
     net, x = network()
-    x = net.op("Concat", x, net.constant(net.floats(1, 1, *SIZE)), axis=1)
-    refused(net, net.flat(x), "(Concat)", "constant")
+    parts = [x if part == "x" else net.constant(net.floats(1, 2, *SIZE)) for part in order]
+    channels = 4 * order.count("x") + 2 * order.count("c")
+    x = net.conv(net.op("Concat", *parts, axis=1), channels, 4, [3, 3], pads=[1, 1, 1, 1])
+    model, batch = net.model(net.flat(x)), net.batch_of(2)
+    graph = from_onnx(model, *SIZE)
+    assert all(operators.tileable(graph, node) for node in graph.nodes[:-1])
+    expected = np.concatenate([unsplit(model, image[None]) for image in batch])
+    assert worst_error(model, batch, tmp_path, ["2x2", "1"], expected=expected) <= EXACT
+
+
+def test_a_class_token_as_vision_transformers_have_it(tmp_path):
+    net, x = network()
+    tokens = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 4, -1]))), perm=[0, 2, 1])
+    tokens = net.op("Concat", net.constant(net.floats(1, 1, 4)), tokens, axis=-2)
+    model, batch = net.model(net.flat(tokens)), net.batch_of(2)
+    expected = np.concatenate([unsplit(model, image[None]) for image in batch])
+    assert worst_error(model, batch, tmp_path, expected=expected) <= EXACT
+
+
+def test_a_constant_that_becomes_an_image_of_its_own_is_refused():
+    net, x = network()
+    x = net.op("Concat", x, net.constant(net.floats(1, 4, *SIZE)), axis=0)
+    refused(net, net.op("Reshape", x, net.constant(np.array([1, -1]))), "(Concat)", "mixes the images of a batch")
+
+
+def test_a_window_larger_than_the_map_is_refused_as_that():
+    for kernel in ([9, 3], [10, 3], [17, 3]):  # of no rows, of -1, of fewer
+        net, x = network()
+        refused(net, net.flat(net.conv(x, 4, 4, kernel)), "(Conv)", "its window does not fit into a map of 8 x 10")
 
 
 @pytest.mark.parametrize("used", [False, True])

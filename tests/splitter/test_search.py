@@ -174,7 +174,7 @@ def enumerated():
         chains = [(np.zeros(0), np.zeros(0)), *Enumerated(graph, cuts, budget).chains()]
         seconds, usd = map(np.concatenate, zip(*chains, strict=True))
         found.append((graph, cuts, budget, seconds, usd))
-    assert sum(len(seconds) for *_, seconds, _ in found) > 1_000_000
+    assert sum(len(seconds) for *_, seconds, _ in found) > 500_000
     return found
 
 

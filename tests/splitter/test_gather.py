@@ -1,0 +1,87 @@
+"""Indexing by constants as torch's exporter writes it: around the first axis, between two transposes."""
+
+import numpy as np
+import pytest
+import torch
+
+from splitter import operators
+from splitter.global_pooling import with_tile_pools
+from splitter.ingest import from_onnx
+from splitter.load import load
+from tests.splitter.models import Net, cut, run_tiles, worst_error
+from tests.splitter.test_channels import EXACT, SIZE, network
+
+
+def picked(net, x, axis, indices, kind="GatherND"):
+    """Move an axis to the front, pick, and move it back."""
+    order = [axis, *(other for other in range(4) if other != axis)]
+    moved = net.op("Transpose", x, perm=order)
+    if kind == "GatherND":
+        chosen = net.op("GatherND", moved, net.constant(np.array(indices)[:, None]))
+    else:
+        chosen = net.op("Gather", moved, net.constant(np.array(indices)), axis=0)
+    return net.op("Transpose", chosen, perm=np.argsort(order).tolist())
+
+
+PICKS = [(1, [2, 1, 0, 5, 4, 3]), (1, [0, -1]), (2, [8, 0, 5, 5, 3]), (3, [0, 5, 3, 9, -1])]
+
+
+@pytest.mark.parametrize("kind", ["Gather", "GatherND"])
+@pytest.mark.parametrize(("axis", "indices"), PICKS)
+def test_a_pick_along_a_moved_axis_is_one_gather_and_is_spread(axis, indices, kind, tmp_path):
+    net, x = network()
+    channels = len(indices) if axis == 1 else 6
+    x = net.conv(picked(net, x, axis, indices, kind), channels, 4, [3, 3], pads=[1, 1, 1, 1])
+    model = net.model(net.flat(x))
+    graph = with_tile_pools(from_onnx(model, *SIZE))
+    assert [(node.kind, node.attributes.get("axis")) for node in graph.nodes[1:2]] == [("Gather", axis)]
+    assert [node.kind for node in graph.nodes] == ["Conv", "Gather", "Conv", "Flatten"]
+    assert all(operators.tileable(graph, node) for node in graph.nodes[:-1])
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def test_a_moved_axis_may_serve_several_picks(tmp_path):
+    net, x = network()
+    moved = net.op("Transpose", x, perm=[1, 0, 2, 3])
+    parts = [
+        net.op("Transpose", net.op("GatherND", moved, net.constant(np.array(rows)[:, None])), perm=[1, 0, 2, 3])
+        for rows in ([3, 0], [1, 5, 2])
+    ]
+    x = net.op("Concat", *parts, axis=1)
+    assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def test_transposes_that_undo_each_other_are_left_out():
+    net, x = network()
+    x = net.op("Transpose", net.op("Transpose", x, perm=[0, 2, 3, 1]), perm=[0, 3, 1, 2])
+    x = net.op("Transpose", net.op("Transpose", net.op("Relu", x), perm=[0, 2, 3, 1]), perm=[0, 2, 1, 3])
+    graph = from_onnx(net.model(net.flat(x)), *SIZE)
+    assert [node.kind for node in graph.nodes] == ["Conv", "Relu", "Transpose", "Flatten"]
+    assert graph.nodes[2].attributes["perm"] == [0, 3, 2, 1]
+
+
+class Reordered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.eval()
+
+    def forward(self, x):
+        return self.conv(x[:, [2, 1, 0]][:, :, torch.tensor([0, 5, 3, 9, 1, 1])][..., [7, 6, 5, 0]]).flatten(1)
+
+
+def test_indexing_in_torch_is_spread(tmp_path):
+    batch = np.random.default_rng(0).standard_normal((2, 3, 10, 8), dtype=np.float32)
+    source, _ = load(Reordered(), batch[:1])
+    plan = cut(source.onnx, batch.shape[2:], tmp_path / "plan", ["2x2", "1"])
+    assert np.abs(run_tiles(plan, tmp_path / "plan", batch) - source.run(batch)).max() <= EXACT
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_greatest_values_are_picked_though_their_indices_are_not_used(largest, tmp_path):
+    net = Net(3, *SIZE)
+    x = net.conv("x", 3, 6, [3, 3])
+    net.op("TopK", x, net.constant(np.array([3])), output="top", axis=1, largest=largest)
+    net.nodes[-1].output.append("where")
+    model = net.model(net.flat(net.op("Relu", "top")))
+    assert worst_error(model, net.batch_of(2), tmp_path, ["1"]) <= EXACT

@@ -93,8 +93,8 @@ class Loads:
         self._profiles, self._run_s = profiles, profiles.run_s
         self._walks: dict[object, _AxisWalk] = {}
         self._reaches: dict[object, _Reach] = {}
-        self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
-        self._tiles: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Floats] = {}
+        self._parts: dict[tuple[int, int, int, object], tuple[float, float, int]] = {}
+        self._tiles: dict[tuple[int, tuple[int, ...], tuple[int, ...], object], Floats] = {}
         self._pools: tuple[object, ...] = ()
         self._at_cut = {cut.position: cut for cut in cuts}
 
@@ -169,7 +169,7 @@ class Loads:
 
     def _tiles_take(self, graph: Graph, index: int, rows: tuple[int, ...], cols: tuple[int, ...]) -> Floats:
         """Return what an operator takes (see `_takes`) on each tile, as an array (3, tiles)."""
-        key = (index, rows, cols)
+        key = (index, rows, cols, graph.nodes[index].attributes.get("grid"))
         if key not in self._tiles:
             found = [self._takes(graph, index, height, width) for height, width in product(rows, cols)]
             self._tiles[key] = np.array(found).T
@@ -178,11 +178,11 @@ class Loads:
     def _takes(self, graph: Graph, index: int, height: int, width: int) -> tuple[float, float, int]:
         """Return an operator's serial and parallel seconds and its multiply-accumulates on a region of this size.
 
-        Where the region lies makes no difference.
+        Where the region lies makes no difference here: at a border it reads a little less.
         """
-        key = (index, height, width)
+        node = graph.nodes[index]
+        key = (index, height, width, node.attributes.get("grid"))
         if key not in self._parts:
-            node = graph.nodes[index]
             found = work(graph, node, Rect(Span(0, height), Span(0, width)))
             parts = self._profiles.parts(found) if found else (0.0, 0.0)
             self._parts[key] = (*parts, operators.macs(graph, node, height * width))

@@ -8,8 +8,9 @@ import pytest
 
 from serfer.core.aws import shipped_aws
 from serfer.core.cost import FLOAT_BYTES, StageLoad, stage_price
-from serfer.core.geometry import Grid
+from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import PackageLimit
+from serfer.core.profile import shipped_profiles
 from splitter import operators
 from splitter.cuts import cut_points, weight_bytes
 from splitter.global_pooling import with_grid, with_tile_pools
@@ -27,7 +28,17 @@ MEMORY = (884, 1769, 7076)
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 2), *COLUMNS[:2])
 SLOW_NETWORK = replace(shipped_aws().functions, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)
 FACTS = replace(shipped_aws(), functions=SLOW_NETWORK)
-"""A Lambda on which tiny networks are worth splitting."""
+_SHIPPED = shipped_profiles()
+PROFILES = replace(
+    _SHIPPED,
+    run_ns=1000.0,
+    step_ns=0.0,
+    kinds={
+        kind: replace(one, parallel=0.8, prices_ns={name: 3000 * price for name, price in one.prices_ns.items()})
+        for kind, one in _SHIPPED.kinds.items()
+    },
+)
+"""A Lambda, and a processor, on which tiny networks are worth splitting."""
 
 
 def network(random):
@@ -89,7 +100,7 @@ class Enumerated:
             read.append(sum(graph.shape(name).channels * regions[name].area for name in needed))
             written.append(sum(graph.shape(name).channels * rect.area for name, rect in outputs.items()))
             ranges.append(sum(self.pieces(name, regions[name], before) for name in needed) if at else 0)
-            works = [work(graph, node, regions[node.output]) for node in nodes]
+            works = [work(graph, node, at_origin(regions[node.output])) for node in nodes]
             seconds.append(self.compute(works))
         read, written = (np.array(each) * FLOAT_BYTES for each in (read, written))
         last = to == len(self.cuts) - 1
@@ -152,6 +163,11 @@ class Enumerated:
         )
 
 
+def at_origin(rect):
+    """Predictions know how large a region is, not where it lies."""
+    return Rect(Span(0, rect.rows.size), Span(0, rect.cols.size))
+
+
 def cases():
     """Yield (graph, cuts, budget) of networks with two or three places to cut, or now and then four."""
     random = np.random.default_rng(7)
@@ -162,7 +178,7 @@ def cases():
         inner = sorted(random.permutation(np.arange(1, len(cuts) - 1))[: 3 if number % 10 == 0 else 2])
         store = "s3" if random.random() < 0.3 else "redis"
         limit = PackageLimit(int(random.choice([10**9, 30_000])), 0)
-        budget = Budget(limit, FACTS, MEMORY, store=store, cold_share=float(random.choice([0, 0.1])))
+        budget = Budget(limit, FACTS, MEMORY, store=store, cold_share=float(random.choice([0, 0.1])), profiles=PROFILES)
         yield graph, [cuts[0], *(cuts[at] for at in inner), cuts[-1]], budget
 
 

@@ -21,9 +21,10 @@ from onnxscript import ir
 from serfer.core.errors import ModelError
 from splitter.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
 from splitter.light import LightModel
+from splitter.moves import with_images_first
 from splitter.operators import axes_of_output
 from splitter.refusals import check_batch, check_kinds, check_windows, refuse
-from splitter.rewrites import plain, with_direct_picks, with_explicit_windows, with_free_batch, without_identities
+from splitter.rewrites import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.windows import floor_pads, pool_scale
 
 
@@ -46,7 +47,7 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
         check_kinds(light.proto)  # says more, if that is the reason
         check_windows(shape_inference.infer_shapes(light.proto))  # same
         raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
-    graph = with_direct_picks(without_identities(_read(light)))
+    graph = with_images_first(without_identities(_read(light)))
     check_batch(graph)
     return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
 

@@ -40,6 +40,15 @@ _AXIS = {
 }
 
 
+_MIXES = "it mixes the images of a batch; keep the first axis for them alone"
+_BATCH = {
+    "Transpose": "it moves the images of a batch from the first axis, as nn.MultiheadAttention (batch_first or not) "
+    "and assignment by index do; write attention with scaled_dot_product_attention over (N, heads, positions, "
+    "features), and assignment with torch.where",
+    "Reshape": "it folds another axis into that of the images of a batch, as window attention often does; keep "
+    "windows and heads on axes of their own, (N, windows, ...)",
+}
+"""Why operators that only say where values lie are refused."""
 _WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
 
 
@@ -98,13 +107,9 @@ def check_windows(model: onnx.ModelProto) -> None:
 def check_batch(graph: Graph) -> None:
     """Refuse operators that mix the images of a batch, or lose track of which is which; raises ModelError."""
     for node in graph.nodes:
-        shape = graph.shapes[node.output]
-        if shape[:1] != (1,) or 0 in _acted(graph, node):
-            raise refuse(
-                node.name,
-                node.kind,
-                "it mixes the images of a batch, or moves their axis; keep the first axis for the batch",
-            )
+        images = graph.shapes[node.output][:1]
+        if images != (1,) or 0 in _acted(graph, node):
+            raise refuse(node.name, node.kind, _BATCH.get(node.kind, _MIXES))
 
 
 def _acted(graph: Graph, node: Node) -> Iterable[int]:

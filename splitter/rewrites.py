@@ -27,7 +27,7 @@ _LARGEST_MATRIX = 128 * 128
 _ENDLESS = 2**31 - 1
 
 
-class _Rewriter:
+class Rewriter:
     """Collects the nodes, constants and shapes of a graph in its plainer form."""
 
     def __init__(self, graph: Graph) -> None:
@@ -37,15 +37,18 @@ class _Rewriter:
         self.shapes = dict(graph.shapes)
 
     def constant(self, name: str, value: Any) -> str:  # noqa: ANN401 - numbers of any kind
+        """Add a constant and return its name."""
         self.weights[name] = np.asarray(value)
         return name
 
     def add(self, node: Node, shape: tuple[int, ...]) -> str:
+        """Append an operator and return its output, which has this shape."""
         self.nodes.append(node)
         self.shapes[node.output] = shape
         return node.output
 
     def done(self) -> Graph:
+        """Return the graph of what was collected."""
         used = {name for node in self.nodes for name in node.inputs}
         weights = {name: value for name, value in self.weights.items() if name in used}
         return replace(self.graph, nodes=tuple(self.nodes), weights=weights, shapes=self.shapes)
@@ -53,7 +56,7 @@ class _Rewriter:
 
 def plain(graph: Graph) -> Graph:
     """Return the graph with the operators of `_REWRITES` in plainer form."""
-    rewriter = _Rewriter(graph)
+    rewriter = Rewriter(graph)
     for node in graph.nodes:
         rewrite = _REWRITES.get(node.kind)
         if not (rewrite and rewrite(rewriter, node)):
@@ -86,66 +89,6 @@ def _does_nothing(graph: Graph, node: Node) -> bool:
     return node.kind in ("Identity", "Dropout")
 
 
-def with_direct_picks(graph: Graph) -> Graph:
-    """Write picks along an axis that was moved to the front, torch's way to index by constants, as picks on that axis.
-
-    What moved the axis then follows the pick, and meets what moves it back: together they do nothing.
-    """
-    rewriter = _Rewriter(graph)
-    moves: dict[str, Node] = {}
-    for node in graph.nodes:
-        move = moves.get(node.inputs[0])
-        picks = _first_axis_picks(graph, node)
-        if move and picks is not None and node.output not in graph.others:
-            node = _pick_and_move(rewriter, move, node, picks)  # noqa: PLW2901 - what takes its place
-        elif move and "perm" in node.attributes:
-            node = _one_move(move, node)  # noqa: PLW2901 - same
-        if "perm" in node.attributes:
-            moves[node.output] = node
-        rewriter.nodes.append(node)
-    return _needed(without_identities(rewriter.done()))
-
-
-def _pick_and_move(rewriter: _Rewriter, move: Node, node: Node, picks: NDArray[Any]) -> Node:
-    """Append picks on the axis that `move` brings to the front, and return what brings it there behind them."""
-    axis, source = move.attributes["perm"][0], move.inputs[0]
-    shape = list(rewriter.shapes[source])
-    shape[axis] = picks.size
-    indices = rewriter.constant(f"{node.output}.indices", picks)
-    pick = Node(node.name, "Gather", (source, indices), f"{node.output}.picked", {"axis": axis})
-    return replace(move, name=f"{node.name}.moved", inputs=(rewriter.add(pick, tuple(shape)),), output=node.output)
-
-
-def _one_move(first: Node, second: Node) -> Node:
-    """Return two transposes as one, or as none."""
-    perm = [first.attributes["perm"][axis] for axis in second.attributes["perm"]]
-    if perm == sorted(perm):
-        return Node(second.name, "Identity", first.inputs, second.output)
-    return replace(second, inputs=first.inputs, attributes={"perm": perm})
-
-
-def _first_axis_picks(graph: Graph, node: Node) -> NDArray[Any] | None:
-    """Return the constant indices that an operator picks along the first axis alone, None for any other operator."""
-    if node.kind not in ("Gather", "GatherND") or node.inputs[1] not in graph.weights:
-        return None
-    indices = graph.weights[node.inputs[1]]
-    if node.kind == "GatherND" and indices.shape[-1] == 1 and not node.attributes.get("batch_dims", 0):
-        indices = indices[..., 0]
-    elif node.kind == "GatherND" or node.attributes.get("axis", 0) != 0:
-        return None
-    return indices if indices.ndim == 1 else None
-
-
-def _needed(graph: Graph) -> Graph:
-    """Return the graph without operators that the output does not depend on."""
-    needed, kept = {graph.output}, []
-    for node in reversed(graph.nodes):
-        if node.output in needed:
-            kept.append(node)
-            needed.update(node.inputs)
-    return replace(graph, nodes=tuple(reversed(kept)))
-
-
 def with_explicit_windows(graph: Graph) -> Graph:
     """Write every window on a map with a kernel shape, and `auto_pad` and absent pads as top, left, bottom, right."""
     nodes = []
@@ -169,7 +112,7 @@ def with_explicit_windows(graph: Graph) -> Graph:
 
 def with_free_batch(graph: Graph) -> Graph:
     """Rewrite reshapes that name the batch size of the example, so that N is free."""
-    rewriter = _Rewriter(graph)
+    rewriter = Rewriter(graph)
     for node in graph.nodes:
         if node.kind != "Reshape":
             rewriter.nodes.append(node)
@@ -183,7 +126,7 @@ def with_free_batch(graph: Graph) -> Graph:
     return rewriter.done()
 
 
-def _pad(rewriter: _Rewriter, node: Node) -> bool:
+def _pad(rewriter: Rewriter, node: Node) -> bool:
     """Write padding by repetition as Gathers, and negative padding as a Slice."""
     graph, source = rewriter.graph, node.inputs[0]
     amounts, axes, shape = integers(graph, node, 1), integers(graph, node, 3), graph.shapes.get(source)
@@ -218,7 +161,7 @@ def _pairs(amounts: list[int]) -> list[tuple[int, int]]:
     return list(zip(amounts[:half], amounts[half:], strict=True))
 
 
-def _choose(rewriter: _Rewriter, node: Node, chosen: dict[int, NDArray[Any]]) -> bool:
+def _choose(rewriter: Rewriter, node: Node, chosen: dict[int, NDArray[Any]]) -> bool:
     """Write an operator as one Gather for each axis on which it chooses indices."""
     source, shape = node.inputs[0], list(rewriter.graph.shapes[node.inputs[0]])
     for number, (axis, indices) in enumerate(chosen.items(), start=1):
@@ -230,7 +173,7 @@ def _choose(rewriter: _Rewriter, node: Node, chosen: dict[int, NDArray[Any]]) ->
     return bool(chosen)
 
 
-def _resize(rewriter: _Rewriter, node: Node) -> bool:
+def _resize(rewriter: Rewriter, node: Node) -> bool:
     """Write resizing of rows and columns as Gathers (nearest) or as products with matrices (linear, cubic)."""
     graph = rewriter.graph
     before, after = graph.shapes.get(node.inputs[0], ()), graph.shapes[node.output]
@@ -292,8 +235,8 @@ def _run(graph: Graph, node: Node, image: NDArray[np.float32]) -> NDArray[np.flo
     return result
 
 
-def _concat(rewriter: _Rewriter, node: Node) -> bool:
-    """Give each image of a batch the constants that are joined to its activations: of themselves they are there once."""
+def _concat(rewriter: Rewriter, node: Node) -> bool:
+    """Repeat constants that are joined to activations for each image of a batch: of themselves they are there once."""
     graph = rewriter.graph
     constants = graph.constants(node)
     if not constants:
@@ -322,4 +265,4 @@ def _concat(rewriter: _Rewriter, node: Node) -> bool:
     return True
 
 
-_REWRITES: dict[str, Callable[[_Rewriter, Node], bool]] = {"Concat": _concat, "Pad": _pad, "Resize": _resize}
+_REWRITES: dict[str, Callable[[Rewriter, Node], bool]] = {"Concat": _concat, "Pad": _pad, "Resize": _resize}

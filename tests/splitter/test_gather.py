@@ -8,7 +8,7 @@ from splitter import operators
 from splitter.global_pooling import with_tile_pools
 from splitter.ingest import from_onnx
 from splitter.load import load
-from tests.splitter.models import Net, cut, run_tiles, worst_error
+from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 from tests.splitter.test_channels import EXACT, SIZE, network
 
 
@@ -75,6 +75,38 @@ def test_indexing_in_torch_is_spread(tmp_path):
     source, _ = load(Reordered(), batch[:1])
     plan = cut(source.onnx, batch.shape[2:], tmp_path / "plan", ["2x2", "1"])
     assert np.abs(run_tiles(plan, tmp_path / "plan", batch) - source.run(batch)).max() <= EXACT
+
+
+def split_heads(net, x):
+    """Unpack queries, keys and values of two heads as torch's permute and unbind are exported."""
+    packed = net.op("Reshape", x, net.constant(np.array([0, SIZE[0] * SIZE[1], 3, 2, 4])))
+    packed = net.op("Transpose", packed, perm=[2, 0, 3, 1, 4])
+    first = net.constant(np.array([0]))
+    for part in range(3):
+        bounds = (net.constant(np.array([part])), net.constant(np.array([part + 1])))
+        yield net.op("Squeeze", net.op("Slice", packed, *bounds, first), first)
+
+
+def split_by_index(net, x):
+    packed = net.op("Reshape", x, net.constant(np.array([0, SIZE[0] * SIZE[1], 3, 2, 4])))
+    packed = net.op("Transpose", packed, perm=[2, 0, 3, 1, 4])
+    return (net.op("Gather", packed, net.constant(np.array(part)), axis=0) for part in range(3))
+
+
+@pytest.mark.parametrize("heads", [split_heads, split_by_index])
+def test_attention_of_several_heads_as_vision_transformers_are_exported(heads, tmp_path):
+    positions = SIZE[0] * SIZE[1]
+    net, x = network(24)
+    tokens = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 24, -1]))), perm=[0, 2, 1])
+    queries, keys, values = heads(net, tokens)
+    keys = net.op("Reshape", keys, net.constant(np.array([-1, positions, 4])))  # heads join the batch
+    keys = net.op("Transpose", keys, perm=[0, 2, 1])
+    keys = net.op("Reshape", keys, net.constant(np.array([1, 2, 4, positions])))
+    mixed = net.op("MatMul", net.op("Softmax", net.op("MatMul", queries, keys), axis=-1), values)
+    out = net.op("Reshape", net.op("Transpose", mixed, perm=[0, 2, 1, 3]), net.constant(np.array([0, positions, 8])))
+    model, batch = net.model(net.flat(net.op("ReduceMean", out, net.constant(np.array([1]))))), net.batch_of(2)
+    expected = np.concatenate([unsplit(model, image[None]) for image in batch])
+    assert worst_error(model, batch, tmp_path, expected=expected) <= EXACT
 
 
 @pytest.mark.parametrize("largest", [0, 1])

@@ -228,12 +228,25 @@ def first(net, x):
     return net.op("Unsqueeze", net.op("Gather", x, net.constant(np.array(0)), axis=0), net.constant(np.array([0])))
 
 
-@pytest.mark.parametrize("form", [concatenated, reduced, reduced_to_one_number, moved, normalised, joined, first])
+@pytest.mark.parametrize("form", [concatenated, reduced, reduced_to_one_number, normalised, first])
 def test_what_mixes_the_images_of_a_batch_is_refused(form):
     net, x = network()
     y = form(net, x)
     y = net.op("Sigmoid", y)
     refused(net, net.op("Reshape", y, net.constant(np.array([1, -1]))), "mixes the images of a batch")
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (moved, ("(Transpose)", "moves the images", "(N, heads, positions, features)", "torch.where")),
+        (joined, ("(Reshape)", "folds another axis into that of the images", "(N, windows, ...)")),
+    ],
+)
+def test_what_moves_or_folds_the_images_says_so_and_how_else_to_write_it(form, words):
+    net, x = network()
+    y = net.op("Sigmoid", form(net, x))
+    refused(net, net.op("Reshape", y, net.constant(np.array([1, -1]))), *words)
 
 
 @pytest.mark.parametrize("order", ["cx", "xc", "cxc", "xcx", "ccxxc"])

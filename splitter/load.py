@@ -143,7 +143,9 @@ def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[
         scores = answer(example[:1])
     except (Exception, SystemExit) as error:  # as above
         shape = (1, *example.shape[1:])
-        raise ModelError(f"the module does not run on one image, a tensor of {shape}: {_in_one_line(error)}") from error
+        raise ModelError(
+            f"the module does not run on one image, a tensor of {shape} and its only input: {_in_one_line(error)}"
+        ) from error
     if not isinstance(scores, torch.Tensor):
         kind = type(scores).__name__
         raise ModelError(f"the module's forward() returns a {kind}: return the (N, K) tensor of scores alone")

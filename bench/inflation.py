@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serfer.core.aws import LambdaFacts
+from serfer.core.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import PackageLimit
 from splitter.assemble import Decision, tile_macs_of
@@ -38,7 +38,7 @@ class Inflation:
 
 
 def measure(
-    model: str, size: int, grid: str, groups: int, facts: LambdaFacts, progress: Callable[[str], None]
+    model: str, size: int, grid: str, groups: int, facts: AwsFacts, progress: Callable[[str], None]
 ) -> Inflation:
     """Place `groups` tiled stages (what cannot be tiled is a stage after them) where they compute the least.
 
@@ -51,7 +51,7 @@ def measure(
     source, _ = load(model, np.zeros((1, 3, size, size), dtype=np.float32))
     graph = with_tile_pools(from_onnx(source.onnx, size, size))
     progress("placing the groups")
-    budget = Budget(PackageLimit(sys.maxsize, 0), facts.memory_per_vcpu, facts)
+    budget = Budget(PackageLimit(sys.maxsize, 0), facts, (facts.functions.memory_per_vcpu,))
     cuts = cut_points(graph)
     choices = choose(graph, cuts, wanted, groups + 1, budget, least_work=True)
     tiled = [choice for choice in choices or () if choice.grid.tiles > 1]

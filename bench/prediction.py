@@ -121,7 +121,7 @@ def _stages(graph: Graph, name: str) -> Iterator[tuple[str, str, list[Task]]]:
 
 def _choices(graph: Graph, cuts: Sequence[Cut], name: str) -> list[Choice]:
     facts = shipped_aws()
-    budget = Budget(PackageLimit(sys.maxsize, 0), facts.memory_per_vcpu, facts)
+    budget = Budget(PackageLimit(sys.maxsize, 0), facts, (facts.functions.memory_per_vcpu,))
     return choose(graph, cuts, parse_grids(find(name).grids or _GRIDS), None, budget) or []
 
 

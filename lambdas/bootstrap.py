@@ -35,7 +35,7 @@ def _worker() -> Worker:
     if not url:
         raise PlanError("SERFER_STORE is not set: give the function the URL of its store")
     memory_mb = int(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "1769"))
-    threads = max(1, memory_mb // 1769)
+    threads = max(1, round(memory_mb / 1769))
     plan, store = load_plan(root), open_store(url)
     return Worker(plan, root, store, uuid.uuid4().hex[:8], threads, _ms_since_process_start())
 

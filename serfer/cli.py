@@ -146,8 +146,16 @@ def split(
     ] = "auto",
     cuts: Annotated[str | None, typer.Option(help="Cut after these operators (see explain --operators).")] = None,
     objective: Annotated[
-        str, typer.Option(help="latency: the predicted one; work: the fewest multiply-accumulates over all tiles.")
-    ] = "latency",
+        str,
+        typer.Option(
+            help="What to have least of, as predicted: latency, cost, balanced (their product), or work: "
+            "multiply-accumulates over all tiles."
+        ),
+    ] = "balanced",
+    slo_ms: Annotated[float | None, typer.Option(help="Milliseconds that a warm query may take, as predicted.")] = None,
+    max_cost_usd: Annotated[
+        float | None, typer.Option(help="Dollars that a warm query may cost, as predicted.")
+    ] = None,
     precision: Annotated[
         str, typer.Option(help="Storage of weights: fp32, fp16, or auto (fp16 where a stage would not fit).")
     ] = "auto",
@@ -173,8 +181,10 @@ def split(
         str | None, typer.Option(help="What turns the network's output into scores: softmax, sigmoid or none.")
     ] = None,
     memory: Annotated[
-        int | None, typer.Option(help="MB of memory of each function; by default one vCPU's share.")
-    ] = None,
+        str, typer.Option(help="MB of each function, several to choose from, or auto: 1 to 4 vCPUs or all there are.")
+    ] = "auto",
+    max_tiles: Annotated[int | None, typer.Option(help="Tasks that a stage may have at most.")] = None,
+    store: Annotated[str, typer.Option(help="The kind of store that predictions are for: redis or s3.")] = "redis",
     limit_mb: Annotated[
         int | None,
         typer.Option(help="MB that a function's package may have; AWS allows 250, workers on this machine any."),
@@ -199,7 +209,11 @@ def split(
             precision=precision,
             gap=gap,
             calibration=calibration,
-            memory_mb=memory,
+            slo_ms=slo_ms,
+            max_cost_usd=max_cost_usd,
+            max_tiles=max_tiles,
+            store=store,
+            memory_mb=_memory_in(memory),
             limit_mb=limit_mb,
             dependency_bytes=dependency_bytes(settings, progress),
             preprocess=read_preprocess(preprocess) if preprocess else None,
@@ -209,7 +223,7 @@ def split(
             progress=progress,
         )
     _print_plan(plan, as_json)
-    if plan.limit.package > settings.facts().package_limit:
+    if plan.limit.package > settings.facts().functions.package_limit:
         complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
 
 
@@ -401,6 +415,15 @@ def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | No
     return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
 
 
+def _memory_in(text: str) -> list[int] | None:
+    """Read --memory: auto, a number or several."""
+    if text == "auto":
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise UsageError(f"--memory is auto or MB such as 1769 or 1769,3538, not {text!r}")
+    return [int(size) for size in text.split(",")]
+
+
 def _names_in(text: str | None) -> list[str]:
     if text is None:
         return []
@@ -414,7 +437,7 @@ def _print_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command'
     if as_json:
         _print_json(unstructure(plan))
     else:
-        display.print_plan(out, plan, load_settings().facts())
+        display.print_plan(out, plan, load_settings().facts().functions)
 
 
 def _print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from serfer.core.aws import LambdaFacts
-from serfer.core.cost import FLOAT_BYTES, invocation_usd
+from serfer.core.cost import FLOAT_BYTES, latency
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from splitter.exactness import Difference
 
 _MB = 1024 * 1024
+_MS_PER_S = 1000
 _QUERIES = 1_000_000
 _MOST_ROWS = 40
 
@@ -98,11 +99,13 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
     _print_packages(out, plan)
     _print_ways(out, plan)
     print_changes(out, plan)
-    latency = sum(stage.predicted_ms for stage in plan.stages)
-    usd = sum(stage.grid.tiles * invocation_usd(stage.memory_mb, stage.predicted_ms, facts) for stage in plan.stages)
+    out.print(plain(plan.why))
+    spread = latency([(stage.predicted_ms / _MS_PER_S, stage.grid.tiles) for stage in plan.stages], facts)
+    p50, p95, p99 = (_MS_PER_S * spread.quantile(share) for share in (0.5, 0.95, 0.99))
+    usd = sum(stage.predicted_usd for stage in plan.stages)
     out.print(
-        f"predicted, warm, on Lambda: {latency:.0f} ms and at most ${usd * _QUERIES:.2f} for a million queries "
-        "(a model: see serfer/core/cost.py)"
+        f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
+        f"${usd * _QUERIES:.2f} for a million queries (a model: see serfer/core/cost.py)"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from serfer.core.aws import LambdaFacts, parse_aws, shipped_aws
+from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.images import ImageLimits
 
@@ -34,7 +34,7 @@ class Settings(BaseSettings):
         """Return what an image may be."""
         return ImageLimits(self.max_image_bytes, self.max_image_pixels)
 
-    def facts(self) -> LambdaFacts:
+    def facts(self) -> AwsFacts:
         """Return AWS's prices and quotas, with the user's own where `aws_file` has them."""
         if self.aws_file is None:
             return shipped_aws()

@@ -109,7 +109,7 @@ async def _assemble(
     plan: Plan, directory: Path, store_url: str | None, workers: str, settings: Settings, loop: LoopThread
 ) -> Pipeline:
     """Start the parts, each to be stopped in the opposite order: workers, driver, invoker, store."""
-    facts = settings.facts()
+    facts = settings.facts().functions
     async with AsyncExitStack() as parts:
         url = store_url or _default_store(workers, parts)
         store = parts.enter_context(open_store(url))
@@ -160,7 +160,7 @@ def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settin
     ]
     return LambdaService(
         functions,
-        facts=settings.facts(),
+        facts=settings.facts().functions,
         runtime=runtime,
         concurrency=settings.local_concurrency,
         port=settings.local_port,

@@ -22,6 +22,7 @@ from serfer.core.plan import (
     IMAGE,
     ORIGINAL,
     PLAN_FILE,
+    Alternative,
     Artefact,
     Change,
     Function,
@@ -38,6 +39,7 @@ from serfer.core.plan import (
     file_sha256,
     sealed,
 )
+from serfer.core.profile import Profiles
 from splitter import operators
 from splitter.cells import Layout, Wanted, lay_out, pieces_for
 from splitter.cuts import Cut
@@ -45,9 +47,10 @@ from splitter.emit import TileGraph, in_one_piece, tile_graph
 from splitter.global_pooling import with_grid
 from splitter.graph import Graph, Node, Weights
 from splitter.load import Progress, Source
-from splitter.planner import Choice, tile_rects
+from splitter.planner import Budget, Choice, tile_rects
 from splitter.tiles import Regions, input_padding, tile_macs, walk_back, whole_regions
 from splitter.weights import WeightsFile
+from splitter.work import work
 
 UNSPLIT = "unsplit.onnx"
 _NO_PADDING = Padding(0, 0, 0, 0)
@@ -62,6 +65,8 @@ class Decision:
     choices: Sequence[Choice]
     changes: tuple[Change, ...] = ()
     ways: tuple[Way, ...] = ()
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class _TilePart:
     padding: tuple[Padding, ...]
     outputs: tuple[Rect, ...]
     macs: int
+    regions: Regions
     graph: TileGraph
 
 
@@ -107,6 +113,7 @@ class _StagePart:
             padding=tuple(padding),
             outputs=tuple(targets.values()),
             macs=tile_macs(graph, nodes, regions),
+            regions=regions,
             graph=tile_graph(graph, nodes, regions, self.inputs, targets),
         )
 
@@ -128,14 +135,13 @@ def assemble(
     decision: Decision,
     source: Source,
     original: Graph,
-    memory_mb: int,
-    limit: PackageLimit,
+    budget: Budget,
     directory: Path,
     progress: Progress,
 ) -> Plan:
     """Write a plan into an empty directory and return it; `original` is the model as it was given."""
     parts = _stage_parts(decision)
-    graph = decision.graph
+    graph, limit = decision.graph, budget.limit
     layouts = _layouts(parts)
     stages: list[Stage] = []
     files: dict[str, WeightsFile] = {}
@@ -150,8 +156,9 @@ def assemble(
             Stage(
                 operators=tuple(_operator(graph, node) for node in part.nodes),
                 grid=part.choice.grid,
-                memory_mb=memory_mb,
+                memory_mb=part.choice.memory_mb,
                 predicted_ms=round(part.choice.seconds * 1000, 3),
+                predicted_usd=part.choice.usd,
                 inputs=inputs,
                 outputs=tuple(part.graph.shape(name) for name in part.outputs),
                 tiles=tuple(
@@ -164,11 +171,12 @@ def assemble(
                         cells=tuple(cell for cell, _ in layouts[number][index]),
                         pieces=tuple(pieces[index]),
                         macs=tile.macs,
+                        **_compute(part, tile, budget.profiles),
                     )
                     for index, tile in enumerate(part.tiles)
                 ),
                 functions=written.functions,
-                inline=number == len(parts) - 1,
+                inline=part.choice.inline,
             )
         )
     _check_packages(stages, limit)
@@ -189,6 +197,9 @@ def assemble(
             original=_write_original(original, directory) if decision.changes else (),
             changes=decision.changes,
             ways=decision.ways,
+            store=budget.store,
+            why=decision.why,
+            alternatives=decision.alternatives,
             digest="",
         )
     )
@@ -201,6 +212,14 @@ def tile_macs_of(decision: Decision, choice: Choice) -> tuple[int, int]:
     part = next(part for part in _stage_parts(decision) if part.choice == choice)
     whole = sum(_operator(part.graph, node).macs for node in part.nodes)
     return whole, sum(tile.macs for tile in part.tiles)
+
+
+def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str, float]:
+    """Return a tile's predicted compute in milliseconds on one vCPU, for the fields of Tile."""
+    works = (work(part.graph, node, tile.regions[node.output]) for node in part.nodes)
+    parts = [(profiles.run_s, 0.0), *(profiles.parts(each) for each in works if each)]
+    names = ("serial_ms", "parallel_ms")
+    return {name: round(1000 * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
 
 
 def _check_packages(stages: Sequence[Stage], limit: PackageLimit) -> None:

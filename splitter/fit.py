@@ -28,9 +28,10 @@ from splitter.graph import Graph
 from splitter.grids import COLUMNS, GridChoice
 from splitter.heads import find_head
 from splitter.load import Progress
-from splitter.planner import Budget, Choice, Storage, choose, why_nothing_fits
+from splitter.planner import Budget, Choice, Storage, choices_of, prepare, why_nothing_fits
+from splitter.reasons import alternatives, goal_of, out_of_reach, unsplit, why
+from splitter.search import Goal, Search
 
-OBJECTIVES = ("latency", "work")
 GAP_MODES = ("auto", "never", "always")
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
@@ -44,9 +45,16 @@ class Wishes:
     grids: GridChoice
     stages: int | None
     cuts: tuple[str, ...] = ()
-    objective: str = "latency"
+    objective: str = "balanced"
+    slo_ms: float | None = None
+    max_cost_usd: float | None = None
     precision: str = "auto"
     gap: str = "auto"
+
+    @property
+    def goal(self) -> Goal:
+        """What the search looks for."""
+        return goal_of(self.objective, self.slo_ms, self.max_cost_usd)
 
     @property
     def asks_for_columns(self) -> bool:
@@ -64,6 +72,7 @@ def fit(
     none to replace; UsageError for wishes that contradict each other.
     """
     _check(wishes)
+    progress("choosing cuts and grids")
     changes: tuple[Change, ...] = ()
     given = original
     if wishes.gap == "always":
@@ -77,18 +86,30 @@ def fit(
         found = _first_that_fits(given, _with_columns(wishes), budget, _storages(given, wishes, spread=True))
     if found is None:
         raise _nothing_fits(given, wishes, budget)
-    graph, cuts, choices = found
+    graph, cuts, search = found
+    chain = search.best(wishes.goal)
+    if chain is None:
+        raise out_of_reach(search, wishes.goal)
+    choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
     half = _half_weights(graph, choices)
     if half:
         graph = precision.with_half(graph, half)
         progress("measuring what fp16 storage loses")
         changes = (*changes, _measure_half(given, graph, half, calibration))
-    return Decision(graph, cuts, choices, changes, _ways(original, wishes, budget, changes))
+    return Decision(
+        graph,
+        cuts,
+        choices,
+        changes,
+        _ways(original, wishes, budget, changes),
+        why(wishes.objective, wishes.goal, chain, others),
+        others,
+    )
 
 
 def _check(wishes: Wishes) -> None:
+    _ = wishes.goal  # refuses what is none
     for name, given, known in (
-        ("objective", wishes.objective, OBJECTIVES),
         ("precision", wishes.precision, precision.MODES),
         ("gap", wishes.gap, GAP_MODES),
     ):
@@ -111,7 +132,7 @@ def _with_columns(wishes: Wishes) -> Wishes:
     return wishes if wishes.grids.per_stage else replace(wishes, grids=replace(wishes.grids, for_large=COLUMNS))
 
 
-_Found = tuple[Graph, Sequence[Cut], list[Choice]]
+_Found = tuple[Graph, Sequence[Cut], Search]
 
 
 def _first_that_fits(given: Graph, wishes: Wishes, budget: Budget, storages: Iterator[Storage]) -> _Found | None:
@@ -119,9 +140,9 @@ def _first_that_fits(given: Graph, wishes: Wishes, budget: Budget, storages: Ite
     cuts = _cuts(graph, wishes, budget)
     stages = len(cuts) - 1 if wishes.cuts else wishes.stages
     for storage in storages:
-        choices = choose(graph, cuts, wishes.grids, stages, budget, storage, least_work=wishes.objective == "work")
-        if choices:
-            return graph, cuts, choices
+        search = prepare(graph, cuts, wishes.grids, stages, budget, storage, least_work=wishes.objective == "work")
+        if search.fastest:
+            return graph, cuts, search
     return None
 
 

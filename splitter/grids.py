@@ -11,7 +11,7 @@ from serfer.core.geometry import Grid
 
 ONE = Grid(1, 1)
 COLUMNS = tuple(Grid(1, count, columns=True) for count in (2, 4, 8, 16))
-AUTO = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 3), Grid(4, 4), *COLUMNS)
+AUTO = (ONE, Grid(1, 2), *(Grid(side, side) for side in (2, 3, 4, 6, 8)), Grid(2, 4), *COLUMNS)
 _TILES = re.compile(r"([1-9]\d?)x([1-9]\d?)")
 _COLUMNS = re.compile(r"col([1-9]\d?)")
 

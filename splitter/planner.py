@@ -1,31 +1,40 @@
-"""The choice of cuts and grids.
+"""The choice of cuts, grids, memory and data paths: every stage that is possible, priced, and searched exactly.
 
-Between two cuts lies a stage; its predicted time depends on its own operators and grid alone, so the best chain is
-found exactly by a dynamic programme over (cut, number of stages).
+`loads.py` says what a stage would do, `serfer/core/cost.py` what that takes, `search.py` finds the best chain.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise, product
 
-from serfer.core.aws import LambdaFacts
-from serfer.core.cost import FLOAT_BYTES, Roofline, operator_seconds, stage_seconds, task_seconds
+import numpy as np
+
+from serfer.core.aws import AwsFacts, StoreFacts
+from serfer.core.cost import FLOAT_BYTES, Floats, Platform, StageLoad, stage_price
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, even_parts
 from serfer.core.plan import PackageLimit
+from serfer.core.profile import Profiles, shipped_profiles
 from splitter import operators
 from splitter.cuts import Cut, weight_bytes
-from splitter.global_pooling import with_grid
 from splitter.graph import Graph, Node
 from splitter.grids import ONE, GridChoice
-from splitter.tiles import Regions, step_back, union, walk_back
+from splitter.loads import Load, Loads, can_part
+from splitter.search import LATENCY, Chain, Edge, Goal, Search, Vertex
+from splitter.tiles import walk_back
 
 MAX_STAGES = 16
-_ROUNDING = 1 + 1e-9  # sums of the same seconds in another order differ by less
+INLINE_MOST = 1024 * 1024
+"""Bytes between two stages that may ride along with the driver: what is larger goes through the store (DESIGN.md)."""
+LEAST_SIDE = 3
+"""Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
+MEMORY_MB = (1769, 3538, 5307, 7076, 10240)
+STORES = ("redis", "s3")
+_STORED, _INLINE = 0, 1
 
 
 @dataclass(frozen=True)
@@ -42,50 +51,39 @@ class Storage:
 
 @dataclass(frozen=True)
 class Choice:
-    """A stage: nodes [start, stop) of the graph, on a grid; `seconds` is its predicted time.
+    """A stage: nodes [start, stop) of the graph on a grid, each task with `memory_mb`; `seconds`, `usd` are predicted.
 
-    `half` says that its weights are stored in fp16 where they can be.
+    `half` says that its weights are stored in fp16 where they can be, `inline` that what it hands on rides along with
+    the driver.
     """
 
     start: int
     stop: int
     grid: Grid
+    memory_mb: int
     seconds: float
+    usd: float
     half: bool = False
+    inline: bool = False
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the functions of a plan may be."""
+    """What the functions of a plan may be, and where it runs."""
 
     limit: PackageLimit
-    memory_mb: int
-    facts: LambdaFacts
+    facts: AwsFacts
+    memory_mb: tuple[int, ...] = MEMORY_MB
+    store: str = "redis"
+    max_tiles: int | None = None
+    cold_share: float = 0.0
+    profiles: Profiles = field(default_factory=shipped_profiles)
 
-
-@dataclass(frozen=True, order=True)
-class _Score:
-    """What a chain is judged by, in this order.
-
-    How many of its weights lose precision, how much work that the grid asked for could spread stays on one tile, time,
-    and, where work is what counts, multiply-accumulates over all tiles before time.
-    """
-
-    half_bytes: int = 0
-    unspread_macs: int = 0
-    macs: int = 0
-    seconds: float = 0.0
-
-    def __add__(self, other: _Score) -> _Score:
-        return _Score(
-            self.half_bytes + other.half_bytes,
-            self.unspread_macs + other.unspread_macs,
-            self.macs + other.macs,
-            self.seconds + other.seconds,
-        )
-
-
-_Chains = dict[int, tuple[_Score, tuple[Choice, ...]]]
+    @property
+    def platform(self) -> Platform:
+        """Return where the plan's functions and its store are."""
+        store: StoreFacts = getattr(self.facts, self.store)
+        return Platform(self.facts.functions, store, self.cold_share)
 
 
 def choose(
@@ -95,25 +93,58 @@ def choose(
     stages: int | None,
     budget: Budget,
     storage: Storage | None = None,
+    goal: Goal = LATENCY,
     *,
     least_work: bool = False,
 ) -> list[Choice] | None:
-    """Return the chain of stages between `cuts` with the least predicted latency that keeps the limits, or None.
+    """Return the best chain of stages between `cuts` for a goal, or None where no chain keeps the limits.
 
-    With `least_work` it is the chain with the fewest multiply-accumulates over all tiles instead. Raises UsageError for
+    With `least_work` it is the best of those with the fewest multiply-accumulates over all tiles. Raises UsageError for
     numbers that contradict each other.
     """
+    search = prepare(graph, cuts, grids, stages, budget, storage, least_work=least_work)
+    chain = search.best(goal)
+    return choices_of(chain) if chain else None
+
+
+def prepare(
+    graph: Graph,
+    cuts: Sequence[Cut],
+    grids: GridChoice,
+    stages: int | None,
+    budget: Budget,
+    storage: Storage | None = None,
+    *,
+    least_work: bool = False,
+) -> Search:
+    """Return the search over every chain of stages that keeps the limits and loses least precision."""
     stages = _stage_count(grids, stages)
     if stages is not None and stages > len(cuts) - 1:
         raise UsageError(f"the network can be cut into {len(cuts) - 1} stages at most, not {stages}")
-    search = _Search(graph, tuple(cuts), budget, storage or Storage(), Roofline(), least_work)
-    options = search.options(grids)
-    best: list[_Chains] = [{0: (_Score(), ())}]
-    for number in range(stages or min(MAX_STAGES, len(cuts) - 1)):
-        best.append(_extend(best[-1], options, grids.per_stage[number : number + 1]))
-    end = len(graph.nodes)
-    ends = [step[end] for step in (best[stages:] if stages else best) if end in step]
-    return list(min(ends, key=lambda chain: chain[0])[1]) if ends else None
+    market = _Market(graph, tuple(cuts), grids, stages, budget, storage or Storage(), least_work)
+    return market.search
+
+
+def choices_of(chain: Chain) -> list[Choice]:
+    """Return a chain's stages, each with its memory and what it is predicted to take."""
+    grid, choices = 0, []
+    for edge, memory in chain.steps:
+        offer = edge.stage
+        assert isinstance(offer, _Offer)  # noqa: S101 - what _Market put there
+        choices.append(
+            Choice(
+                offer.load.start,
+                offer.load.stop,
+                offer.load.grid,
+                offer.memory_mb[memory],
+                seconds=float(edge.seconds[memory, grid]),
+                usd=float(edge.usd[memory, grid]),
+                half=offer.half,
+                inline=edge.after == _INLINE,
+            )
+        )
+        grid = edge.grid
+    return choices
 
 
 def _stage_count(grids: GridChoice, stages: int | None) -> int | None:
@@ -126,180 +157,204 @@ def _stage_count(grids: GridChoice, stages: int | None) -> int | None:
     return len(grids.per_stage)
 
 
-def _extend(best: _Chains, options: Sequence[tuple[_Score, Choice]], wanted: tuple[Grid, ...]) -> _Chains:
-    """Add one more stage to every chain, keeping the best chain to each cut."""
-    longer: _Chains = {}
-    for score, option in options:
-        if option.start not in best or (wanted and option.grid not in wanted):
-            continue
-        so_far, chain = best[option.start]
-        total = so_far + score
-        if option.stop not in longer or total < longer[option.stop][0]:
-            longer[option.stop] = (total, (*chain, option))
-    return longer
+@dataclass(frozen=True)
+class _Offer:
+    """A stage that fits its functions, and what it ranks by before time and money: integers, less is better."""
+
+    load: Load
+    memory_mb: tuple[int, ...]
+    half: bool
+    rank: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class _Spread:
-    """A stage on a grid before anybody has asked whether it fits: its slowest tile's time, all tiles' work."""
-
-    seconds: float
-    macs: int
-
-
-@dataclass(frozen=True)
-class _Search:
-    """Predicts every stage that a network allows."""
+class _Market:
+    """Every stage that a network allows, with its price."""
 
     graph: Graph
     cuts: tuple[Cut, ...]
+    grids: GridChoice
+    stages: int | None
     budget: Budget
     storage: Storage
-    roofline: Roofline
     least_work: bool
 
-    def options(self, grids: GridChoice) -> list[tuple[_Score, Choice]]:
-        """Return every stage that fits the limits, on every grid that it may have, with its score.
+    @cached_property
+    def search(self) -> Search:
+        """The network of states and stages, without the stages that lose more precision than they must."""
+        offers = self._best_ranked([offer for load in self._loads() if (offer := self._offer(load))])
+        priced = {id(offer): list(self._edges(offer)) for _, offer in offers}
+        edges = (
+            replace(edge, start=(layer and layer - 1, edge.start[1]), stop=(layer, edge.stop[1]))
+            for layer, offer in offers
+            for edge in priced[id(offer)]
+        )
+        last = [(self.stages or 0, len(self.graph.nodes))]
+        return Search(edges, (0, 0), last, 2, len(self._known_grids))
 
-        Where one grid is given for all stages, whatever it could spread and does not counts before time.
+    @cached_property
+    def _known_grids(self) -> dict[Grid, int]:
+        asked = (*(self.grids.per_stage or self.grids.options), *self.grids.for_large)
+        most = self.budget.max_tiles or sys.maxsize
+        allowed = [grid for grid in asked if grid.tiles <= most]
+        return {grid: number for number, grid in enumerate(dict.fromkeys((ONE, *allowed)))}
+
+    def _loads(self) -> Iterator[Load]:
+        """Yield every stage on every grid that it may have.
+
+        Where one grid is given for all stages, a stage on one tile knows how much of its work that grid could spread.
         """
-        asked = {*(grids.per_stage or grids.options), *grids.for_large}
-        tiled = {grid: self._spread(grid, thrifty=len(grids.options) > 1) for grid in asked - {ONE}}
-        spreads = tiled.get(grids.wanted, {}) if grids.wanted else {}
-        found = [
-            (Choice(*ends, grid, part.seconds), part, 0)
-            for grid, ends_parts in tiled.items()
-            for ends, part in ends_parts.items()
-        ]
-        if grids.wanted or ONE in asked:
-            found.extend(
-                self._single(left, right, spreads)
-                for left in self.cuts
-                for right in self.cuts
-                if left.position < right.position
-            )
-        return [scored for choice, part, unspread in found if (scored := self._fitted(choice, part, unspread))]
+        loads = Loads(self.graph, self.cuts, self.budget.profiles)
+        wanted = self.grids.wanted
+        links: set[tuple[int, int]] = set()
+        neighbours = {(left.position, right.position) for left, right in pairwise(self.cuts)}
+        for grid in self._known_grids:
+            if grid != ONE:
+                for load in loads.spread(grid, 1 if wanted or self.grids.per_stage else LEAST_SIDE):
+                    if grid == wanted and (load.start, load.stop) in neighbours:
+                        links.add((load.start, load.stop))
+                    yield load
+        asked = self.grids.per_stage or self.grids.options
+        if wanted or ONE in asked:
+            for number, left in enumerate(self.cuts):
+                for right in self.cuts[number + 1 :]:
+                    inside = [link for link in links if left.position <= link[0] and link[1] <= right.position]
+                    unspread = sum(loads.macs_before[end] - loads.macs_before[begin] for begin, end in inside)
+                    yield replace(loads.whole(left, right), unspread=unspread)
 
-    def _fitted(self, choice: Choice, part: _Spread, unspread: int) -> tuple[_Score, Choice] | None:
-        """Return a stage as it can be stored, with its score, or None where it cannot."""
-        macs = part.macs if self.least_work else 0
-        full = weight_bytes(self.graph, choice.start, choice.stop)
-        if not self.storage.always and self._has_room(choice, full, ()):
-            return _Score(0, unspread, macs, choice.seconds), choice
-        less = weight_bytes(self.graph, choice.start, choice.stop, self.storage.half)
-        if (self.storage.half or self.storage.always) and self._has_room(choice, less, self.storage.half):
-            stored = Choice(choice.start, choice.stop, choice.grid, choice.seconds, half=True)
-            return _Score(0 if self.storage.always else less, unspread, macs, choice.seconds), stored
+    def _offer(self, load: Load) -> _Offer | None:
+        """Return a stage as it can be stored, or None where it cannot."""
+        macs = load.macs if self.least_work else 0
+        full = self._weight_bytes(load.start, load.stop)
+        if not self.storage.always and self._has_room(load, full, ()):
+            return _Offer(load, self.budget.memory_mb, half=False, rank=(0, load.unspread, macs))
+        less = self._weight_bytes(load.start, load.stop, half=True)
+        if (self.storage.half or self.storage.always) and self._has_room(load, less, self.storage.half):
+            lost = 0 if self.storage.always else less
+            return _Offer(load, self.budget.memory_mb, half=True, rank=(lost, load.unspread, macs))
         return None
 
-    def _has_room(self, choice: Choice, size: int, half: Container[str]) -> bool:
+    def _weight_bytes(self, start: int, stop: int, *, half: bool = False) -> int:
+        key = (start, stop, half)
+        if key not in self._known_bytes:
+            self._known_bytes[key] = weight_bytes(self.graph, start, stop, self.storage.half if half else ())
+        return self._known_bytes[key]
+
+    @cached_property
+    def _known_bytes(self) -> dict[tuple[int, int, bool], int]:
+        return {}
+
+    def _has_room(self, load: Load, size: int, half: Container[str]) -> bool:
         """Say whether each function of a stage with `size` bytes of weights fits, spread by its columns if need be."""
         room = self.budget.limit.room
-        if size <= room or not (self.storage.spread and choice.grid.columns):
+        if size <= room or not (self.storage.spread and load.grid.columns):
             return size <= room
-        return _bytes_of_columns(self.graph, self.graph.nodes[choice.start : choice.stop], choice.grid, half) <= room
+        return _bytes_of_columns(self.graph, self.graph.nodes[load.start : load.stop], load.grid, half) <= room
 
-    def _seconds(self, compute_s: float, elements: int) -> float:
-        return task_seconds(compute_s, FLOAT_BYTES * elements, self.budget.memory_mb, self.budget.facts)
+    def _best_ranked(self, offers: Sequence[_Offer]) -> list[tuple[int, _Offer]]:
+        """Return the stages that some chain of the best rank has, each with the number of stages up to its end.
 
-    def _operator(self, node: Node, region: Rect) -> float:
-        """Predict an operator's time for a region of its output."""
-        shape = self.graph.shape(node.output)
-        weights = sum(self.graph.weights[name].nbytes for name in self.graph.constants(node))
-        share = region.area / shape.elements if operators.is_fully_connected(self.graph, node) else 1.0
-        touched = FLOAT_BYTES * shape.channels * region.area + int(weights * share)
-        return operator_seconds(operators.macs(self.graph, node, region.area), touched, self.roofline)
+        Ranks are whole numbers, so a chain's is exact; the number is 0 where any number of stages will do.
+        """
+        layered = [(layer, offer) for layer in self._layers() for offer in offers if self._belongs(layer, offer)]
+        for place in range(3):
+            layered = _cheapest_only(layered, place, (self.stages or 0, len(self.graph.nodes)))
+        return layered
 
-    @cached_property
-    def _whole_seconds(self) -> list[float]:
-        """Predicted seconds of the first n nodes, unsplit, for every n."""
-        seconds = (self._operator(node, self.graph.shape(node.output).whole) for node in self.graph.nodes)
-        return [0.0, *accumulate(seconds)]
+    def _layers(self) -> Sequence[int]:
+        return range(1, self.stages + 1) if self.stages else (0,)
 
-    @cached_property
-    def _whole_macs(self) -> list[int]:
-        """Multiply-accumulates of the first n nodes, unsplit, for every n."""
-        nodes = self.graph.nodes
-        macs = (operators.macs(self.graph, node, self.graph.shape(node.output).whole.area) for node in nodes)
-        return [0, *accumulate(macs)]
+    def _belongs(self, layer: int, offer: _Offer) -> bool:
+        """Say whether a stage has the grid that was asked for at its place."""
+        wanted = self.grids.per_stage
+        return not wanted or offer.load.grid == wanted[layer - 1]
 
-    @cached_property
-    def _made_at(self) -> dict[str, int]:
-        return {node.output: index for index, node in enumerate(self.graph.nodes)}
+    def _edges(self, offer: _Offer) -> Iterator[Edge]:
+        """Yield a stage for every way in which its tensors can come and go, all priced at once."""
+        ways = self._ways(offer.load)
+        memory = np.array(offer.memory_mb, dtype=float)[:, None, None]
+        seconds, usd = stage_price(self._stage_load(offer, ways), memory, self.budget.platform)
+        shape = (len(ways), len(offer.memory_mb), len(self._known_grids))
+        every = zip(ways, np.broadcast_to(seconds, shape), np.broadcast_to(usd, shape), strict=True)
+        for (before, after), each_s, each_usd in every:
+            yield Edge(
+                (0, offer.load.start),
+                (0, offer.load.stop),
+                before,
+                after,
+                self._known_grids[offer.load.grid],
+                each_s,
+                each_usd,
+                offer,
+            )
 
-    @cached_property
-    def _read_at(self) -> dict[str, list[int]]:
-        read: dict[str, list[int]] = {}
-        for index, node in enumerate(self.graph.nodes):
-            for name in self.graph.activations(node):
-                read.setdefault(name, []).append(index)
-        return read
+    def _ways(self, load: Load) -> list[tuple[int, int]]:
+        """Return how a stage's tensors may come and go: in the store, or along with the driver where they are small.
 
-    def _single(self, left: Cut, right: Cut, spreads: dict[tuple[int, int], _Spread]) -> tuple[Choice, _Spread, int]:
-        """Predict a stage on one tile, and how much of its work the grid asked for could have spread."""
-        start, stop = left.position, right.position
-        reads = [name for name in left.tensors if any(start <= at < stop for at in self._read_at.get(name, ()))]
-        writes = [name for name in right.tensors if self._made_at[name] >= start]
-        moved = sum(self.graph.shape(name).elements for name in (*reads, *writes))
-        seconds = stage_seconds(self._seconds(self._whole_seconds[stop] - self._whole_seconds[start], moved), 1)
-        links = [(one.position, two.position) for one, two in pairwise(self.cuts)]
-        inside = [link for link in links if start <= link[0] and link[1] <= stop and link in spreads]
-        unspread = sum(self._whole_macs[end] - self._whole_macs[begin] for begin, end in inside)
-        return (
-            Choice(start, stop, ONE, seconds),
-            _Spread(seconds, self._whole_macs[stop] - self._whole_macs[start]),
-            unspread,
+        The image comes with the driver, the answer goes with it.
+        """
+        read = FLOAT_BYTES * sum(float(reading.elements.sum()) for reading in load.readings)
+        written = FLOAT_BYTES * float(load.written.sum())
+        before = [_STORED, _INLINE] if load.start and read <= INLINE_MOST else [_STORED]
+        after = [_STORED, _INLINE] if written <= INLINE_MOST else [_STORED]
+        return list(product(before, after if load.stop < len(self.graph.nodes) else [_INLINE]))
+
+    def _stage_load(self, offer: _Offer, ways: Sequence[tuple[int, int]]) -> StageLoad:
+        """Return what a stage's tasks do, the ways as the first axis, then memories, grids before it, tasks.
+
+        The image comes as 8-bit pixels inside the first stage's payloads.
+        """
+        load = offer.load
+        inline_in, inline_out = np.array(ways, dtype=float).T[:, :, None, None, None]
+        if not load.start:
+            inline_in = np.ones_like(inline_in)
+        read = sum(reading.elements for reading in load.readings) * (FLOAT_BYTES if load.start else 1)
+        written = load.written * FLOAT_BYTES
+        return StageLoad(
+            load.serial_s,
+            load.parallel_s,
+            bytes_read=(1 - inline_in) * read,
+            ranges=(1 - inline_in) * (self._ranges(load) if load.start else np.zeros(1)),
+            bytes_written=(1 - inline_out) * written,
+            carried_in=inline_in * read,
+            carried_out=inline_out * written,
+            weight_bytes=self._weight_bytes(load.start, load.stop, half=offer.half),
         )
 
-    def _spread(self, grid: Grid, *, thrifty: bool) -> dict[tuple[int, int], _Spread]:
-        """Predict every stage (start, stop) that can be spread over `grid`.
+    def _ranges(self, load: Load) -> Floats:
+        """Return how many pieces each task reads, a row for each grid on which they may have been written."""
+        shapes = [self.graph.shape(reading.tensor) for reading in load.readings]
+        return np.array(
+            [
+                sum(
+                    reading.pieces(shape.height, shape.width, grid if shape.flat == grid.columns else ONE)
+                    for reading, shape in zip(load.readings, shapes, strict=True)
+                )
+                for grid in self._known_grids
+            ]
+        )
 
-        A `thrifty` search leaves out stages of which one tile computes as much as the whole.
-        """
-        graph = with_grid(self.graph, grid)
-        spreads = [
-            operators.by_columns(graph, node) if grid.columns else operators.tileable(graph, node)
-            for node in graph.nodes
-        ]
-        found: dict[tuple[int, int], _Spread] = {}
-        for cut in self.cuts[1:]:
-            tiles = _targets(graph, cut, grid)
-            if not tiles:
-                continue
-            walks = [self._walk(graph, spreads, cut, targets, thrifty=thrifty) for targets in tiles]
-            for steps in zip(*walks, strict=False):
-                macs = sum(step[2] for step in steps)
-                seconds = stage_seconds(max(step[1] for step in steps), grid.tiles)
-                found[steps[0][0], cut.position] = _Spread(seconds, macs)
-        return found
 
-    def _walk(
-        self, graph: Graph, spreads: Sequence[bool], cut: Cut, targets: Regions, *, thrifty: bool
-    ) -> Iterator[tuple[int, float, int]]:
-        """Yield (start, seconds, work) of the tile that computes `targets`, for every start in one walk back."""
-        at_cut = {other.position: other for other in self.cuts}
-        regions: Regions = {}
-        written, compute, macs = 0, 0.0, 0
-        for index in range(cut.position - 1, -1, -1):
-            node = graph.nodes[index]
-            target = targets.get(node.output)
-            blocked = node.output in cut.tensors and target is None
-            pools_early = node.kind == operators.TILE_POOL and target is None
-            if not spreads[index] or blocked or pools_early:
-                return
-            if target is not None:
-                regions[node.output] = union(regions.get(node.output), target)
-                written += graph.shape(node.output).channels * target.area
-            step_back(graph, node, regions)
-            compute += self._operator(node, regions[node.output])
-            macs += operators.macs(graph, node, regions[node.output].area)
-            whole = self._whole_seconds[cut.position] - self._whole_seconds[index]
-            if thrifty and compute > whole * _ROUNDING:
-                return
-            if index in at_cut:
-                needed = [name for name in at_cut[index].tensors if name in regions]
-                read = sum(graph.shape(name).channels * regions[name].area for name in needed)
-                yield index, self._seconds(compute, read + written), macs
+def _cheapest_only(layered: list[tuple[int, _Offer]], place: int, last: Vertex) -> list[tuple[int, _Offer]]:
+    """Keep the stages that lie on some chain with the least sum of one of their ranks."""
+    far = sys.maxsize
+    if not any(offer.rank[place] for _, offer in layered):
+        return layered
+    spans = [
+        ((layer and layer - 1, offer.load.start), (layer, offer.load.stop), offer.rank[place])
+        for layer, offer in layered
+    ]
+    so_far, to_go = {(0, 0): 0}, {last: 0}
+    for start, stop, rank in sorted(spans, key=lambda span: span[1][1]):
+        so_far[stop] = min(so_far.get(stop, far), so_far.get(start, far) + rank)
+    for start, stop, rank in sorted(spans, key=lambda span: -span[0][1]):
+        to_go[start] = min(to_go.get(start, far), rank + to_go.get(stop, far))
+    least = to_go.get((0, 0), far)
+    return [
+        each
+        for each, (start, stop, rank) in zip(layered, spans, strict=True)
+        if so_far.get(start, far) + rank + to_go.get(stop, far) == least < far
+    ]
 
 
 def _bytes_of_columns(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Container[str]) -> int:
@@ -318,23 +373,12 @@ def _bytes_of_columns(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Con
     return sum(sizes.values())
 
 
-def _targets(graph: Graph, cut: Cut, grid: Grid) -> list[Regions]:
-    """Return what each tile of a stage that ends in `cut` has to compute: its part of every tensor that can be spread.
-
-    Empty where the stage's own last tensor cannot be.
-    """
-    parts = {name: rects for name in cut.tensors if (rects := tile_rects(graph, name, grid))}
-    if graph.nodes[cut.position - 1].output not in parts:
-        return []
-    return [{name: rects[number] for name, rects in parts.items()} for number in range(grid.tiles)]
-
-
 def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
     """Return each tile's part of a tensor on a grid; none where it cannot be cut like that."""
     shape = graph.shape(tensor)
     if grid == ONE:
         return [shape.whole]
-    if shape.flat != grid.columns or shape.height < grid.rows or shape.width < grid.cols:
+    if not can_part(graph, tensor, grid):
         return []
     rows = even_parts(shape.height, grid.rows)
     return [Rect(row, col) for row in rows for col in even_parts(shape.width, grid.cols)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from serfer.core.aws import LambdaFacts, shipped_aws
+from serfer.core.aws import AwsFacts, LambdaFacts, shipped_aws
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
 from serfer.images import ImageLimits, check_channels
@@ -23,7 +23,7 @@ from splitter.graph import Graph
 from splitter.grids import GridLike, parse_grids
 from splitter.ingest import from_onnx
 from splitter.load import Array, Progress, Source, load
-from splitter.planner import Budget
+from splitter.planner import MEMORY_MB, STORES, Budget
 
 _MB = 1024 * 1024
 _CHECK_BATCH = 2
@@ -38,17 +38,21 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     grids: GridLike | Sequence[GridLike] = "auto",
     stages: int | str = "auto",
     cuts: Sequence[str] = (),
-    objective: str = "latency",
+    objective: str = "balanced",
+    slo_ms: float | None = None,
+    max_cost_usd: float | None = None,
+    max_tiles: int | None = None,
+    store: str = "redis",
     precision: str = "auto",
     gap: str = "auto",
     calibration: Calibration | Path | str | None = None,
-    memory_mb: int | None = None,
+    memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
     dependency_bytes: int = DEPENDENCY_LIMIT,
     preprocess: Preprocess | None = None,
     labels: Sequence[str] = (),
     activation: str | None = None,
-    facts: LambdaFacts | None = None,
+    facts: AwsFacts | None = None,
     progress: Progress = lambda _: None,
 ) -> Plan:
     """Split a model into stages and tiles and write the plan directory `out`.
@@ -58,17 +62,20 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 
     `grids` is "auto", one grid for every stage that can be spread like that, or a list with one for each stage: (rows,
     cols) tiles, or "colN" for columns of a fully connected layer. `stages` is "auto" or a number; `cuts` names the
-    operators after which to cut instead. `objective` is "latency" (the predicted one) or "work": the fewest
-    multiply-accumulates over all tiles.
+    operators after which to cut instead. `objective` is what the plan has least of: predicted "latency", "cost" in
+    dollars, their product ("balanced"), or "work", multiply-accumulates over all tiles; `slo_ms` and `max_cost_usd`
+    bound the predicted latency and dollars of a query, `max_tiles` the tasks of a stage. Plans are priced for a `store`
+    of kind "redis" or "s3".
 
     `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function. `gap`
     is "never", "always" or "auto": global average pooling in place of a fully connected head that does not fit even so,
     fitted to `calibration`, a folder with a folder of images for each class. What either loses is measured and kept in
     the plan.
 
-    `memory_mb` is what each function gets (one vCPU's share by default), `limit_mb` (default: AWS's 250) what its
-    package may be, of which `dependency_bytes` are code and dependencies. The plan is run against the model before it
-    appears: a directory that exists is exact, and complete. An empty directory or a plan at `out` is replaced.
+    `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
+    (default: AWS's 250) what a package may be, of which `dependency_bytes` are code and dependencies. The plan is run
+    against the model before it appears: a directory that exists is exact, and complete. An empty directory or a plan at
+    `out` is replaced.
 
     Raises ModelError, UsageError, InputError for an `out` that cannot be a plan's place, UnavailableError for a full
     disk, or WrongAnswerError if the parts do not equal the whole.
@@ -76,10 +83,17 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
     facts = facts or shipped_aws()
     wishes = Wishes(
-        parse_grids(grids), None if stages == "auto" else _whole_number(stages), tuple(cuts), objective, precision, gap
+        parse_grids(grids),
+        None if stages == "auto" else _whole_number(stages),
+        tuple(cuts),
+        objective,
+        slo_ms,
+        max_cost_usd,
+        precision,
+        gap,
     )
-    memory_mb = _memory(facts.memory_per_vcpu if memory_mb is None else memory_mb, facts)
-    budget = Budget(PackageLimit(_package_limit(limit_mb, dependency_bytes, facts), dependency_bytes), memory_mb, facts)
+    limit = PackageLimit(_package_limit(limit_mb, dependency_bytes, facts.functions), dependency_bytes)
+    budget = Budget(limit, facts, _memory(memory_mb, facts.functions), _store(store), _most_tiles(max_tiles))
     progress("reading the network")
     source, sample = load(model, _as_array(example))
     source = replace(
@@ -94,9 +108,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
     with appearing_whole(place) as directory:
-        progress("choosing cuts and grids")
         decision = fit(graph, wishes, budget, images, progress)
-        plan = assemble(decision, source, graph, memory_mb, budget.limit, directory, progress)
+        plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the parts against the whole")
         check_exact(plan, directory, source.run, _check_batch(sample))
     return plan
@@ -127,10 +140,26 @@ def _whole_number(stages: int | str) -> int:
     return int(stages)
 
 
-def _memory(memory_mb: int, facts: LambdaFacts) -> int:
-    if not facts.memory_min <= memory_mb <= facts.memory_max:
-        raise UsageError(f"memory must be {facts.memory_min} to {facts.memory_max} MB, not {memory_mb}")
-    return memory_mb
+def _memory(given: int | Sequence[int] | None, facts: LambdaFacts) -> tuple[int, ...]:
+    sizes = MEMORY_MB if given is None else (given,) if isinstance(given, int) else tuple(given)
+    for size in sizes:
+        if not facts.memory_min <= size <= facts.memory_max:
+            raise UsageError(f"memory must be {facts.memory_min} to {facts.memory_max} MB, not {size}")
+    if not sizes:
+        raise UsageError("memory must be a number of MB, or several to choose from")
+    return tuple(sorted(set(sizes)))
+
+
+def _store(kind: str) -> str:
+    if kind not in STORES:
+        raise UsageError(f"plans are priced for the stores {' and '.join(STORES)}, not {kind!r}")
+    return kind
+
+
+def _most_tiles(tiles: int | None) -> int | None:
+    if tiles is not None and tiles < 1:
+        raise UsageError(f"a stage has at least 1 tile, not {tiles}")
+    return tiles
 
 
 def _package_limit(limit_mb: int | None, dependency_bytes: int, facts: LambdaFacts) -> int:

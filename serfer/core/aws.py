@@ -6,6 +6,7 @@ import math
 import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
+from typing import Any
 
 from serfer.core.errors import InputError
 
@@ -26,37 +27,77 @@ class LambdaFacts:
     price_request: float
     price_gb_second: float
     bandwidth: float
-    invoke_latency: float
+    invoke_floor: float
+    invoke_tail: float
+    init: float
+    load_rate: float
 
 
-def parse_aws(text: str, base: LambdaFacts | None = None) -> LambdaFacts:
+@dataclass(frozen=True)
+class StoreFacts:
+    """How fast a store answers a worker, and what it charges; units stand in `aws.toml` beside each value."""
+
+    request_latency: float
+    range_latency: float
+    price_put: float
+    price_get: float
+    price_hour: float
+
+
+@dataclass(frozen=True)
+class AwsFacts:
+    """What a plan may run on."""
+
+    functions: LambdaFacts
+    redis: StoreFacts
+    s3: StoreFacts
+
+
+_TABLES: dict[str, tuple[str, type]] = {
+    "lambda": ("functions", LambdaFacts),
+    "redis": ("redis", StoreFacts),
+    "s3": ("s3", StoreFacts),
+}
+
+
+def parse_aws(text: str, base: AwsFacts | None = None) -> AwsFacts:
     """Read facts from TOML text, taking what it leaves out from `base`.
 
-    Raises InputError for text that is not TOML, an unknown name, or a value that is no positive number.
+    Raises InputError for text that is not TOML, an unknown name, or a value that is no positive number (a price may be
+    0).
     """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the AWS facts file is not TOML: {error}") from error
-    table = document.pop("lambda", {})
-    if not isinstance(table, dict):
-        raise InputError("the AWS facts file has no table [lambda]")
-    names = {field.name for field in fields(LambdaFacts)}
-    unknown = sorted((set(table) - names) | set(document))
-    if unknown:
+    if unknown := sorted(set(document) - set(_TABLES)):
+        raise InputError(f"the AWS facts file names unknown values: {', '.join(unknown)}; known are {sorted(_TABLES)}")
+    return AwsFacts(
+        **{
+            field: _parse_table(table, document.get(table, {}), kind, base and getattr(base, field))
+            for table, (field, kind) in _TABLES.items()
+        }
+    )
+
+
+def _parse_table(table: str, given: Any, kind: type, base: Any) -> Any:  # noqa: ANN401 - plain TOML; one of `kind`
+    if not isinstance(given, dict):
+        raise InputError(f"the AWS facts file has no table [{table}]")
+    names = {field.name for field in fields(kind)}
+    if unknown := sorted(set(given) - names):
         raise InputError(f"the AWS facts file names unknown values: {', '.join(unknown)}; known are {sorted(names)}")
     values = {name: getattr(base, name) for name in names} if base else {}
-    for name, entry in table.items():
+    for name, entry in given.items():
         value = entry.get("value") if isinstance(entry, dict) else entry
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InputError(f"the AWS facts file gives lambda.{name} no positive number")
+        number = not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < math.inf
+        if not number or (value == 0 and not name.startswith("price_")):
+            raise InputError(f"the AWS facts file gives {table}.{name} no positive number")
         values[name] = value
-    missing = sorted(names - set(values))
-    if missing:
+    if missing := sorted(names - set(values)):
         raise InputError(f"the AWS facts file lacks {', '.join(missing)}")
-    return LambdaFacts(**values)
+    return kind(**values)
 
 
-def shipped_aws() -> LambdaFacts:
+def shipped_aws() -> AwsFacts:
     """Return the facts that ship with SerFer."""
     return parse_aws(files("serfer.core").joinpath("aws.toml").read_text(encoding="utf-8"))

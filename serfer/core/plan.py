@@ -150,7 +150,8 @@ class Tile:
 
     It runs `graph` in function `function` of its stage. `inputs` and `padding` have one entry for each of the stage's
     inputs, `outputs` one for each of its outputs; `cells` cut the outputs in the order in which they are written (in
-    the last stage, the one output whole); `macs` counts the halo's work too.
+    the last stage, the one output whole); `macs` counts the halo's work too. `serial_ms` and `parallel_ms` are its
+    predicted compute on one vCPU: what more vCPUs do not speed up, and what they do.
     """
 
     graph: str
@@ -161,6 +162,8 @@ class Tile:
     cells: tuple[Cell, ...]
     pieces: tuple[Piece, ...]
     macs: int
+    serial_ms: float = 0.0
+    parallel_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +186,17 @@ class Function:
 class Stage:
     """A contiguous part of the network.
 
-    `predicted_ms` is what the cost model gave its slowest tile, warm, when the network was split. `inline` says that
-    its tiles answer with what they wrote, and that later tasks carry it, where no payload becomes too large by that
-    (serfer/core/inline.py); otherwise it goes through the store. The last stage is always inline.
+    `predicted_ms` and `predicted_usd` are what the cost model gave it for one query in warm environments, invocations
+    included, when the network was split (serfer/core/cost.py). `inline` says that its tiles answer with what they
+    wrote, and that later tasks carry it, where no payload becomes too large by that (serfer/core/inline.py); otherwise
+    it goes through the store. The last stage is always inline.
     """
 
     operators: tuple[Operator, ...]
     grid: Grid
     memory_mb: int
     predicted_ms: float
+    predicted_usd: float
     inputs: tuple[Input, ...]
     outputs: tuple[Shape, ...]
     tiles: tuple[Tile, ...]
@@ -295,6 +300,21 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """What a plan competed with: `stages` as text for people, predicted milliseconds and dollars of a warm query.
+
+    `fits` says that its functions keep the package limit, `chosen` that it is this plan.
+    """
+
+    stages: str
+    tasks: int
+    ms: float
+    usd: float
+    fits: bool
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PackageLimit:
     """What a function's package may take unzipped, and how much of it is code and dependencies; bytes."""
 
@@ -314,7 +334,8 @@ class Plan:
     `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
     "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
     model as it was given, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
-    too large for one function in fp32.
+    too large for one function in fp32. `store` is the kind of store that the prediction is for, `why` the planner's
+    reasons in a paragraph, `alternatives` what it had to choose from, the fastest first.
     """
 
     format: int
@@ -331,6 +352,9 @@ class Plan:
     original: tuple[Artefact, ...]
     changes: tuple[Change, ...]
     ways: tuple[Way, ...]
+    store: str
+    why: str
+    alternatives: tuple[Alternative, ...]
     digest: str
 
     @property
@@ -398,7 +422,9 @@ def _check_files(number: int, stage: Stage) -> None:
         if not names or any(tile.graph not in graphs for tile in stage.tiles if tile.function == index):
             raise PlanError(f"plan.json names files that are not of stage {number}, or lie outside the directory")
     macs = [*(operator.macs for operator in stage.operators), *(tile.macs for tile in stage.tiles)]
-    if not (0 <= stage.predicted_ms < math.inf and stage.memory_mb > 0 and min(macs, default=0) >= 0):
+    compute = [ms for tile in stage.tiles for ms in (tile.serial_ms, tile.parallel_ms)]
+    figures = [stage.predicted_ms, stage.predicted_usd, *compute, *macs]
+    if not (all(0 <= value < math.inf for value in figures) and stage.memory_mb > 0):
         raise PlanError(f"plan.json's stage {number} has impossible figures")
 
 

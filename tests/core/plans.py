@@ -6,6 +6,7 @@ from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import (
     FORMAT,
     IMAGE,
+    Alternative,
     Artefact,
     Cell,
     Function,
@@ -63,6 +64,7 @@ def small_plan():
                     Grid(2, 1),
                     1769,
                     41.5,
+                    2e-6,
                     (Input(IMAGE, IMAGE, image),),
                     (image,),
                     first,
@@ -74,6 +76,7 @@ def small_plan():
                     Grid(1, 1),
                     1769,
                     41.5,
+                    2e-6,
                     (Input(0, 0, image),),
                     (answer,),
                     (last,),
@@ -85,6 +88,9 @@ def small_plan():
             original=(),
             changes=(),
             ways=(),
+            store="redis",
+            why="It was the only one.",
+            alternatives=(Alternative("2x1 at 1769 MB, then 1 at 1769 MB", 3, 83.0, 4e-6, fits=True, chosen=True),),
             digest="",
         )
     )

@@ -5,16 +5,23 @@ from importlib.resources import files
 
 import pytest
 
-from serfer.core.aws import LambdaFacts, parse_aws, shipped_aws
+from serfer.core.aws import LambdaFacts, StoreFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError
 
 TABLE = tomllib.loads(files("serfer.core").joinpath("aws.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(LambdaFacts)])
-def test_every_shipped_value_has_its_unit_date_and_source(name):
-    entry = TABLE["lambda"][name]
-    assert entry["value"] > 0
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        (table, field.name)
+        for table, kind in {"lambda": LambdaFacts, "redis": StoreFacts, "s3": StoreFacts}.items()
+        for field in fields(kind)
+    ],
+)
+def test_every_shipped_value_has_its_unit_date_and_source(table, name):
+    entry = TABLE[table][name]
+    assert entry["value"] > 0 or name.startswith("price_")
     assert entry["unit"]
     assert dt.datetime.strptime(entry["date"], "%Y-%m").replace(tzinfo=dt.UTC)
     assert entry["tag"] in set("DBMSK")
@@ -22,12 +29,15 @@ def test_every_shipped_value_has_its_unit_date_and_source(name):
 
 
 def test_what_ships_is_what_the_file_says():
-    assert asdict(shipped_aws()) == {name: entry["value"] for name, entry in TABLE["lambda"].items()}
+    found = {table: {name: entry["value"] for name, entry in entries.items()} for table, entries in TABLE.items()}
+    assert asdict(shipped_aws()) == {"functions": found.pop("lambda"), **found}
 
 
 @pytest.mark.parametrize("text", ["[lambda.bandwidth]\nvalue = 1e6\nunit = 'bytes/s'", "[lambda]\nbandwidth = 1e6"])
 def test_a_file_overrides_one_value_and_keeps_the_rest(text):
-    assert parse_aws(text, shipped_aws()) == replace(shipped_aws(), bandwidth=1e6)
+    assert parse_aws(text, shipped_aws()) == replace(
+        shipped_aws(), functions=replace(shipped_aws().functions, bandwidth=1e6)
+    )
 
 
 def test_an_empty_file_overrides_nothing():

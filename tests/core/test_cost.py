@@ -1,13 +1,26 @@
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.aws import shipped_aws
-from serfer.core.cost import Roofline, invocation_usd, operator_seconds, task_seconds
+from serfer.core.cost import (
+    CODEC_RATE,
+    DISPATCH_SECONDS,
+    TASK_SECONDS,
+    Platform,
+    StageLoad,
+    cold_seconds,
+    invocation_usd,
+    latency,
+    stage_price,
+    task_seconds,
+)
 
-FACTS = shipped_aws()
+FACTS, STORE, S3 = shipped_aws().functions, shipped_aws().redis, shipped_aws().s3
 
 
 @pytest.mark.parametrize(("milliseconds", "billed"), [(0.01, 1), (1, 1), (1.0001, 2), (99.2, 100), (100, 100)])
@@ -42,18 +55,81 @@ def test_more_time_never_costs_less(memory, milliseconds, more):
     assert invocation_usd(memory, milliseconds, FACTS) <= invocation_usd(memory, milliseconds + more, FACTS)
 
 
-def test_an_operator_is_as_slow_as_its_slower_ceiling():
-    roofline = Roofline(macs_per_s=100, bytes_per_s=10)
-    assert operator_seconds(200, 10, roofline) == 2
-    assert operator_seconds(100, 50, roofline) == 5
+def load(tasks=1, **changes):
+    zero = np.zeros(tasks)
+    nothing = StageLoad(zero, zero, zero, zero, zero, zero, zero)
+    return replace(nothing, **{name: np.broadcast_to(value, tasks).astype(float) for name, value in changes.items()})
 
 
-def test_a_tasks_time_adds_invoke_transfer_and_compute():
-    facts = replace(FACTS, invoke_latency=0.5, bandwidth=10.0)
-    assert task_seconds(2.0, 30, 1769, facts) == pytest.approx(0.5 + 3 + 2)
+def platform(**changes):
+    return replace(Platform(FACTS, STORE), functions=replace(FACTS, **changes))
 
 
-@pytest.mark.parametrize(("memory", "compute"), [(1769, 1.0), (10240, 1.0), (884.5, 2.0), (128, 1769 / 128)])
-def test_less_memory_is_a_share_of_a_vcpu_and_more_is_no_faster(memory, compute):
-    facts = replace(FACTS, invoke_latency=1e-9, bandwidth=1e18)
-    assert task_seconds(1.0, 0, memory, facts) == pytest.approx(compute)
+def test_a_task_adds_up_reading_computing_and_writing():
+    one = load(serial_s=1.0, parallel_s=2.0, bytes_read=30, ranges=2, bytes_written=50)
+    expected = TASK_SECONDS + 3 + 80 / 10 + 2 * STORE.request_latency + 2 * STORE.range_latency
+    assert task_seconds(one, 1769, platform(bandwidth=10.0)) == pytest.approx(expected)
+
+
+def test_what_rides_along_asks_nothing_of_the_store_but_is_decoded_and_grows_by_a_third():
+    one = load(carried_in=30, carried_out=60)
+    expected = TASK_SECONDS + 90 / CODEC_RATE + 4 / 3 * 90 / 10
+    assert task_seconds(one, 1769, platform(bandwidth=10.0)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("memory", "seconds"), [(1769, 3.0), (884.5, 6.0), (3538, 2.0), (2 * 884.5 * 4, 1.5), (17690, 1.2)]
+)
+def test_less_memory_is_a_share_of_a_vcpu_and_more_speeds_up_what_runs_in_parallel(memory, seconds):
+    one = load(serial_s=1.0, parallel_s=2.0)
+    assert task_seconds(one, memory, platform()) - TASK_SECONDS == pytest.approx(seconds)
+
+
+def test_a_stage_waits_for_its_slowest_task_and_its_slowest_invocation():
+    four = load(4, parallel_s=[0.1, 0.2, 0.4, 0.3])
+    seconds, usd = stage_price(four, 1769, Platform(FACTS, STORE))
+    slowest = FACTS.invoke_floor + FACTS.invoke_tail * (1 + 1 / 2 + 1 / 3 + 1 / 4)
+    assert seconds == pytest.approx(4 * DISPATCH_SECONDS + slowest + TASK_SECONDS + 0.4)
+    each = [invocation_usd(1769, 1000 * (TASK_SECONDS + part), FACTS) for part in (0.1, 0.2, 0.4, 0.3)]
+    assert usd == pytest.approx(sum(each))
+
+
+def test_cold_environments_take_time_and_money_in_their_share():
+    two = load(2, parallel_s=0.1)
+    warm, cold = (stage_price(two, 1769, Platform(FACTS, STORE, cold_share=share)) for share in (0.0, 0.1))
+    start = cold_seconds(0, Platform(FACTS, STORE))
+    assert cold[0] - warm[0] == pytest.approx((1 - 0.9**2) * start)
+    assert cold[1] - warm[1] == pytest.approx(2 * 1769 / 1024 * 0.1 * start * FACTS.price_gb_second, rel=0.02)
+
+
+def test_s3_charges_for_every_range_and_every_write():
+    three = load(3, ranges=[1, 2, 4], bytes_written=[0, 1, 1], bytes_read=1)
+    free = replace(S3, price_get=0.0, price_put=0.0)
+    paid, unpaid = (stage_price(three, 1769, Platform(FACTS, store))[1] for store in (S3, free))
+    assert paid - unpaid == pytest.approx(7 * S3.price_get + 2 * S3.price_put)
+
+
+def test_prices_of_many_memories_come_at_once():
+    two = load(2, parallel_s=[0.1, 0.2])
+    seconds, usd = stage_price(two, np.array([884, 1769, 7076])[:, None], Platform(FACTS, STORE))
+    alone = [stage_price(two, memory, Platform(FACTS, STORE)) for memory in (884, 1769, 7076)]
+    assert np.allclose(seconds, [each[0] for each in alone], rtol=1e-12)
+    assert np.allclose(usd, [each[1] for each in alone], rtol=1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(0.03, 2), st.integers(1, 64)), min_size=1, max_size=6))
+def test_the_distribution_has_the_expected_mean_and_ordered_quantiles(stages):
+    stages = [(FACTS.invoke_tail * (math.log(tasks) + 1) + seconds, tasks) for seconds, tasks in stages]
+    found = latency(stages, FACTS)
+    assert found.mean == pytest.approx(sum(seconds for seconds, _ in stages), abs=1e-4)
+    assert found.least < found.quantile(0.5) < found.quantile(0.95) < found.quantile(0.99)
+
+
+def test_the_distribution_is_that_of_sums_of_slowest_invocations():
+    random = np.random.default_rng(0)
+    draws = sum(random.exponential(FACTS.invoke_tail, (200_000, tasks)).max(axis=1) for tasks in (1, 4, 16))
+    harmonic = sum(sum(1 / n for n in range(1, tasks + 1)) for tasks in (1, 4, 16))
+    found = latency([(FACTS.invoke_tail * harmonic, 1), (0.0, 4), (0.0, 16)], FACTS)
+    shift = found.mean - draws.mean()
+    for share in (0.05, 0.5, 0.95, 0.99):
+        assert found.quantile(share) - shift == pytest.approx(np.quantile(draws, share), rel=0.01)

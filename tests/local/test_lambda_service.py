@@ -29,7 +29,7 @@ from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
 
 HERE = Path(__file__).parent / "functions"
-FACTS = shipped_aws()
+FACTS = shipped_aws().functions
 PATIENCE = 20.0  # s until a test that waits for an event gives up
 
 
@@ -447,7 +447,7 @@ from serfer.local.lambda_service import LambdaService
 
 async def main(runtime, directory):
     function = FunctionConfig("echo", Path(directory), "handler.echo")
-    async with LambdaService([function], facts=shipped_aws(), runtime=Path(runtime)) as service:
+    async with LambdaService([function], facts=shipped_aws().functions, runtime=Path(runtime)) as service:
         print(service.url, flush=True)
         await asyncio.Event().wait()
 

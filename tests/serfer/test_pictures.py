@@ -58,7 +58,7 @@ def spread_stage(number, source, target, grid, step, reach, kinds, source_shape)
         tiles.append(Tile("", 0, (Rect(rows, cols),), (padding,), (rect,), (Cell(0, rect),), (), 150))
     operators = tuple(Operator(f"{number}.{index}", kind, 600) for index, kind in enumerate(kinds))
     inputs = (Input(*source, source_shape),)
-    return Stage(operators, grid, 1769, 1.0, inputs, (target,), tuple(tiles), (_function(),), inline=False)
+    return Stage(operators, grid, 1769, 1.0, 1e-6, inputs, (target,), tuple(tiles), (_function(),), inline=False)
 
 
 def _function():
@@ -74,7 +74,16 @@ def vector_stage(source, shape, length, columns, kinds, *, cells=True):
     )
     operators = tuple(Operator(kind, kind, 40) for kind in kinds)
     return Stage(
-        operators, grid, 1769, 1.0, (Input(*source, shape),), (Shape.vector(length),), tiles, (_function(),), not cells
+        operators,
+        grid,
+        1769,
+        1.0,
+        1e-6,
+        (Input(*source, shape),),
+        (Shape.vector(length),),
+        tiles,
+        (_function(),),
+        not cells,
     )
 
 
@@ -90,6 +99,9 @@ def make_plan(stages, model="small", artefact=None, channels="RGB"):
         preprocess=preprocess,
         labels=(),
         limit=PackageLimit(250, 50),
+        store="redis",
+        why="",
+        alternatives=(),
         stages=tuple(stages),
         unsplit=artefact or Artefact("unsplit.onnx", 0, ""),
         original=(),
@@ -117,7 +129,7 @@ def branched():
     """The first stage hands on two tensors; the second of them is read by the last stage only."""
     first, second, third, last = chain()
     wide = Stage(
-        first.operators, first.grid, 1769, 1.0, first.inputs, (FIRST, FIRST),
+        first.operators, first.grid, 1769, 1.0, 1e-6, first.inputs, (FIRST, FIRST),
         tuple(
             Tile("", 0, tile.inputs, tile.padding, tile.outputs * 2, (*tile.cells, Cell(1, tile.outputs[0])), (), 150)
             for tile in first.tiles
@@ -125,7 +137,7 @@ def branched():
         first.functions, first.inline,
     )  # fmt: skip
     joined = Stage(
-        last.operators, last.grid, 1769, 1.0, (*last.inputs, Input(0, 1, FIRST)), last.outputs,
+        last.operators, last.grid, 1769, 1.0, 1e-6, (*last.inputs, Input(0, 1, FIRST)), last.outputs,
         tuple(
             Tile("", 0, (*tile.inputs, FIRST.whole), (NONE, NONE), tile.outputs, (), (), 10) for tile in last.tiles
         ),

@@ -13,7 +13,7 @@ from serfer.core.wire import Report
 from serfer.report import ImageAnswer, Prediction, best_classes, make_report
 from tests.e2e.small import CLASSES, LABELS, split_small
 
-FACTS = shipped_aws()
+FACTS = shipped_aws().functions
 LOGITS = np.array([1.0, 3.0, 2.0, -100.0, 0.0, 3.0, 1.5], dtype=np.float32)
 
 

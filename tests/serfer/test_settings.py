@@ -58,9 +58,9 @@ def test_settings_do_not_change(tmp_path):
 
 def test_the_users_own_prices_stand_in_for_the_shipped_ones(tmp_path):
     (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 0.5\n")
-    facts = Settings(aws_file=tmp_path / "aws.toml").facts()
+    facts = Settings(aws_file=tmp_path / "aws.toml").facts().functions
     assert facts.price_request == 0.5
-    assert facts.price_gb_second == shipped_aws().price_gb_second
+    assert facts.price_gb_second == shipped_aws().functions.price_gb_second
 
 
 @pytest.mark.parametrize(

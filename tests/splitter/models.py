@@ -1,5 +1,7 @@
 """Small networks written as ONNX directly: no torch, so a test can afford many."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -21,7 +23,7 @@ from splitter.planner import Budget
 
 FACTS = shipped_aws()
 LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_LIMIT)
-BUDGET = Budget(LIMIT, 1769, FACTS)
+BUDGET = Budget(LIMIT, FACTS, (1769,))
 
 
 class Net:
@@ -90,11 +92,10 @@ def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **wis
     """Write the plan of an ONNX model by the splitter's own steps, without its check."""
     graph = from_onnx(model, *size)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
-    decision = fit(
-        graph, Wishes(parse_grids(grids), stages, **wishes), Budget(limit, 1769, FACTS), None, lambda _: None
-    )
+    budget = replace(BUDGET, limit=limit)
+    decision = fit(graph, Wishes(parse_grids(grids), stages, **wishes), budget, None, lambda _: None)
     directory.mkdir(exist_ok=True)
-    return assemble(decision, source, graph, 1769, limit, directory, lambda _: None)
+    return assemble(decision, source, graph, budget, directory, lambda _: None)
 
 
 def room_for(weights):

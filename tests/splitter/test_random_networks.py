@@ -25,7 +25,7 @@ from splitter.load import Source
 from splitter.planner import Choice, Storage
 from storage.memory import MemoryStore
 from tests.splitter.drawn import wanted
-from tests.splitter.models import BUDGET, LIMIT, Net, unsplit, worst_error
+from tests.splitter.models import BUDGET, Net, unsplit, worst_error
 
 EXACT = 1e-5
 QUERY = "0123456789abcdef" * 2
@@ -122,7 +122,7 @@ def check(wish):
     source = Source("net", "random", model, lambda images: unsplit(model, images))
     with tempfile.TemporaryDirectory() as directory:
         with patch("splitter.assemble.tile_rects", uneven(wish.seed)):
-            assemble(decision, source, graph, 1769, LIMIT, Path(directory), lambda _: None)
+            assemble(decision, source, graph, BUDGET, Path(directory), lambda _: None)
         found = difference(answers(Path(directory), batch), expected)
     assert found.same_top
     if np.ptp(expected) > 1e-3 * np.abs(expected).max():  # otherwise its range is all rounding

@@ -1,0 +1,333 @@
+"""What every stage that a network allows would compute, read and write, on every grid that it can be spread over.
+
+Rows and columns never mix: the rows that a tile needs follow from its rows alone. So the walk back from a cut is done
+for each axis by itself, once for each number of parts, and a grid's tiles are the products of two such walks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, product, starmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.cost import Floats
+from serfer.core.geometry import Grid, Rect, Span, even_parts
+from serfer.core.profile import Profiles
+from splitter import operators
+from splitter.cuts import Cut
+from splitter.global_pooling import with_grid
+from splitter.graph import Graph, Node
+from splitter.grids import ONE
+from splitter.windows import COL_AXIS, ROW_AXIS
+from splitter.work import work
+
+_UNKNOWN = -1
+_Edges = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What tiles read of one tensor: each grid row's rows of it, each grid column's columns."""
+
+    tensor: str
+    channels: int
+    rows: tuple[Span, ...]
+    cols: tuple[Span, ...]
+
+    @property
+    def elements(self) -> Floats:
+        """Return how many values each tile reads."""
+        heights, widths = ([span.size for span in spans] for spans in (self.rows, self.cols))
+        return self.channels * _products(heights, widths)
+
+    def pieces(self, height: int, width: int, grid: Grid) -> Floats:
+        """Return of how many tiles each tile reads a part, where the tensor, height x width, was written on `grid`."""
+        down = [_touched(span, height, grid.rows) for span in self.rows]
+        across = [_touched(span, width, grid.cols) for span in self.cols]
+        return _products(down, across)
+
+
+@dataclass(frozen=True)
+class Load:
+    """A stage: nodes [start, stop) on a grid; arrays have a value for each tile.
+
+    Seconds are on one vCPU, the part that more of them do not speed up and the part that they do; `written` counts
+    values, `macs` multiply-accumulates of all tiles; `unspread` of those that the grid asked for could spread and this
+    one does not.
+    """
+
+    start: int
+    stop: int
+    grid: Grid
+    serial_s: Floats
+    parallel_s: Floats
+    readings: tuple[Reading, ...]
+    written: Floats
+    macs: int
+    unspread: int = 0
+
+
+def _products(rows: Sequence[int], cols: Sequence[int]) -> Floats:
+    """Return row times column for each tile, row by row."""
+    return np.asarray(np.array(rows, dtype=float)[:, None] * np.array(cols, dtype=float)).ravel()
+
+
+@lru_cache(maxsize=1 << 16)
+def _touched(span: Span, size: int, parts: int) -> int:
+    """Count the even parts of `size` that a span overlaps; a map that is too small for so many was not cut."""
+    if parts == 1 or size < parts:
+        return 1
+    return sum(part.start < span.stop and span.start < part.stop for part in even_parts(size, parts))
+
+
+class Loads:
+    """Finds the stages between the `cuts` of a network."""
+
+    def __init__(self, graph: Graph, cuts: Sequence[Cut], profiles: Profiles) -> None:
+        self._graph = graph
+        self._cuts = tuple(cuts)
+        self._profiles, self._run_s = profiles, profiles.run_s
+        self._walks: dict[object, _AxisWalk] = {}
+        self._reaches: dict[object, _Reach] = {}
+        self._parts: dict[tuple[int, int, int, object], tuple[float, float, int]] = {}
+        self._tiles: dict[tuple[int, tuple[int, ...], tuple[int, ...], object], Floats] = {}
+        self._pools: tuple[object, ...] = ()
+        self._at_cut = {cut.position: cut for cut in cuts}
+
+    def whole(self, left: Cut, right: Cut) -> Load:
+        """Return the stage between two cuts as one task."""
+        start, stop = left.position, right.position
+        reads = [name for name in left.tensors if any(start <= at < stop for at in self._read_at.get(name, ()))]
+        writes = [name for name in right.tensors if self._made_at[name] >= start]
+        shapes = {name: self._graph.shape(name) for name in reads}
+        return Load(
+            start,
+            stop,
+            ONE,
+            np.array([self._run_s + self._serial_before[stop] - self._serial_before[start]]),
+            np.array([self._parallel_before[stop] - self._parallel_before[start]]),
+            tuple(
+                Reading(name, shape.channels, (shape.whole.rows,), (shape.whole.cols,))
+                for name, shape in shapes.items()
+            ),
+            np.array([float(sum(self._graph.shape(name).elements for name in writes))]),
+            self.macs_before[stop] - self.macs_before[start],
+        )
+
+    def spread(self, grid: Grid, least: int = 1) -> Iterator[Load]:
+        """Yield every stage that can be spread over `grid` with at least so many rows and columns of maps a tile."""
+        graph = with_grid(self._graph, grid)
+        self._pools = tuple(node.attributes["grid"] for node in graph.nodes if node.kind == operators.TILE_POOL)
+        able = [
+            operators.by_columns(graph, node) if grid.columns else operators.tileable(graph, node)
+            for node in graph.nodes
+        ]
+        for cut in self._cuts[1:]:
+            targets = [name for name in cut.tensors if can_part(graph, name, grid, least)]
+            if graph.nodes[cut.position - 1].output in targets:
+                yield from self._walk(graph, able, cut, frozenset(targets), grid)
+
+    def _walk(
+        self, graph: Graph, able: Sequence[bool], cut: Cut, targets: frozenset[str], grid: Grid
+    ) -> Iterator[Load]:
+        """Yield the stage from every earlier cut to this one, the nearest first, for all tiles in step."""
+        rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
+        cols = self._axis(graph, cut, targets, COL_AXIS, grid)
+        serial, parallel, written = np.full(grid.tiles, self._run_s), np.zeros(grid.tiles), np.zeros(grid.tiles)
+        macs = 0.0
+        for index in range(cut.position - 1, -1, -1):
+            node = graph.nodes[index]
+            late = node.output not in targets and (node.output in cut.tensors or node.kind == operators.TILE_POOL)
+            if late or not able[index]:
+                return
+            if node.output in targets:
+                areas = _products(rows.target(node.output), cols.target(node.output))
+                written += graph.shape(node.output).channels * areas
+            parts = self._tiles_take(graph, index, rows.sizes(index), cols.sizes(index))
+            serial, parallel, macs = serial + parts[0], parallel + parts[1], macs + parts[2].sum()
+            if index in self._at_cut:
+                readings = self._readings(graph, index, rows, cols)
+                yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), int(macs))
+
+    def _readings(self, graph: Graph, index: int, rows: _AxisWalk, cols: _AxisWalk) -> tuple[Reading, ...]:
+        return tuple(
+            Reading(name, graph.shape(name).channels, rows.spans(index, name), cols.spans(index, name))
+            for name in self._at_cut[index].tensors
+            if rows.spans(index, name)
+        )
+
+    def _axis(self, graph: Graph, cut: Cut, targets: frozenset[str], axis: int, grid: Grid) -> _AxisWalk:
+        parts = grid.rows if axis == ROW_AXIS else grid.cols
+        key = (cut.position, axis, parts, targets, grid.columns, self._pools)
+        if key not in self._walks:
+            self._walks[key] = _AxisWalk(graph, cut.position, targets, axis, parts, self._at_cut, self._reaches)
+        return self._walks[key]
+
+    def _tiles_take(self, graph: Graph, index: int, rows: tuple[int, ...], cols: tuple[int, ...]) -> Floats:
+        """Return what an operator takes (see `_takes`) on each tile, as an array (3, tiles)."""
+        key = (index, rows, cols, graph.nodes[index].attributes.get("grid"))
+        if key not in self._tiles:
+            found = [self._takes(graph, index, height, width) for height, width in product(rows, cols)]
+            self._tiles[key] = np.array(found).T
+        return self._tiles[key]
+
+    def _takes(self, graph: Graph, index: int, height: int, width: int) -> tuple[float, float, int]:
+        """Return an operator's serial and parallel seconds and its multiply-accumulates on a region of this size.
+
+        Where the region lies makes no difference here: at a border it reads a little less.
+        """
+        node = graph.nodes[index]
+        key = (index, height, width, node.attributes.get("grid"))
+        if key not in self._parts:
+            found = work(graph, node, Rect(Span(0, height), Span(0, width)))
+            parts = self._profiles.parts(found) if found else (0.0, 0.0)
+            self._parts[key] = (*parts, operators.macs(graph, node, height * width))
+        return self._parts[key]
+
+    @cached_property
+    def _whole_parts(self) -> list[tuple[float, float, int]]:
+        shapes = (self._graph.shape(node.output) for node in self._graph.nodes)
+        return [self._takes(self._graph, index, shape.height, shape.width) for index, shape in enumerate(shapes)]
+
+    @cached_property
+    def _serial_before(self) -> list[float]:
+        """Seconds of the first n nodes in one piece, for every n."""
+        return [0.0, *accumulate(serial for serial, _, _ in self._whole_parts)]
+
+    @cached_property
+    def _parallel_before(self) -> list[float]:
+        return [0.0, *accumulate(parallel for _, parallel, _ in self._whole_parts)]
+
+    @cached_property
+    def macs_before(self) -> list[int]:
+        """Multiply-accumulates of the first n nodes in one piece, for every n."""
+        return [0, *accumulate(macs for _, _, macs in self._whole_parts)]
+
+    @cached_property
+    def _made_at(self) -> dict[str, int]:
+        return {node.output: index for index, node in enumerate(self._graph.nodes)}
+
+    @cached_property
+    def _read_at(self) -> dict[str, list[int]]:
+        read: dict[str, list[int]] = {}
+        for index, node in enumerate(self._graph.nodes):
+            for name in self._graph.activations(node):
+                read.setdefault(name, []).append(index)
+        return read
+
+
+class _AxisWalk:
+    """The rows (or columns) of every tensor that parts of some tensors need, found as far back as somebody asks.
+
+    Spans of all parts are two arrays, first rows and last rows plus one: the first row that is read follows from the
+    first row wanted alone, the last from the last.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        stop: int,
+        targets: frozenset[str],
+        axis: int,
+        parts: int,
+        cuts: Mapping[int, Cut],
+        reaches: dict[object, _Reach],
+    ) -> None:
+        self._graph, self._axis, self._cuts, self._reaches = graph, axis, cuts, reaches
+        self._targets = {name: _edges(even_parts(_extent(graph, name, axis), parts)) for name in targets}
+        self._spans: dict[str, _Edges] = {}
+        self._next = stop - 1
+        self._parts = parts
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._at_cut: dict[int, dict[str, _Edges]] = {}
+
+    def sizes(self, index: int) -> tuple[int, ...]:
+        """Return how many rows of a node's output each part needs."""
+        while self._next >= index:
+            self._step()
+        return self._sizes[index]
+
+    def spans(self, index: int, tensor: str) -> tuple[Span, ...]:
+        """Return the rows of a tensor that are read at a cut before node `index`; none where it is not read."""
+        edges = self._at_cut[index].get(tensor)
+        return () if edges is None else tuple(starmap(Span, zip(*(edge.tolist() for edge in edges), strict=True)))
+
+    def target(self, tensor: str) -> list[int]:
+        """Return how many rows of one of the stage's outputs each part writes."""
+        first, last = self._targets[tensor]
+        sizes: list[int] = (last - first).tolist()
+        return sizes
+
+    def _step(self) -> None:
+        graph, index = self._graph, self._next
+        node = graph.nodes[index]
+        if node.output in self._targets:
+            self._add(node.output, self._targets[node.output])
+        if operators.is_whole(graph, node):
+            self._spans[node.output] = _edges([Span(0, _extent(graph, node.output, self._axis))] * self._parts)
+        mine = self._spans[node.output]
+        for source in graph.activations(node):
+            key = (self._axis, index, source, node.attributes.get("grid"))
+            if key not in self._reaches:
+                self._reaches[key] = _Reach(graph, node, source, self._axis)
+            self._add(source, self._reaches[key].of(mine))
+        self._sizes[index] = tuple((mine[1] - mine[0]).tolist())
+        if index in self._cuts:
+            names = self._cuts[index].tensors
+            self._at_cut[index] = {name: self._spans[name] for name in names if name in self._spans}
+        self._next -= 1
+
+    def _add(self, tensor: str, spans: _Edges) -> None:
+        before = self._spans.get(tensor)
+        if before is not None:
+            spans = np.minimum(before[0], spans[0]), np.maximum(before[1], spans[1])
+        self._spans[tensor] = spans
+
+
+class _Reach:
+    """What an operator reads of one input along one axis, looked up row by row and remembered."""
+
+    def __init__(self, graph: Graph, node: Node, source: str, axis: int) -> None:
+        self._question = (graph, node, source, axis)
+        self._size = _extent(graph, source, axis)
+        rows = _extent(graph, node.output, axis)
+        self._first, self._last = np.full(rows + 1, _UNKNOWN), np.full(rows + 1, _UNKNOWN)
+
+    def of(self, wanted: _Edges) -> _Edges:
+        """Return the rows that are read for some spans of the output, clipped to the map (see Span.clip)."""
+        first, last = self._first[wanted[0]], self._last[wanted[1]]
+        if min(first.min(), last.min()) == _UNKNOWN:
+            self._find(wanted)
+            first, last = self._first[wanted[0]], self._last[wanted[1]]
+        return first, np.maximum(last, first + 1)
+
+    def _find(self, wanted: _Edges) -> None:
+        for row in wanted[0].tolist():
+            start = operators.needs(*self._question, Span(row, row + 1)).start
+            self._first[row] = min(max(start, 0), self._size - 1)
+        for row in wanted[1].tolist():
+            self._last[row] = max(0, min(operators.needs(*self._question, Span(row - 1, row)).stop, self._size))
+
+
+def _edges(spans: Sequence[Span]) -> _Edges:
+    return np.array([span.start for span in spans]), np.array([span.stop for span in spans])
+
+
+def _extent(graph: Graph, tensor: str, axis: int) -> int:
+    shape = graph.shape(tensor)
+    return shape.height if axis == ROW_AXIS else shape.width
+
+
+def can_part(graph: Graph, tensor: str, grid: Grid, least: int = 1) -> bool:
+    """Say whether a tensor can be cut like that: maps into rows and columns (`least` each), vectors into columns.
+
+    What tiles pool of a map is one value each.
+    """
+    shape = graph.shape(tensor)
+    pooled = (shape.height, shape.width) == (grid.rows, grid.cols)
+    side = 1 if grid.columns or pooled else least
+    return shape.flat == grid.columns and shape.height >= side * grid.rows and shape.width >= side * grid.cols

@@ -1,0 +1,146 @@
+"""Why a plan is what it is: its goal in words, what it beat, and what to do where the goal is out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from serfer.core.errors import ModelError, UsageError
+from serfer.core.plan import Alternative, PackageLimit
+from splitter.cuts import Cut, weight_bytes
+from splitter.graph import Graph
+from splitter.grids import ONE, GridChoice
+from splitter.planner import Budget, Choice, choices_of, prepare
+from splitter.search import BALANCED, COST, LATENCY, Chain, Goal, Search
+
+OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
+_MEANINGS = {
+    "latency": "the least latency",
+    "cost": "the least dollars",
+    "balanced": "the least product of latency and dollars",
+    "work": "the fewest multiply-accumulates, and of those the least latency",
+}
+_ENDLESS = PackageLimit(1 << 62, 0)
+_MS_PER_S = 1000
+_MILLION = 1_000_000
+
+
+def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) -> Goal:
+    """Return the goal for an objective and its bounds; raises UsageError for what is no objective or no bound."""
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective is {', '.join(OBJECTIVES)}, not {objective!r}")
+    for name, value in (("--slo-ms", slo_ms), ("--max-cost-usd", max_cost_usd)):
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be more than 0, not {value:g}")
+    return replace(
+        OBJECTIVES[objective],
+        most_seconds=float("inf") if slo_ms is None else slo_ms / _MS_PER_S,
+        most_usd=float("inf") if max_cost_usd is None else max_cost_usd,
+    )
+
+
+def out_of_reach(search: Search, goal: Goal) -> ModelError:
+    """Say which bound no plan keeps, by how much, and which plan comes nearest."""
+    fastest, frugal = search.fastest, search.frugal
+    if fastest is None or frugal is None:
+        raise AssertionError("no chain at all: nothing fits")
+    if fastest.seconds > goal.most_seconds:
+        missed = (fastest.seconds - goal.most_seconds) * _MS_PER_S
+        return ModelError(
+            f"--slo-ms {_ms(goal.most_seconds)} is out of reach by {missed:.1f} ms: the fastest plan is predicted at "
+            f"{_predicted(fastest)}"
+        )
+    if frugal.usd > goal.most_usd:
+        return ModelError(
+            f"--max-cost-usd {goal.most_usd:g} is out of reach by {frugal.usd - goal.most_usd:.3g} dollars: the "
+            f"cheapest plan is predicted at {_predicted(frugal)}"
+        )
+    cheapest = search.best(replace(COST, most_seconds=goal.most_seconds))
+    quickest = search.best(replace(LATENCY, most_usd=goal.most_usd))
+    if cheapest is None or quickest is None:
+        raise AssertionError("each bound alone can be kept")
+    return ModelError(
+        f"--slo-ms {_ms(goal.most_seconds)} and --max-cost-usd {goal.most_usd:g} contradict each other: within the "
+        f"first the cheapest plan is predicted at {_predicted(cheapest)}, within the second the fastest at "
+        f"{_predicted(quickest)}"
+    )
+
+
+def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """Return what a plan competed with, the fastest first: the frontier's hull, itself, and the network unsplit."""
+    chains = {(chain.seconds, chain.usd): chain for chain in (*search.supported, chosen)}
+    mine = (chosen.seconds, chosen.usd)
+    found = [_alternative(chain, chosen=key == mine) for key, chain in chains.items()]
+    known = {each.stages for each in found}
+    return tuple(sorted([*found, *(each for each in unsplit if each.stages not in known)], key=lambda each: each.ms))
+
+
+def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
+    """Price the whole network as one function: one vCPU, and one large function with all that Lambda gives."""
+    whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), (graph.output,))]
+    fits = weight_bytes(graph, 0, len(graph.nodes)) <= budget.limit.room
+    facts = budget.facts.functions
+    found = []
+    for memory in (facts.memory_per_vcpu, facts.memory_max):
+        endless = replace(budget, limit=_ENDLESS, memory_mb=(memory,))
+        chain = prepare(graph, whole, GridChoice((ONE,)), None, endless).fastest
+        if chain:
+            found.append(replace(_alternative(chain, chosen=False), fits=fits))
+    return found
+
+
+def why(objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative]) -> str:
+    """Return a paragraph that says why this plan, and what it beat."""
+    bounds = []
+    if goal.most_seconds < float("inf"):
+        bounds.append(f"within {_ms(goal.most_seconds)} ms")
+    if goal.most_usd < float("inf"):
+        bounds.append(f"for at most ${goal.most_usd * _MILLION:.2f} a million queries")
+    wanted = " ".join([_MEANINGS[objective], *bounds])
+    mine = _price(chosen.seconds, chosen.usd)
+    first = f"{_stages(choices_of(chosen))} has {wanted} of all plans that fit: {mine}, predicted, warm."
+    beaten = [_compared(chosen, other) for other in others if other.tasks == 1 and not other.chosen]
+    return " ".join([first[:1].upper() + first[1:], *beaten])
+
+
+def _compared(chosen: Chain, other: Alternative) -> str:
+    seconds, usd = other.ms / _MS_PER_S, other.usd
+    times, dollars = seconds / chosen.seconds, usd / chosen.usd
+    verdict = f"takes {times:.2f} times as long and costs {dollars:.2f} times as much ({_price(seconds, usd)})"
+    return f"Unsplit, {other.stages} {verdict}" + ("." if other.fits else ", and does not fit a function's package.")
+
+
+def _alternative(chain: Chain, *, chosen: bool) -> Alternative:
+    choices = choices_of(chain)
+    return Alternative(
+        _stages(choices),
+        tasks=sum(choice.grid.tiles for choice in choices),
+        ms=round(chain.seconds * _MS_PER_S, 3),
+        usd=chain.usd,
+        fits=True,
+        chosen=chosen,
+    )
+
+
+def _stages(choices: Sequence[Choice]) -> str:
+    """Write stages as people would: "2x2 (2 stages) at 1769 MB, then 1 at 3538 MB"."""
+    if len(choices) == 1 and choices[0].grid == ONE:
+        return f"one function of {choices[0].memory_mb} MB"
+    parts = []
+    for (grid, memory), group in groupby(choices, key=lambda each: (str(each.grid), each.memory_mb)):
+        count = len(list(group))
+        parts.append(f"{grid}{f' ({count} stages)' if count > 1 else ''} at {memory} MB")
+    return ", then ".join(parts)
+
+
+def _predicted(chain: Chain) -> str:
+    return f"{_price(chain.seconds, chain.usd)} ({_stages(choices_of(chain))})"
+
+
+def _price(seconds: float, usd: float) -> str:
+    return f"{_ms(seconds)} ms and ${usd * _MILLION:.2f} a million queries"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * _MS_PER_S:.4g}"

@@ -1,0 +1,315 @@
+"""The exact search for the best chain of stages.
+
+A state is where the network has been cut, on which grid the tensors there were written, and whether they lie in the
+store or ride along with the driver: what the time and price of the next stage depend on, and nothing else does. Stages
+are the edges between states, each with a choice of memory.
+
+         stage [0, 5) on 2x2, 1769 MB              stage [5, 9) on 1, 3538 MB
+    ● ─────────────────────────────────▶ ● cut 5, 2x2, stored ─────────────────▶ ● the end
+
+Seconds and dollars both add up along a chain, so the best chain for any weighing of the two is a shortest path, found
+by dynamic programming. Where a bound ties them together (the least dollars within so many milliseconds), chains are
+extended cut by cut, and dropped when another is no worse in both, or when even the fastest and the cheapest way to the
+end would not do: nothing that could be the best is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from serfer.core.cost import Floats
+
+Vertex = tuple[int, int]
+"""How many stages lie before a cut (0 where that makes no difference), and the cut's position."""
+Prices = Callable[[float, float], float]
+_SLACK = 1e-12  # relative: sums of the same numbers in another order differ by less
+_MOST_SUPPORTED = 24
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A stage between two states: `seconds` and `usd` have a row for each memory, a column for each grid before it.
+
+    `before` and `after` say how tensors come and go (an index into the paths), `grid` on which grid they are written;
+    `stage` is the caller's.
+    """
+
+    start: Vertex
+    stop: Vertex
+    before: int
+    after: int
+    grid: int
+    seconds: Floats
+    usd: Floats
+    stage: object
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A way from the image to the answer: its edges with the memory that each takes."""
+
+    seconds: float
+    usd: float
+    steps: tuple[tuple[Edge, int], ...]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted: the least `value`, which must not fall when seconds or dollars rise, within two bounds."""
+
+    value: Prices
+    most_seconds: float = float("inf")
+    most_usd: float = float("inf")
+
+    def holds(self, seconds: float, usd: float) -> bool:
+        """Say whether the bounds are kept."""
+        return seconds <= self.most_seconds * (1 + _SLACK) and usd <= self.most_usd * (1 + _SLACK)
+
+
+LATENCY = Goal(lambda seconds, _: seconds)
+COST = Goal(lambda _, usd: usd)
+BALANCED = Goal(lambda seconds, usd: seconds * usd)
+
+
+class Search:
+    """Searches a network of `edges`, in any order, from `first` to one of the `last` vertices."""
+
+    def __init__(self, edges: Iterable[Edge], first: Vertex, last: Sequence[Vertex], paths: int, grids: int) -> None:
+        self._first, self._last = first, tuple(last)
+        self._shape = (paths, grids)
+        self._into: dict[Vertex, list[Edge]] = {}
+        self._from: dict[Vertex, list[Edge]] = {}
+        for edge in edges:
+            self._into.setdefault(edge.stop, []).append(edge)
+            self._from.setdefault(edge.start, []).append(edge)
+
+    @cached_property
+    def _vertices(self) -> list[Vertex]:
+        return sorted({self._first, *self._into}, key=lambda vertex: (vertex[1], vertex[0]))
+
+    def cheapest(self, per_second: float, per_usd: float) -> Chain | None:
+        """Return the chain with the least weighted sum, or None where no chain reaches the end."""
+        to_go = self._to_go(per_second, per_usd)
+        if not np.isfinite(to_go[self._first][0, 0]):
+            return None
+        steps, vertex, path, grid, seconds, usd = [], self._first, 0, 0, 0.0, 0.0
+        while vertex not in self._last:
+            fan = self._fans[vertex][path]
+            rest = np.array([to_go[edge.stop][edge.after, edge.grid] for edge in fan.edges])
+            weighted = per_second * fan.seconds[:, :, grid] + per_usd * fan.usd[:, :, grid] + rest[:, None]
+            number, memory = map(int, np.unravel_index(weighted.argmin(), weighted.shape))
+            edge = fan.edges[number]
+            seconds, usd = seconds + edge.seconds[memory, grid], usd + edge.usd[memory, grid]
+            steps.append((edge, memory))
+            vertex, path, grid = edge.stop, edge.after, edge.grid
+        return Chain(float(seconds), float(usd), tuple(steps))
+
+    def _to_go(self, per_second: float, per_usd: float) -> Mapping[Vertex, Floats]:
+        """Return the least weighted sum from every state to the end, as an array (paths, grids) for each vertex."""
+        found = {vertex: np.full(self._shape, np.inf) for vertex in self._vertices}
+        for vertex in self._last:
+            if vertex in found:
+                found[vertex][:] = 0.0
+        for vertex in reversed(self._vertices):
+            if vertex in self._last:
+                continue
+            for path, fan in self._fans.get(vertex, {}).items():
+                rest = np.array([found[edge.stop][edge.after, edge.grid] for edge in fan.edges])
+                weighted = (per_second * fan.seconds + per_usd * fan.usd).min(axis=1) + rest[:, None]
+                found[vertex][path] = weighted.min(axis=0)
+        return found
+
+    @cached_property
+    def _fans(self) -> dict[Vertex, dict[int, _Fan]]:
+        """The stages that may follow each vertex, by how tensors come to them."""
+        by_path: dict[Vertex, dict[int, list[Edge]]] = {}
+        for vertex, edges in self._from.items():
+            for edge in edges:
+                by_path.setdefault(vertex, {}).setdefault(edge.before, []).append(edge)
+        return {vertex: {path: _Fan.of(edges) for path, edges in paths.items()} for vertex, paths in by_path.items()}
+
+    @cached_property
+    def fastest(self) -> Chain | None:
+        """The chain with the least seconds."""
+        return self.cheapest(1.0, 0.0)
+
+    @cached_property
+    def frugal(self) -> Chain | None:
+        """The chain with the least dollars."""
+        return self.cheapest(0.0, 1.0)
+
+    @cached_property
+    def supported(self) -> list[Chain]:
+        """The chains that are best for some weighing of seconds and dollars, the fastest first: the frontier's hull.
+
+        Found by asking between two neighbours for the chain that is best in the direction of both (Aneja and Nair,
+        1979), the widest gap first, at most 24 chains.
+        """
+        if self.fastest is None or self.frugal is None:
+            return []
+        chains = [self.fastest, self.frugal]
+        gaps = [(self.fastest, self.frugal)]
+        while gaps and len(chains) < _MOST_SUPPORTED:
+            left, right = gaps.pop(0)
+            down, across = left.usd - right.usd, right.seconds - left.seconds
+            if down <= 0 or across <= 0:
+                continue
+            found = self.cheapest(down, across)
+            weight = down * left.seconds + across * left.usd
+            if found and down * found.seconds + across * found.usd < weight * (1 - 1e-9):
+                chains.append(found)
+                gaps += [(left, found), (found, right)]
+        return _frontier(chains)
+
+    def best(self, goal: Goal) -> Chain | None:
+        """Return the chain with the least value within the goal's bounds, or None where no chain keeps them."""
+        incumbent = self._incumbent(goal)
+        bound = (_value(goal, incumbent) if incumbent else np.inf) * (1 + _SLACK)
+        labels = {self._first: [_Labels.first()]}
+        for vertex in self._vertices[1:]:
+            labels[vertex] = self._extended(vertex, labels, goal, bound)
+        ends = [chain for vertex in self._last for chain in self._finished(vertex, labels)]
+        chains = [*ends, incumbent] if incumbent else ends
+        fitting = [chain for chain in chains if goal.holds(chain.seconds, chain.usd)]
+        return min(fitting, key=lambda chain: (_value(goal, chain), chain.usd, chain.seconds), default=None)
+
+    def _incumbent(self, goal: Goal) -> Chain | None:
+        """Return the best of the supported chains: how good the answer is at least."""
+        fitting = [chain for chain in self.supported if goal.holds(chain.seconds, chain.usd)]
+        return min(fitting, key=lambda chain: _value(goal, chain), default=None)
+
+    @cached_property
+    def _bounds(self) -> tuple[Mapping[Vertex, Floats], Mapping[Vertex, Floats]]:
+        return self._to_go(1.0, 0.0), self._to_go(0.0, 1.0)
+
+    def _extended(
+        self, vertex: Vertex, labels: Mapping[Vertex, list[_Labels]], goal: Goal, bound: float
+    ) -> list[_Labels]:
+        """Return the chains to every state of a vertex that may still become the best."""
+        found: dict[tuple[int, int], list[_Labels]] = {}
+        seconds_left, usd_left = (left[vertex] for left in self._bounds)
+        for edge in self._into[vertex]:
+            state = (edge.after, edge.grid)
+            for before in labels.get(edge.start, ()):
+                if before.path == edge.before:
+                    longer = before.extended(edge)
+                    kept = longer.within(goal, bound, seconds_left[state], usd_left[state])
+                    if len(kept.seconds):
+                        found.setdefault(state, []).append(kept)
+        return [_undominated(several) for several in found.values()]
+
+    def _finished(self, vertex: Vertex, labels: Mapping[Vertex, list[_Labels]]) -> Iterator[Chain]:
+        for state in labels.get(vertex, ()):
+            for index in range(len(state.seconds)):
+                yield state.chain(index)
+
+
+@dataclass(frozen=True)
+class _Fan:
+    """Edges side by side: seconds and dollars as (edges, memories, grids)."""
+
+    edges: Sequence[Edge]
+    seconds: Floats
+    usd: Floats
+
+    @classmethod
+    def of(cls, edges: Sequence[Edge]) -> _Fan:
+        return cls(edges, np.array([edge.seconds for edge in edges]), np.array([edge.usd for edge in edges]))
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Chains to one state: arrays with a value for each. Each came by an edge, with a memory, from another's label."""
+
+    path: int
+    grid: int
+    seconds: Floats
+    usd: Floats
+    edges: Sequence[Edge | None]
+    edge: np.ndarray
+    memory: np.ndarray
+    parents: Sequence[_Labels]
+    parent: np.ndarray
+
+    @classmethod
+    def first(cls) -> _Labels:
+        """Return the empty chain."""
+        zero, none = np.zeros(1), np.zeros(1, int)
+        return cls(0, 0, zero, zero, [None], none, none, [], none)
+
+    def extended(self, edge: Edge) -> _Labels:
+        """Return every chain with one more stage, for every memory."""
+        count, memories = len(self.seconds), len(edge.usd)
+        seconds = (self.seconds + edge.seconds[:, self.grid, None]).ravel()
+        usd = (self.usd + edge.usd[:, self.grid, None]).ravel()
+        memory, parent = np.repeat(np.arange(memories), count), np.tile(np.arange(count), memories)
+        return _Labels(edge.after, edge.grid, seconds, usd, [edge], np.zeros_like(memory), memory, [self], parent)
+
+    def within(self, goal: Goal, bound: float, seconds_left: float, usd_left: float) -> _Labels:
+        """Drop what cannot become better than `bound`, even on the fastest and on the cheapest way to the end."""
+        seconds, usd = self.seconds + seconds_left, self.usd + usd_left
+        kept = (
+            np.isfinite(seconds)
+            & (seconds <= goal.most_seconds * (1 + _SLACK))
+            & (usd <= goal.most_usd * (1 + _SLACK))
+            & (goal.value(seconds, usd) <= bound)  # type: ignore[arg-type]  # works on arrays as on numbers
+        )
+        return self.only(np.flatnonzero(kept))
+
+    def only(self, chosen: np.ndarray) -> _Labels:
+        """Return some of the chains."""
+        return _Labels(
+            self.path,
+            self.grid,
+            self.seconds[chosen],
+            self.usd[chosen],
+            self.edges,
+            self.edge[chosen],
+            self.memory[chosen],
+            self.parents,
+            self.parent[chosen],
+        )
+
+    def chain(self, index: int) -> Chain:
+        """Return one chain with its steps."""
+        steps, labels, at = [], self, index
+        while (edge := labels.edges[labels.edge[at]]) is not None:
+            steps.append((edge, int(labels.memory[at])))
+            labels, at = labels.parents[labels.edge[at]], int(labels.parent[at])
+        return Chain(float(self.seconds[index]), float(self.usd[index]), tuple(reversed(steps)))
+
+
+def _undominated(several: Sequence[_Labels]) -> _Labels:
+    """Put chains to one state together and keep those that no other beats in both seconds and dollars."""
+    merged = _Labels(
+        several[0].path,
+        several[0].grid,
+        np.concatenate([each.seconds for each in several]),
+        np.concatenate([each.usd for each in several]),
+        [each.edges[0] for each in several],
+        np.repeat(np.arange(len(several)), [len(each.seconds) for each in several]),
+        np.concatenate([each.memory for each in several]),
+        [each.parents[0] for each in several],
+        np.concatenate([each.parent for each in several]),
+    )
+    order = np.lexsort((merged.usd, merged.seconds))
+    usd = merged.usd[order]
+    least_before = np.minimum.accumulate(np.concatenate([[np.inf], usd[:-1]]))
+    return merged.only(order[usd < least_before])
+
+
+def _value(goal: Goal, chain: Chain) -> float:
+    return goal.value(chain.seconds, chain.usd)
+
+
+def _frontier(chains: Iterable[Chain]) -> list[Chain]:
+    """Keep the chains that no other beats in both, the fastest first."""
+    kept: list[Chain] = []
+    for chain in sorted(chains, key=lambda chain: (chain.seconds, chain.usd)):
+        if not kept or chain.usd < kept[-1].usd:
+            kept.append(chain)
+    return kept

@@ -1,0 +1,254 @@
+"""The best plan is the best: the search against every chain that there is, on small networks drawn at random."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from serfer.core.aws import shipped_aws
+from serfer.core.cost import FLOAT_BYTES, StageLoad, stage_price
+from serfer.core.geometry import Grid, Rect, Span
+from serfer.core.plan import PackageLimit
+from serfer.core.profile import shipped_profiles
+from splitter import operators
+from splitter.cuts import cut_points, weight_bytes
+from splitter.global_pooling import with_grid, with_tile_pools
+from splitter.grids import COLUMNS, ONE, GridChoice
+from splitter.ingest import from_onnx
+from splitter.loads import can_part
+from splitter.planner import INLINE_MOST, LEAST_SIDE, Budget, choices_of, prepare, tile_rects
+from splitter.search import BALANCED, COST, LATENCY, Chain, Search
+from splitter.tiles import walk_back
+from splitter.work import work
+from tests.splitter.models import Net
+
+CASES = 200
+MEMORY = (884, 1769, 7076)
+GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 2), *COLUMNS[:2])
+SLOW_NETWORK = replace(shipped_aws().functions, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)
+FACTS = replace(shipped_aws(), functions=SLOW_NETWORK)
+_SHIPPED = shipped_profiles()
+PROFILES = replace(
+    _SHIPPED,
+    run_ns=1000.0,
+    step_ns=0.0,
+    kinds={
+        kind: replace(one, parallel=0.8, prices_ns={name: 3000 * price for name, price in one.prices_ns.items()})
+        for kind, one in _SHIPPED.kinds.items()
+    },
+)
+"""A Lambda, and a processor, on which tiny networks are worth splitting."""
+
+
+def network(random):
+    """Three to five operators that cost something on maps of 8 to 20 rows, then perhaps a pool, then a linear layer."""
+    height, width, channels = *(int(side) for side in random.integers(8, 21, size=2)), 3
+    size = height, width
+    net, x = Net(channels, height, width, int(random.integers(1000))), "x"
+    for _ in range(random.integers(2, 4)):
+        after, kernel = int(random.integers(2, 9)), int(random.choice([1, 3, 5]))
+        stride = int(random.choice([1, 1, 2])) if min(height, width) > 8 else 1
+        pads = [kernel // 2] * 4
+        x = net.op("Relu", net.conv(x, channels, after, [kernel, kernel], pads=pads, strides=[stride, stride]))
+        channels, height, width = after, -(-height // stride), -(-width // stride)
+    if random.random() < 0.5:
+        x, height, width = net.op("GlobalAveragePool", x), 1, 1
+    x = net.linear(net.flat(x), channels * height * width, 40)
+    if random.random() < 0.5:
+        x = net.linear(net.op("Relu", x), 40, 10)
+    return net.model(x), size
+
+
+class Enumerated:
+    """Every chain of stages on every grid, memory and path, priced from the tiles that would be written."""
+
+    def __init__(self, graph, cuts, budget):
+        self.graph, self.cuts, self.budget = graph, cuts, budget
+        self.prices = {}
+
+    def chains(self, at=0, before=None, *, inline=False):
+        """Yield (seconds, usd) of every chain from a cut to the end, arrays over what its stages may have of memory.
+
+        `before` is the grid on which the tensors at the cut were written, `inline` says that they ride along.
+        """
+        if at == len(self.cuts) - 1:
+            yield np.zeros(1), np.zeros(1)
+            return
+        for to in range(at + 1, len(self.cuts)):
+            last = to == len(self.cuts) - 1
+            for grid, handed_on in product(GRIDS, [True] if last else [False, True]):
+                price = self.price(at, to, grid, before, inline, handed_on)
+                for rest in self.chains(to, grid, inline=handed_on) if price is not None else ():
+                    yield tuple(np.add.outer(mine, theirs).ravel() for mine, theirs in zip(price, rest, strict=True))
+
+    def price(self, *key):
+        if key not in self.prices:
+            self.prices[key] = self._price(*key)
+        return self.prices[key]
+
+    def _price(self, at, to, grid, before, inline_in, inline_out):
+        left, right = self.cuts[at], self.cuts[to]
+        size = weight_bytes(self.graph, left.position, right.position)
+        tiles = self.tiles(left, right, grid)
+        if tiles is None or size > self.budget.limit.room:
+            return None
+        graph, nodes, tiles = tiles
+        read, written, ranges, seconds = [], [], [], []
+        for outputs, regions in tiles:
+            needed = [name for name in left.tensors if name in regions]
+            read.append(sum(graph.shape(name).channels * regions[name].area for name in needed))
+            written.append(sum(graph.shape(name).channels * rect.area for name, rect in outputs.items()))
+            ranges.append(sum(self.pieces(name, regions[name], before) for name in needed) if at else 0)
+            works = [work(graph, node, at_origin(regions[node.output])) for node in nodes]
+            seconds.append(self.compute(works))
+        read, written = (np.array(each) * FLOAT_BYTES for each in (read, written))
+        last = to == len(self.cuts) - 1
+        if (at and inline_in and read.sum() > INLINE_MOST) or (inline_out and not last and written.sum() > INLINE_MOST):
+            return None
+        none = np.zeros(len(tiles))
+        inline_in = inline_in or not at
+        load = StageLoad(
+            *np.transpose(seconds),
+            bytes_read=none if inline_in else read,
+            ranges=none if inline_in else np.array(ranges),
+            bytes_written=none if inline_out else written,
+            carried_in=(read if at else read / FLOAT_BYTES) if inline_in else none,
+            carried_out=written if inline_out else none,
+            weight_bytes=size,
+        )
+        return stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
+
+    def compute(self, works):
+        profiles = self.budget.profiles
+        return np.sum([(profiles.run_s, 0.0), *(profiles.parts(each) for each in works if each)], axis=0)
+
+    def tiles(self, left, right, grid):
+        """Return each tile's outputs and all its regions, as the assembler would; None where there is no such stage."""
+        graph = with_grid(self.graph, grid)
+        nodes = graph.nodes[left.position : right.position]
+        made = [node.output for node in nodes]
+        outputs = [name for name in right.tensors if name in made]
+        spread = operators.by_columns if grid.columns else operators.tileable
+        if grid == ONE:
+            whole = {name: graph.shape(name).whole for name in (*self.read(left, nodes), *made)}
+            return graph, nodes, [({name: whole[name] for name in outputs}, whole)]
+        parts = {name: tile_rects(graph, name, grid) for name in outputs}
+        pools = [node.output for node in nodes if node.kind == operators.TILE_POOL]
+        if not all(can_part(graph, name, grid, LEAST_SIDE) for name in outputs):
+            return None
+        if not all(spread(graph, node) for node in nodes) or set(pools) - set(outputs):
+            return None
+        tiles = []
+        for number in range(grid.tiles):
+            targets = {name: rects[number] for name, rects in parts.items()}
+            tiles.append((targets, walk_back(graph, nodes, targets)))
+        return graph, nodes, tiles
+
+    def read(self, left, nodes):
+        asked = {name for node in nodes for name in self.graph.activations(node)}
+        return [name for name in left.tensors if name in asked]
+
+    def pieces(self, name, rect, grid):
+        rects = tile_rects(with_grid(self.graph, grid), name, grid) if grid else []
+        return (
+            sum(
+                other.rows.start < rect.rows.stop
+                and rect.rows.start < other.rows.stop
+                and other.cols.start < rect.cols.stop
+                and rect.cols.start < other.cols.stop
+                for other in rects
+            )
+            or 1
+        )
+
+
+def at_origin(rect):
+    """Predictions know how large a region is, not where it lies."""
+    return Rect(Span(0, rect.rows.size), Span(0, rect.cols.size))
+
+
+def cases():
+    """Yield (graph, cuts, budget) of networks with two or three places to cut, or now and then four."""
+    random = np.random.default_rng(7)
+    for number in range(CASES):
+        model, size = network(random)
+        graph = with_tile_pools(from_onnx(model, *size))
+        cuts = cut_points(graph)
+        inner = sorted(random.permutation(np.arange(1, len(cuts) - 1))[: 3 if number % 10 == 0 else 2])
+        store = "s3" if random.random() < 0.3 else "redis"
+        limit = PackageLimit(int(random.choice([10**9, 30_000])), 0)
+        budget = Budget(limit, FACTS, MEMORY, store=store, cold_share=float(random.choice([0, 0.1])), profiles=PROFILES)
+        yield graph, [cuts[0], *(cuts[at] for at in inner), cuts[-1]], budget
+
+
+@pytest.fixture(scope="module")
+def enumerated():
+    """Every case with seconds and dollars of all of its chains."""
+    found = []
+    for graph, cuts, budget in cases():
+        chains = [(np.zeros(0), np.zeros(0)), *Enumerated(graph, cuts, budget).chains()]
+        seconds, usd = map(np.concatenate, zip(*chains, strict=True))
+        found.append((graph, cuts, budget, seconds, usd))
+    assert sum(len(seconds) for *_, seconds, _ in found) > 500_000
+    return found
+
+
+def goals(seconds, usd):
+    """The three objectives, and both bounds drawn between the extremes."""
+    middle_s, middle_usd = (seconds.min() + seconds[usd.argmin()]) / 2, (usd.min() + usd[seconds.argmin()]) / 2
+    bounded = (replace(COST, most_seconds=middle_s), replace(LATENCY, most_usd=middle_usd))
+    return (LATENCY, COST, BALANCED, *bounded, replace(BALANCED, most_seconds=middle_s, most_usd=middle_usd))
+
+
+def gaps(enumerated, planner, grids=GRIDS):
+    """Return how much worse than the best a planner's chain is, relatively, for every case and goal; inf for none."""
+    found = []
+    for graph, cuts, budget, seconds, usd in enumerated:
+        search = prepare(graph, cuts, GridChoice(options=grids), None, budget)
+        for goal in goals(seconds, usd) if len(seconds) else (LATENCY,):
+            fitting = (seconds <= goal.most_seconds) & (usd <= goal.most_usd)
+            best = goal.value(seconds[fitting], usd[fitting]).min(initial=np.inf)
+            chain = planner(search, goal)
+            value = goal.value(chain.seconds, chain.usd) if chain else np.inf
+            found.append(0.0 if value == best else value / best - 1)
+    return np.array(found)
+
+
+def test_the_search_finds_the_best_of_all_chains_for_every_goal(enumerated):
+    assert np.abs(gaps(enumerated, Search.best)).max() < 1e-9
+
+
+def greedy(search, _goal):
+    """Take the stage that gets furthest for its time, again and again, without looking ahead."""
+    vertex, path, grid, seconds, usd = (0, 0), 0, 0, 0.0, 0.0
+    while vertex in search._from:
+        edges = [edge for edge in search._from[vertex] if edge.before == path]
+        if not edges:
+            return None
+        edge = min(edges, key=lambda edge: edge.seconds[0, grid] / (edge.stop[1] - edge.start[1]))
+        seconds, usd = seconds + edge.seconds[0, grid], usd + edge.usd[0, grid]
+        vertex, path, grid = edge.stop, edge.after, edge.grid
+    return Chain(seconds, usd, ())
+
+
+def test_a_greedy_planner_does_not(enumerated):
+    assert (gaps(enumerated, greedy) > 0.01).mean() > 0.2
+
+
+def test_a_planner_with_grids_up_to_2x2_does_not(enumerated):
+    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).mean() > 0.05
+
+
+def test_the_supported_chains_are_on_the_frontier(enumerated):
+    for graph, cuts, budget, seconds, usd in enumerated[:50]:
+        for chain in prepare(graph, cuts, GridChoice(options=GRIDS), None, budget).supported:
+            beaten = (seconds < chain.seconds * (1 - 1e-9)) & (usd < chain.usd * (1 - 1e-9))
+            assert not beaten.any()
+
+
+def test_a_number_of_stages_is_kept(enumerated):
+    for graph, cuts, budget, *_ in enumerated[:50]:
+        for stages in range(1, len(cuts)):
+            chain = prepare(graph, cuts, GridChoice(options=GRIDS), stages, budget).best(BALANCED)
+            assert chain is None or len(choices_of(chain)) == stages

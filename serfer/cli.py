@@ -475,7 +475,8 @@ def planner(
         list[str] | None, typer.Option(help="A model of the zoo; may be repeated. By default the five of the issue.")
     ] = None,
     size: Annotated[
-        list[int] | None, typer.Option(min=32, help="Height and width; may be repeated. By default the model's and 896.")
+        list[int] | None,
+        typer.Option(min=32, help="Height and width; may be repeated. By default the model's and 896."),
     ] = None,
     store: Annotated[str, typer.Option(help="The kind of store of our plans: redis or s3.")] = "redis",
     codec_mb: Annotated[float, typer.Option(min=1, help="MB/s of Gillis's codec, at each end.")] = 25,

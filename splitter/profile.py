@@ -58,7 +58,9 @@ _SPANS = 4
 _QUIET_ROUNDS, _LEAST_ROUNDS = 6, 8
 _MOST_SECONDS, _WARM_UP_SECONDS = 3.0, 3.0
 _DISTURBED = 1.15
-"""A repetition counts as undisturbed while the reference takes at most this much longer than its best."""
+"""A repetition counts as undisturbed while the reference takes at most so many times its best."""
+_WAITED = 0.03
+"""It does not where its thread waited for a processor for more than this share of its time."""
 _RESOLUTION = 1e-6  # ONNX Runtime reports whole microseconds, rounded down
 _SLOWED = 1.3  # measured to predicted, from which on a sample counts as disturbed and is left out
 _THREADS, _BATCH = 2, 8
@@ -129,12 +131,15 @@ def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None
 
 
 class Meter:
-    """Repeats something until it was undisturbed often enough, judged by a small convolution run before and after.
+    """Repeats something until it was undisturbed often enough.
 
-    That runs on as many threads as what is measured, so that all of the processors have to be free.
+    A repetition was, if a small convolution before and after it took hardly longer than it ever did, and if this thread
+    did not have to wait for a processor meanwhile. The convolution runs on as many threads as what is measured, so that
+    all of the processors have to be free.
     """
 
     def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
         rng = np.random.default_rng(0)
         weight = numpy_helper.from_array(rng.standard_normal((64, 64, 3, 3), dtype=np.float32), "w")
         value = helper.make_tensor_value_info
@@ -161,11 +166,13 @@ class Meter:
         ended, quiet, times = time.monotonic() + most_s, 0, list[float]()
         after = self._reference()
         while quiet < _QUIET_ROUNDS or len(times) < _LEAST_ROUNDS:
-            before = after
+            before, wall, processor = after, time.perf_counter(), time.thread_time()
             times.append(once())
+            waited = (time.perf_counter() - wall) - (time.thread_time() - processor)
             after = self._reference()
             self._best = min(self._best, before, after)
-            quiet += max(before, after) < _DISTURBED * self._best
+            steady = max(before, after) < _DISTURBED * self._best
+            quiet += steady and (self._threads > 1 or waited < _WAITED * times[-1] + _RESOLUTION)
             if time.monotonic() > ended and len(times) >= _LEAST_ROUNDS:
                 break
         return Repeated(tuple(times), quiet)

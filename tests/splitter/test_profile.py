@@ -1,4 +1,5 @@
 import json
+import time
 from math import prod
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def test_sessions_are_built_as_workers_build_them(monkeypatch, tmp_path):
 def test_profiles_are_measured_fitted_and_read_again(monkeypatch):
     monkeypatch.setattr(profile, "_MOST_SECONDS", 0.05)
     monkeypatch.setattr(profile, "_DISTURBED", 100.0)  # however busy the machine is
+    monkeypatch.setattr(profile, "_WAITED", 100.0)
     said = []
     profiles = measure(said.append, networks=(), drawn_rounds=1)
     assert parse_profiles(dump_profiles(profiles)).kinds.keys() == profiles.kinds.keys()
@@ -110,3 +112,13 @@ def test_a_meter_repeats_until_it_was_quiet_or_time_is_up():
     repeated = meter.repeat(lambda: 1.0, most_s=0.0)
     assert len(repeated.times) == profile._LEAST_ROUNDS
     assert repeated.best == 1.0
+
+
+def test_a_repetition_that_waited_for_a_processor_is_not_undisturbed(monkeypatch):
+    monkeypatch.setattr(profile, "_DISTURBED", 100.0)
+
+    def wait():
+        time.sleep(0.01)
+        return 0.01
+
+    assert Meter().repeat(wait, most_s=0.0).quiet == 0

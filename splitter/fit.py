@@ -25,12 +25,12 @@ from splitter.exactness import agreement, relative_error
 from splitter.gap import HeadFit, replace_head, replace_head_blind
 from splitter.global_pooling import with_tile_pools
 from splitter.graph import Graph
-from splitter.grids import COLUMNS, GridChoice
+from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.heads import find_head
 from splitter.load import Progress
 from splitter.planner import Budget, Choice, Storage, choices_of, prepare, why_nothing_fits
 from splitter.reasons import alternatives, goal_of, out_of_reach, unsplit, why
-from splitter.search import Goal, Search
+from splitter.search import Chain, Goal, Search
 
 GAP_MODES = ("auto", "never", "always")
 _RANDOM_INPUTS = 16
@@ -90,6 +90,7 @@ def fit(
     chain = search.best(wishes.goal)
     if chain is None:
         raise out_of_reach(search, wishes.goal)
+    _check_spread(graph, cuts, wishes, chain)
     choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
     half = _half_weights(graph, choices)
     if half:
@@ -117,6 +118,18 @@ def _check(wishes: Wishes) -> None:
             raise UsageError(f"{name} is {', '.join(known)}, not {given!r}")
     if wishes.cuts and wishes.stages not in (None, len(wishes.cuts) + 1):
         raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
+
+
+def _check_spread(graph: Graph, cuts: Sequence[Cut], wishes: Wishes, chain: Chain) -> None:
+    """Refuse a grid that was asked for wherever it can be, and can be nowhere."""
+    wanted = wishes.grids.wanted
+    if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices_of(chain)):
+        return
+    shapes = [graph.shape(name) for cut in cuts[1:] for name in cut.tensors]
+    maps = [shape for shape in shapes if not shape.flat]
+    largest = max(maps, key=lambda shape: shape.height * shape.width, default=None)
+    what = f"the largest map at a cut is {largest.height} x {largest.width}" if largest else "no cut has a map"
+    raise UsageError(f"no stage can be spread {wanted}: {what}")
 
 
 def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage]:

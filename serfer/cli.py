@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +53,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 
 _DEFAULT_MODEL = "efficientnet-lite0"
+_QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
 _RGB = 3  # channels, unless said otherwise
 
 
@@ -185,6 +186,12 @@ def split(
     ] = "auto",
     max_tiles: Annotated[int | None, typer.Option(help="Tasks that a stage may have at most.")] = None,
     store: Annotated[str, typer.Option(help="The kind of store that predictions are for: redis or s3.")] = "redis",
+    profiles: Annotated[
+        Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/cost.md).")
+    ] = None,
+    safety: Annotated[
+        float, typer.Option(help="A share to add to every predicted compute time; the INFless paper adds 0.1.")
+    ] = 0.0,
     limit_mb: Annotated[
         int | None,
         typer.Option(help="MB that a function's package may have; AWS allows 250, workers on this machine any."),
@@ -192,11 +199,12 @@ def split(
     as_json: JsonOption = False,
 ) -> None:
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
+    settings = load_settings()
+    measured = settings.profiles(profiles, _share("--safety", safety))
     from serfer.wiring import dependency_bytes  # noqa: PLC0415 - the command line starts fast
     from splitter.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
-    settings = load_settings()
     with _progress() as progress:
         plan = split_model(
             model,
@@ -220,6 +228,7 @@ def split(
             labels=read_labels(labels) if labels else (),
             activation=output,
             facts=settings.facts(),
+            profiles=measured,
             progress=progress,
         )
     _print_plan(plan, as_json)
@@ -230,27 +239,57 @@ def split(
 @app.command()
 def explain(
     directory: PlanArgument,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="With --pareto: draw it to this file: .png, .svg or .pdf.")
+    ] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List every operator, by stage.")] = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Show latency against dollars: this plan, and what it competed with.")
+    ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the network with its cuts, and tiles with their halos, to this file.")
     ] = None,
     image: Annotated[Path | None, typer.Option(help="The image that tiles are drawn over, with --picture.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a plan: its stages, grids, halos, package sizes, what it lost, and what each stage costs."""
+    """Show a plan: its stages, grids, halos, package sizes, what it lost, what it costs, and what it beat."""
     from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
-    from serfer.pictures import text_picture  # noqa: PLC0415 - same
 
     if image is not None and picture is None:
         raise UsageError("--image is what --picture draws over: give both")
+    if file is not None and not pareto:
+        raise UsageError("a FILE is what --pareto draws to: give both, or --picture FILE for the network")
     plan = load_plan(directory)
-    _print_plan(plan, as_json)
-    if not as_json:
-        out.print(display.plain(text_picture(plan)))
+    if pareto:
+        _show_pareto(plan, file, as_json)
+    else:
+        _show_plan(plan, as_json)
     if operators:
         display.print_operators(out, plan)
     if picture is not None:
         _draw(plan, directory, picture, image)
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
+    from serfer.pictures import text_picture  # noqa: PLC0415 - the command line starts fast
+
+    _print_plan(plan, as_json)
+    if not as_json:
+        out.print(display.plain(text_picture(plan)))
+
+
+def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - same
+    from serfer.pictures import choices, draw_pareto  # noqa: PLC0415 - the command line starts fast
+
+    found = choices(plan)
+    if as_json:
+        for each in found:
+            _print_json({"number": each.number, **asdict(each.plan), "best": each.best})
+    else:
+        display.print_pareto(out, plan, found)
+    if file is not None:
+        draw_pareto(plan, file)
+        err.print(f"wrote {display.plain(str(file))}")
 
 
 def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> None:
@@ -259,6 +298,55 @@ def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> Non
     pixels = picture_pixels(plan, image, load_settings().image_limits()) if image else None
     draw_plan(plan, directory, picture, pixels)
     err.print(f"wrote {display.plain(str(picture))}")
+
+
+@app.command()
+def cost(
+    directory: PlanArgument,
+    burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
+    store: Annotated[str | None, typer.Option(help="redis or s3; by default the plan's own.")] = None,
+    cold_share: Annotated[
+        float, typer.Option(help="The share of invocations that find no warm environment, 0 to 1.")
+    ] = 0.0,
+    memory: Annotated[int | None, typer.Option(help="MB of every function; by default each stage's own.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Price a plan on AWS, as predicted: a query by stage, a burst, and a month without queries (docs/cost.md)."""
+    from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.prices import Circumstances, price  # noqa: PLC0415 - same
+
+    found = price(
+        load_plan(directory),
+        load_settings().facts(),
+        Circumstances(store, memory, _share("--cold-share", cold_share, 1), burst),
+    )
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        display.print_prices(out, found)
+
+
+@app.command()
+def profile(
+    file: Annotated[Path, typer.Option("--out", help="The JSON file to write.")] = Path("profiles.json"),
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less: about a minute, less exact.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure on this machine what operators cost, for split --profiles: some 10 minutes, more on a busy machine."""
+    from serfer.core.profile import dump_profiles  # noqa: PLC0415 - the command line starts fast
+    from serfer.files import check_place, write_whole  # noqa: PLC0415 - same
+
+    check_place(file)
+    from splitter.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
+
+    with _progress() as progress:
+        found = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)
+    write_whole(file, dump_profiles(found).encode())
+    if as_json:
+        _print_json(json.loads(dump_profiles(found)))
+    else:
+        display.print_profiles(out, found)
+    err.print(f"wrote {display.plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it")
 
 
 @app.command()
@@ -413,6 +501,13 @@ def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | No
     if prod(shape) > MAX_ELEMENTS:
         raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
     return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
+
+
+def _share(name: str, value: float, most: float = inf) -> float:
+    """Return an option's value; raises UsageError for what is no share."""
+    if not (0 <= value <= most and value < inf):
+        raise UsageError(f"{name} is a share from 0 {f'to {most:g}' if most < inf else 'up'}, not {value:g}")
+    return value
 
 
 def _memory_in(text: str) -> list[int] | None:

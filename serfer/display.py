@@ -11,14 +11,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from serfer.core.aws import LambdaFacts
-from serfer.core.cost import FLOAT_BYTES, latency
+from serfer.core.cost import FLOAT_BYTES, HOURS_A_MONTH, PlanPrice, latency
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:
     from bench.gap import GapResult
     from bench.inflation import Inflation
     from bench.overhead import Overhead
+    from serfer.core.profile import Profiles
     from serfer.doctor import Check
+    from serfer.pictures.pareto import Choice
+    from serfer.prices import Prices
     from serfer.report import QueryReport
     from serfer.verify import Verification
     from splitter.exactness import Difference
@@ -107,6 +110,63 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
         f"${usd * _QUERIES:.2f} for a million queries (a model: see serfer/core/cost.py)"
     )
+
+
+def print_pareto(out: Console, plan: Plan, found: Sequence[Choice]) -> None:
+    """Print what a plan competed with, the fastest first, with an arrow at the plan itself."""
+    out.print(
+        f"[bold]{plain(plan.model)}[/]: latency against dollars of one warm query over {plain(plan.store)}, predicted"
+    )
+    table = _table("", "", "ms", "$ a million", "tasks", "verdict")
+    table.add_column("stages", no_wrap=True)
+    for each in found:
+        figures = f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
+        mark = "->" if each.plan.chosen else ""
+        table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else None)
+    out.print(table)
+    out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
+    out.print(plain(plan.why))
+
+
+def print_prices(out: Console, found: Prices) -> None:
+    """Print what a plan costs: a query by stage, warm and cold, a burst, and a month without queries."""
+    plan, burst = found.plan, found.burst
+    out.print(
+        f"[bold]{plain(plan.model)}[/] over {found.store}, {found.cold_share:.1%} of the invocations cold, predicted"
+    )
+    table = _table("stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried")
+    for number, (stage, one) in enumerate(zip(plan.stages, found.query.stages, strict=True)):
+        moved = _bytes(one.bytes_read), str(one.ranges), _bytes(one.bytes_written), _bytes(one.bytes_carried)
+        figures = f"{one.seconds * _MS_PER_S:.1f}", f"{one.usd * _QUERIES:.2f}"
+        table.add_row(f"stage-{number}", str(stage.grid), str(one.tasks), f"{one.memory_mb} MB", *figures, *moved)
+    out.print(table)
+    out.print(f"a query: {_query_price(found.query)}")
+    out.print(f"a query that finds every environment cold: {_query_price(found.cold)}")
+    out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${found.cold_burst_usd:.4f} if all of it is cold")
+    out.print(
+        f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "
+        f"account has it takes {burst.least_seconds:.1f} s or more"
+    )
+    out.print(
+        f"an idle month ({HOURS_A_MONTH} h): ${found.standing_usd:.2f} for {found.store}, nothing for functions"
+        + ("" if found.query.stored else "; no query of one image goes through the store")
+    )
+    if found.store != plan.store:
+        out.print(f"what goes through the store was chosen for {plain(plan.store)}: split --store {found.store} anew")
+
+
+def _query_price(price: PlanPrice) -> str:
+    p50, p95, p99 = (_MS_PER_S * price.latency.quantile(share) for share in (0.5, 0.95, 0.99))
+    return f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms, ${price.usd:.8f}"
+
+
+def print_profiles(out: Console, profiles: Profiles) -> None:
+    """Print how well each kind of operator was measured."""
+    table = _table("operators", "measured", "mean error of the fit", "divided among threads")
+    for kind, one in profiles.kinds.items():
+        table.add_row(str(kind), f"{one.samples:,}", f"{one.error:.1%}", f"{one.parallel:.0%}")
+    out.print(table)
+    out.print(plain(f"{profiles.machine}; {profiles.runtime}; {profiles.date}"))
 
 
 def _print_packages(out: Console, plan: Plan) -> None:

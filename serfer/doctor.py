@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from serfer.core.errors import InputError
 from serfer.settings import Settings
 
 _TESTED = (3, 11)
@@ -49,6 +50,7 @@ def examine(settings: Settings) -> list[Check]:
         _redis_server(),
         _cache(settings.cache_dir),
         _space(settings.cache_dir),
+        _profiles(settings),
     ]
 
 
@@ -98,3 +100,13 @@ def _space(directory: Path) -> Check:
     status = os.statvfs(place)
     free = status.f_bavail * status.f_frsize
     return Check("space", free >= _NEEDED_BYTES, f"{free / 1024**3:.0f} GB free", "free 2 GB, or set SERFER_CACHE_DIR")
+
+
+def _profiles(settings: Settings) -> Check:
+    """Say on which machine the operator profiles were measured that predictions are made of."""
+    remedy = "write it anew with serfer profile --out FILE, or unset SERFER_PROFILES_FILE for those that ship"
+    try:
+        profiles = settings.profiles()
+    except InputError as error:
+        return Check("profiles", ok=False, found=str(error), remedy=remedy)
+    return Check("profiles", ok=True, found=f"{profiles.machine}, {profiles.runtime}, {profiles.date}")

@@ -166,7 +166,16 @@ def _copies(rng: Generator) -> onnx.ModelProto:
     return draft.model(draft.add("Transpose", [padded], perm=[0, 2, 3, 1]))
 
 
+def _cropped(rng: Generator) -> onnx.ModelProto:
+    """Between two convolutions, a slice: it brings the map into order, and back into blocks."""
+    channels = int(rng.choice(_CHANNELS))
+    draft = _map(rng, channels, 300_000)
+    wide = draft.convolution("x", channels, channels, (1, 1))
+    bounds = [draft.constant(np.array(value)) for value in ([1, 1], [np.iinfo(np.int64).max] * 2, [2, 3])]
+    return draft.model(draft.convolution(draft.add("Slice", [wide, *bounds]), channels, 16, (1, 1)))
+
+
 _SORTS: tuple[Callable[[Generator], onnx.ModelProto], ...] = (
     *(_dense, _dense, _dense, _image, _depthwise, _depthwise, _grouped, _unaligned),
-    *(_fully_connected, _matrix, _pool, _reduce, _elementwise, _functions, _copies),
+    *(_fully_connected, _matrix, _pool, _reduce, _elementwise, _functions, _copies, _cropped),
 )

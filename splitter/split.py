@@ -12,6 +12,7 @@ import numpy as np
 from serfer.core.aws import AwsFacts, LambdaFacts, shipped_aws
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
+from serfer.core.profile import Profiles, shipped_profiles
 from serfer.images import ImageLimits, check_channels
 from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_LIMIT
@@ -53,6 +54,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     labels: Sequence[str] = (),
     activation: str | None = None,
     facts: AwsFacts | None = None,
+    profiles: Profiles | None = None,
     progress: Progress = lambda _: None,
 ) -> Plan:
     """Split a model into stages and tiles and write the plan directory `out`.
@@ -65,7 +67,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     operators after which to cut instead. `objective` is what the plan has least of: predicted "latency", "cost" in
     dollars, their product ("balanced"), or "work", multiply-accumulates over all tiles; `slo_ms` and `max_cost_usd`
     bound the predicted latency and dollars of a query, `max_tiles` the tasks of a stage. Plans are priced for a `store`
-    of kind "redis" or "s3".
+    of kind "redis" or "s3", with prices and quotas of `facts` and compute times of `profiles` (default: those shipped).
 
     `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function. `gap`
     is "never", "always" or "auto": global average pooling in place of a fully connected head that does not fit even so,
@@ -93,7 +95,14 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         gap,
     )
     limit = PackageLimit(_package_limit(limit_mb, dependency_bytes, facts.functions), dependency_bytes)
-    budget = Budget(limit, facts, _memory(memory_mb, facts.functions), _store(store), _most_tiles(max_tiles))
+    budget = Budget(
+        limit,
+        facts,
+        _memory(memory_mb, facts.functions),
+        _store(store),
+        _most_tiles(max_tiles),
+        profiles=profiles or shipped_profiles(),
+    )
     progress("reading the network")
     source, sample = load(model, _as_array(example))
     source = replace(

@@ -13,13 +13,14 @@ time, and the store's requests; what a store costs an hour stands apart, because
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.aws import LambdaFacts, StoreFacts
+from serfer.core.plan import Plan, Shape, Tile
 
 FLOAT_BYTES = 4
 DISPATCH_SECONDS = 2.8e-4
@@ -34,6 +35,8 @@ _BASE64 = 4 / 3
 _MB_PER_GB = 1024
 _MS_PER_S = 1000
 _STEPS = 200  # of a distribution, for each mean of an invocation's tail
+_COLD_STEPS = 200_000  # of a distribution at most, for all cold starts together
+HOURS_A_MONTH = 730
 
 Floats = NDArray[np.float64]
 
@@ -148,19 +151,35 @@ class Latency:
         return self.least + self.step * float(np.searchsorted(np.cumsum(self.probability), share))
 
 
-def latency(stages: Sequence[tuple[float, int]], functions: LambdaFacts) -> Latency:
-    """Return the distribution of a plan's latency from each stage's expected seconds and number of tasks.
+def latency(
+    stages: Sequence[tuple[float, int]], functions: LambdaFacts, cold: Sequence[tuple[float, float]] = ()
+) -> Latency:
+    """Return the distribution of a plan's latency from each stage's expected warm seconds and number of tasks.
 
     The slowest of n exponential tails has the distribution (1 - exp(-t))^n; stages add up, so theirs are convolved.
+    `cold` has the probability that a stage waits for a cold start, and the seconds that it then waits.
     """
-    step = functions.invoke_tail / _STEPS
+    step = max(functions.invoke_tail / _STEPS, sum(seconds for _, seconds in cold) / _COLD_STEPS)
     total, probability = 0.0, np.ones(1)
     for seconds, tasks in stages:
         total += seconds - functions.invoke_tail * sum(1 / number for number in range(1, tasks + 1))
-        times = np.arange((math.log(tasks) + 16) * _STEPS + 1) / _STEPS
-        below = np.exp(tasks * np.log1p(-np.exp(-times[1:])))
-        probability = _convolved(probability, np.diff(below, prepend=0.0))
+        probability = _convolved(probability, _slowest(tasks, functions.invoke_tail / step))
+    for share, seconds in cold:
+        probability = _delayed(probability, share, round(seconds / step))
     return Latency(total, step, probability / probability.sum())
+
+
+def _slowest(tasks: int, steps: float) -> Floats:
+    """Return the distribution of the slowest of n exponential tails, each with a mean of so many steps."""
+    times = np.arange(math.ceil((math.log(tasks) + 16) * steps) + 1) / steps
+    return np.diff(np.exp(tasks * np.log1p(-np.exp(-times[1:]))), prepend=0.0)
+
+
+def _delayed(probability: Floats, share: float, steps: int) -> Floats:
+    """Return a distribution of which a share comes so many steps later."""
+    if not share:
+        return probability
+    return np.pad((1 - share) * probability, (0, steps)) + np.pad(share * probability, (steps, 0))
 
 
 def _convolved(one: Floats, other: Floats) -> Floats:
@@ -168,3 +187,143 @@ def _convolved(one: Floats, other: Floats) -> Floats:
     size = 1 << (length - 1).bit_length()
     product = np.fft.irfft(np.fft.rfft(one, size) * np.fft.rfft(other, size), size)
     return np.maximum(product[:length], 0.0)
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """What one query costs in a stage: expected seconds, dollars, what its tasks are billed for, and bytes they move.
+
+    `usd` has each task's time rounded up to the millisecond, `billed_s` has not; `bytes_carried` are those that ride
+    along with the driver.
+    """
+
+    tasks: int
+    memory_mb: int
+    seconds: float
+    usd: float
+    billed_s: float
+    bytes_read: int
+    ranges: int
+    bytes_written: int
+    bytes_carried: int
+
+
+@dataclass(frozen=True)
+class PlanPrice:
+    """What one query costs, by stage, and the distribution of its latency."""
+
+    stages: tuple[StagePrice, ...]
+    latency: Latency
+
+    @property
+    def usd(self) -> float:
+        """Dollars of all stages."""
+        return sum(stage.usd for stage in self.stages)
+
+    @property
+    def stored(self) -> bool:
+        """Whether anything goes through the store."""
+        return any(stage.bytes_written + stage.bytes_read for stage in self.stages)
+
+
+def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> PlanPrice:
+    """Price one query of one image, with each stage's own memory or `memory_mb` for all of them."""
+    warm = replace(platform, cold_share=0.0)
+    prices, known, cold = [], [], []
+    for number, stage in enumerate(plan.stages):
+        load, memory = plan_load(plan, number), memory_mb or stage.memory_mb
+        prices.append(_stage_priced(load, memory, platform))
+        known.append((float(stage_price(load, memory, warm)[0]), load.tasks))
+        cold.append((_someone_is_cold(load.tasks, platform), cold_seconds(load.weight_bytes, platform)))
+    return PlanPrice(tuple(prices), latency(known, platform.functions, cold if platform.cold_share else ()))
+
+
+def _stage_priced(load: StageLoad, memory_mb: int, platform: Platform) -> StagePrice:
+    seconds, usd = stage_price(load, memory_mb, platform)
+    starting = load.tasks * platform.cold_share * cold_seconds(load.weight_bytes, platform)
+    return StagePrice(
+        load.tasks,
+        memory_mb,
+        float(seconds),
+        float(usd),
+        float(task_seconds(load, memory_mb, platform).sum()) + starting,
+        int(load.bytes_read.sum()),
+        int(load.ranges.sum()),
+        int(load.bytes_written.sum()),
+        int((load.carried_in + load.carried_out).sum()),
+    )
+
+
+def plan_load(plan: Plan, number: int) -> StageLoad:
+    """Return what the tasks of a plan's stage do for one image, which comes as 8-bit pixels with the calls.
+
+    Bytes and ranges are exact, the plan's own; compute is the prediction that its tiles carry.
+    """
+    stage = plan.stages[number]
+    inline = [each.inline for each in plan.stages]
+    read = [_values_read(tile, inline) for tile in stage.tiles]
+    crops = _each(_pixels(tile, plan.input) if not number else 0 for tile in stage.tiles)
+    written = FLOAT_BYTES * _each(stage.written(tile) for tile in stage.tiles)
+    nothing = np.zeros(len(stage.tiles))
+    return StageLoad(
+        serial_s=_each(tile.serial_ms for tile in stage.tiles) / _MS_PER_S,
+        parallel_s=_each(tile.parallel_ms for tile in stage.tiles) / _MS_PER_S,
+        bytes_read=FLOAT_BYTES * _each(stored for stored, _, _ in read),
+        ranges=_each(ranges for _, ranges, _ in read),
+        bytes_written=nothing if stage.inline else written,
+        carried_in=crops + FLOAT_BYTES * _each(carried for _, _, carried in read),
+        carried_out=written if stage.inline else nothing,
+        weight_bytes=max(function.weights.bytes for function in stage.functions),
+    )
+
+
+def _each(values: Iterable[float]) -> Floats:
+    return np.fromiter(values, dtype=float)
+
+
+def _pixels(tile: Tile, image: Shape) -> int:
+    return image.channels * sum(rect.area for rect in tile.inputs)
+
+
+def _values_read(tile: Tile, inline: Sequence[bool]) -> tuple[int, int, int]:
+    """Return how many values a tile reads from the store, in how many ranges, and how many its payload carries."""
+    stored = ranges = carried = 0
+    for piece in tile.pieces:
+        values = sum(part.elements for part in piece.ranges)
+        if inline[piece.stage]:
+            carried += values
+        else:
+            stored, ranges = stored + values, ranges + len(piece.ranges)
+    return stored, ranges, carried
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Queries that come at once: their dollars, and what they ask of Lambda.
+
+    `environments` is how many they would keep busy side by side, as many as the stage with the most tasks has; Lambda
+    gives an account `concurrency`, so that all of them take `least_seconds` or more.
+    """
+
+    queries: int
+    usd: float
+    environments: int
+    concurrency: int
+    least_seconds: float
+
+
+def price_burst(query: PlanPrice, queries: int, functions: LambdaFacts) -> Burst:
+    """Price a burst of like queries."""
+    busy = queries * sum(stage.billed_s for stage in query.stages)
+    return Burst(
+        queries,
+        queries * query.usd,
+        queries * max(stage.tasks for stage in query.stages),
+        functions.concurrency,
+        max(query.latency.mean, busy / functions.concurrency),
+    )
+
+
+def standing_usd(store: StoreFacts, hours: float = HOURS_A_MONTH) -> float:
+    """Price what stands while no query comes: functions cost nothing then, a store's node its hours."""
+    return float(store.price_hour * hours)

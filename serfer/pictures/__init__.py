@@ -1,7 +1,7 @@
-"""Pictures of a plan: its network with the cuts, its tiles over an image, and both as characters for a terminal.
+"""Pictures of a plan: its network with the cuts, its tiles over an image, both as characters, and what it beat.
 
-`anatomy` has the numbers, `network` and `layout` decide what goes where, `draw_network` and `draw_tiles` make scenes of
-it, and `render` draws a scene with matplotlib, which is imported only then.
+`anatomy` has the numbers, `network`, `layout` and `pareto` decide what goes where, `draw_*` make scenes of it, and
+`render` draws a scene with matplotlib, which is imported only then.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from numpy.typing import NDArray
 from serfer.core.plan import Plan, Preprocess
 from serfer.images import ImageLimits, decode_image, read_image
 from serfer.pictures.draw_network import network_scene
+from serfer.pictures.draw_pareto import pareto_scene
 from serfer.pictures.draw_tiles import tiles_scene
+from serfer.pictures.pareto import choices
 from serfer.pictures.render import SUFFIXES, check_suffix, save
 from serfer.pictures.scene import stacked
 from serfer.pictures.text import text_picture
 
-__all__ = ["SUFFIXES", "draw_network", "draw_plan", "draw_tiles", "picture_pixels", "text_picture"]
+__all__ = [
+    "SUFFIXES",
+    "choices",
+    "draw_network",
+    "draw_pareto",
+    "draw_plan",
+    "draw_tiles",
+    "picture_pixels",
+    "text_picture",
+]
 
 
 def draw_network(plan: Plan, directory: Path, out: Path) -> None:
@@ -33,6 +44,12 @@ def draw_tiles(plan: Plan, image: NDArray[np.uint8] | None, out: Path) -> None:
     """Draw one tile of each spread stage over an image, as `picture_pixels` gives it, or over a gradient."""
     check_suffix(out)
     save(tiles_scene(plan, image), out)
+
+
+def draw_pareto(plan: Plan, out: Path) -> None:
+    """Draw latency against dollars of a plan and of what it competed with."""
+    check_suffix(out)
+    save(pareto_scene(plan), out)
 
 
 def draw_plan(plan: Plan, directory: Path, out: Path, image: NDArray[np.uint8] | None = None) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 from functools import cache
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
 
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import UsageError
+from serfer.files import write_whole
 from serfer.pictures.scene import WHITE, Block, Path, Raster, Scene, Text
 
 if TYPE_CHECKING:
@@ -34,16 +34,7 @@ def check_suffix(out: File) -> str:
 
 def save(scene: Scene, out: File) -> None:
     """Draw a scene into a file; raises InputError where it cannot be written."""
-    data = render(scene, check_suffix(out)[1:])
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        try:
-            part.write_bytes(data)
-            part.replace(out)
-        finally:
-            part.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"{str(out)!r} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    write_whole(out, render(scene, check_suffix(out)[1:]))
 
 
 def render(scene: Scene, kind: str) -> bytes:

@@ -16,9 +16,14 @@ from serfer.core.cost import (
     cold_seconds,
     invocation_usd,
     latency,
+    plan_load,
+    price_burst,
+    price_plan,
     stage_price,
+    standing_usd,
     task_seconds,
 )
+from tests.core.plans import small_plan
 
 FACTS, STORE, S3 = shipped_aws().functions, shipped_aws().redis, shipped_aws().s3
 
@@ -133,3 +138,81 @@ def test_the_distribution_is_that_of_sums_of_slowest_invocations():
     shift = found.mean - draws.mean()
     for share in (0.05, 0.5, 0.95, 0.99):
         assert found.quantile(share) - shift == pytest.approx(np.quantile(draws, share), rel=0.01)
+
+
+def test_a_plan_says_what_its_tasks_do():
+    """The small plan by hand: two crops of 3 x 2 x 4 pixels, 24 values stored by each, both read by the last task."""
+    first, last = (plan_load(small_plan(), number) for number in (0, 1))
+    assert (first.carried_in == 24).all()
+    assert (first.bytes_written == 96).all()
+    for nothing in (first.bytes_read, first.ranges, first.carried_out):
+        assert not nothing.any()
+    assert (last.bytes_read, last.ranges, last.carried_in) == (192, 2, 0)
+    assert (last.bytes_written, last.carried_out) == (0, 40)
+    assert (first.tasks, first.weight_bytes, last.weight_bytes) == (2, 9, 0)
+
+
+def inlined(plan):
+    return replace(plan, stages=(replace(plan.stages[0], inline=True), plan.stages[1]))
+
+
+def test_what_rides_along_is_carried_and_not_stored():
+    first, last = (plan_load(inlined(small_plan()), number) for number in (0, 1))
+    assert not first.bytes_written.any()
+    assert (first.carried_out == 96).all()
+    assert (last.bytes_read, last.ranges, last.carried_in) == (0, 0, 192)
+    assert price_plan(small_plan(), Platform(FACTS, STORE)).stored
+    assert not price_plan(inlined(small_plan()), Platform(FACTS, STORE)).stored
+
+
+def test_a_tiles_own_figures_are_its_compute():
+    stage = small_plan().stages[0]
+    slow = tuple(replace(tile, serial_ms=1.5, parallel_ms=20.0 * (1 + at)) for at, tile in enumerate(stage.tiles))
+    plan = replace(small_plan(), stages=(replace(stage, tiles=slow), small_plan().stages[1]))
+    found = plan_load(plan, 0)
+    assert found.serial_s == pytest.approx([0.0015, 0.0015])
+    assert found.parallel_s == pytest.approx([0.02, 0.04])
+
+
+def test_a_plans_price_is_that_of_its_stages():
+    where = Platform(FACTS, STORE)
+    found = price_plan(small_plan(), where)
+    parts = [stage_price(plan_load(small_plan(), number), 1769, where) for number in (0, 1)]
+    assert found.usd == pytest.approx(sum(float(usd) for _, usd in parts))
+    assert found.latency.mean == pytest.approx(sum(float(seconds) for seconds, _ in parts), abs=1e-4)
+    assert found.stages[0].bytes_carried == 48
+    assert [stage.memory_mb for stage in price_plan(small_plan(), where, 3538).stages] == [3538, 3538]
+
+
+def test_cold_starts_come_late_in_the_distribution():
+    plan, warm = small_plan(), Platform(FACTS, STORE)
+    found = {share: price_plan(plan, replace(warm, cold_share=share)) for share in (0.0, 0.02, 1.0)}
+    mean = sum(stage.seconds for stage in found[0.02].stages)
+    assert found[0.02].latency.mean == pytest.approx(mean, abs=1e-3)
+    assert found[0.02].latency.quantile(0.9) == pytest.approx(found[0.0].latency.quantile(0.9), abs=0.02)
+    assert found[0.02].latency.quantile(0.99) > found[0.0].latency.quantile(0.99) + 0.9 * FACTS.init
+    late = found[1.0].latency.quantile(0.5) - found[0.0].latency.quantile(0.5)
+    assert late == pytest.approx(2 * FACTS.init, rel=1e-3)
+    assert found[1.0].usd > found[0.0].usd
+
+
+def test_a_distribution_with_next_to_no_tail_needs_no_more_memory():
+    still = replace(FACTS, invoke_tail=1e-9)
+    found = latency([(1.0, 4), (2.0, 1)], still, [(0.5, 0.6), (0.0, 0.6)])
+    assert len(found.probability) < 10_000_000
+    assert found.mean == pytest.approx(3.3, rel=1e-3)
+    assert found.quantile(0.4) == pytest.approx(3.0, rel=1e-3)
+    assert found.quantile(0.6) == pytest.approx(3.6, rel=1e-3)
+
+
+def test_a_burst_waits_for_what_an_account_may_have():
+    query = price_plan(small_plan(), Platform(FACTS, STORE))
+    few, many = (price_burst(query, queries, FACTS) for queries in (3, 1_000_000))
+    assert (few.environments, few.usd) == (6, pytest.approx(3 * query.usd))
+    assert few.least_seconds == query.latency.mean
+    assert many.least_seconds == pytest.approx(1e6 * sum(stage.billed_s for stage in query.stages) / FACTS.concurrency)
+
+
+@pytest.mark.parametrize(("store", "usd"), [(STORE, 0.216 * 730), (S3, 0.0)])
+def test_a_store_costs_what_its_nodes_cost(store, usd):
+    assert standing_usd(store) == pytest.approx(usd)

@@ -14,7 +14,7 @@ from serfer.core.plan import Artefact, dump_plan, file_sha256, load_plan, sealed
 from tests.e2e.conftest import keys
 from tests.e2e.small import CLASSES, LABELS, SIZE
 
-COMMANDS = ("classify", "split", "explain", "verify", "doctor", "bench", "bench overhead")
+COMMANDS = ("classify", "split", "explain", "verify", "cost", "profile", "doctor", "bench", "bench overhead")
 ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile"}
 FIELDS = {
     "": {
@@ -169,7 +169,7 @@ def test_doctor_finds_nothing_missing_here(serfer_, cache):
     assert all(set(check) == {"name", "ok", "found", "remedy"} for check in checks)
     assert all(check["ok"] for check in checks)
     found = {check["name"]: check["found"] for check in checks}
-    assert {"python", "platform", "redis-server", "torch", "onnxruntime", "cache", "space"} <= set(found)
+    assert {"python", "platform", "redis-server", "torch", "onnxruntime", "cache", "space", "profiles"} <= set(found)
     assert found["cache"] == str(cache)
     assert sum(line.startswith("ok") for line in serfer_("doctor").lines) == len(checks)
 

@@ -1,9 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
+from serfer.core.profile import dump_profiles, shipped_profiles
 from serfer.settings import Settings, load_settings
 
 
@@ -25,6 +27,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
     values = {
         "cache_dir": tmp_path,
         "aws_file": tmp_path / "aws.toml",
+        "profiles_file": tmp_path / "profiles.json",
         "max_image_bytes": 1,
         "max_image_pixels": 2,
         "local_concurrency": 3,
@@ -89,3 +92,42 @@ def test_the_cache_is_an_absolute_path_whatever_it_is_called(monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SERFER_CACHE_DIR", value)
     assert str(load_settings().cache_dir) == expected.format(cwd=tmp_path, home=Path.home())
+
+
+@pytest.fixture
+def mine():
+    """Profiles of one's own."""
+    return replace(shipped_profiles(), machine="another machine")
+
+
+def test_profiles_come_from_the_option_or_the_variable_or_ship(tmp_path, mine):
+    own, named = tmp_path / "own.json", tmp_path / "named.json"
+    own.write_text(dump_profiles(mine))
+    named.write_text(dump_profiles(replace(mine, machine="a third")))
+    assert Settings().profiles() == shipped_profiles()
+    assert Settings(profiles_file=own).profiles() == mine
+    assert Settings(profiles_file=own).profiles(named).machine == "a third"
+    for settings in (Settings(), Settings(profiles_file=own)):
+        assert settings.profiles(safety=0.1).safety == 0.1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff\xfe", "no UTF-8 text"),
+        (b"no json", "are not JSON"),
+        (b"[]", "no JSON object"),
+        (b"{}", "lacks"),
+        (dump_profiles(shipped_profiles()).replace('"format": 1', '"format": 99').encode(), "have format 99"),
+        (b" " * (4 * 1024 * 1024 + 1), "more than 4,194,304 bytes"),
+    ],
+)
+def test_profiles_that_cannot_be_used_are_refused_with_their_names(tmp_path, content, words):
+    path = tmp_path / "profiles.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"^SERFER_PROFILES_FILE: .*profiles.json.*{words}"):
+        Settings(profiles_file=path).profiles()
+    with pytest.raises(InputError, match=f"^--profiles: .*profiles.json.*{words}"):
+        Settings().profiles(path)

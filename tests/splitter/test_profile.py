@@ -7,14 +7,14 @@ import pytest
 
 from lambdas import sessions
 from serfer.core.geometry import Grid
-from serfer.core.profile import Kind, dump_profiles, parse_profiles
+from serfer.core.profile import Kind, dump_profiles, parse_profiles, shipped_profiles
 from splitter import profile
 from splitter.cuts import cut_points
 from splitter.drawn import drawn_models
 from splitter.global_pooling import with_tile_pools
 from splitter.grids import ONE
 from splitter.profile import Meter, given_to, measure, stage_tasks, worker_session
-from splitter.work import handing_on, work
+from splitter.work import handed_out, handing_on, work
 
 _REORDERS = (Kind.INTO_BLOCKS, Kind.INTO_ORDER, Kind.INPUT_INTO_BLOCKS)
 _FREE = ("Flatten", "Reshape", "Identity")
@@ -59,17 +59,18 @@ def test_what_is_fused_reordered_and_sliced_is_what_onnx_runtime_does(zoo, tmp_p
         assert sum(one.kind not in _REORDERS for one in works) == pytest.approx(operators, abs=1)
 
 
-def test_an_operator_by_itself_is_what_it_is_in_the_whole_network(zoo):
-    graph = with_tile_pools(zoo("resnet18")[2])
-    cuts = cut_points(graph)
-    task = stage_tasks(graph, cuts[0], cuts[-1], ONE)[0]
-    alone = [one for node in graph.nodes if (one := work(graph, node, task.regions[node.output]))]
-    shared = [one for node in graph.nodes for one in handing_on(graph, node.output, task.regions)]
-    convolutions = [one for one in task.works if one.macs]
-    assert [one for one in alone if one.macs] == pytest.approx(convolutions) or len(alone) == len(convolutions) + 3
-    assert sum(one.written for one in shared if one.kind == Kind.CROP) == sum(
-        one.written for one in task.works if one.kind == Kind.CROP
-    )
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet", "mobilenet-v2"])
+def test_operators_one_by_one_add_up_to_nearly_what_the_whole_task_costs(zoo, name):
+    profiles = shipped_profiles()
+    for task in tasks_of(zoo(name)[2]):
+        graph, regions = task.graph, task.regions
+        found = [one for node in task.nodes if (one := work(graph, node, regions[node.output]))]
+        found += [one for node in task.nodes for one in handing_on(graph, node.output, regions)]
+        found += [one for given in task.inputs for one in handing_on(graph, given, regions, given=True)]
+        for output, part in task.outputs.items():
+            found += handed_out(graph, output, regions[output], part)
+        together = sum(profiles.seconds(one) for one in task.works)
+        assert sum(profiles.seconds(one) for one in found) == pytest.approx(together, rel=0.06)
 
 
 def test_sessions_are_built_as_workers_build_them(monkeypatch, tmp_path):

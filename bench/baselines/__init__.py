@@ -1,0 +1,1 @@
+"""The papers' own algorithms, re-implemented from their descriptions, to compare with."""

@@ -1,0 +1,311 @@
+"""Gillis's latency-optimal planner (Yu et al., ICDCS 2021), with the cost model, tiles and limits of ours.
+
+Element-wise operators join the layer before them and branching blocks are one layer, so the network is a chain. A group
+of layers runs on one function or on a few, forked and joined by a master function, which holds every activation between
+groups and may compute a group, or part 0 of it, itself:
+
+    client ─▶ master ─┬─▶ worker: part 1 ─┬─▶ master ─▶ the next group
+                      ├─▶ worker: part 2 ─┤
+                      └── part 0, here ───┘
+
+Workers answer synchronous invocations, with the activations inside the JSON payloads. The dynamic programme goes over
+(first layer, last layer, master memory left); ties go to the cheaper. A group takes
+
+    dispatch of n workers + all payloads / codec + max(slowest of n invocations + slowest worker, the master's part)
+
+where a worker decodes, computes, encodes and moves bytes one after the other. That is `stage_price`'s sum with Gillis's
+codec at both ends. Where its authors leave a choice, it is made in its favour: image tiles travel as bytes, the
+master's link is no bottleneck, its part overlaps with the workers', and shares of a global pooling may be returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.cost import (
+    CARRY_RATE,
+    DISPATCH_SECONDS,
+    FLOAT_BYTES,
+    Floats,
+    StageLoad,
+    billed_usd,
+    invoke_seconds,
+    task_seconds,
+)
+from serfer.core.geometry import Grid
+from splitter.cuts import Cut, cut_points, weight_bytes
+from splitter.graph import Graph
+from splitter.grids import ONE
+from splitter.loads import Load, Loads
+from splitter.planner import Budget, tile_rects
+from splitter.tiles import walk_back
+
+GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(2, 4), Grid(1, 2, columns=True), Grid(1, 4, columns=True))
+"""What a group may run on: tiles of maps, columns of fully connected layers."""
+MEMORY_MB = (*range(200, 10_201, 100), 10_240)
+CODEC_RATE = 25e6
+"""Bytes of activations a second through Gillis's codec, at each end (BASELINES.md: 23 to 27 MB/s)."""
+_BASE64 = 4 / 3
+_MB = 1 << 20
+_NS = 1e9
+_NEVER = np.iinfo(np.int64).max // 4
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the planner may choose from, and how fast payloads are encoded and decoded."""
+
+    grids: tuple[Grid, ...] = GRIDS
+    memory_mb: tuple[int, ...] = MEMORY_MB
+    codec_rate: float = CODEC_RATE
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A way to run nodes [start, stop): `here` says that the master computes part 0, `held` its bytes of weights.
+
+    `ns` is the group's time for each memory of the master (rows) and of the workers (columns), in whole nanoseconds so
+    that ties are ties; `usd` are the workers' dollars for each memory of theirs. Without workers `usd` is empty, and
+    `ns` has one column.
+    """
+
+    start: int
+    stop: int
+    grid: Grid
+    here: bool
+    held: int
+    ns: Integers
+    usd: Floats
+
+
+@dataclass(frozen=True)
+class Group:
+    """A chosen offer with its workers' memory, None where it has no workers."""
+
+    offer: Offer
+    worker_mb: int | None
+
+
+@dataclass(frozen=True)
+class GillisPlan:
+    """Groups with the master's memory; predicted seconds and dollars of a query."""
+
+    seconds: float
+    usd: float
+    master_mb: int
+    groups: tuple[Group, ...]
+
+    def __str__(self) -> str:
+        """Write the groups as `here`, or the grid, `+` where the master has part 0, and the workers' memory."""
+        return f"master of {self.master_mb} MB: " + ", ".join(map(_written, self.groups))
+
+
+def _written(group: Group) -> str:
+    if group.worker_mb is None:
+        return "here"
+    return f"{group.offer.grid}{'+' if group.offer.here else ''} at {group.worker_mb} MB"
+
+
+def layers(graph: Graph, budget: Budget) -> list[Cut]:
+    """Return the ends of the chain's layers: the cuts that one tensor crosses, none before a pointwise operator."""
+    return [cut for cut in cut_points(graph, budget.limit.room) if len(cut.tensors) == 1]
+
+
+class Gillis:
+    """The planner for one network."""
+
+    def __init__(self, graph: Graph, budget: Budget, options: Options | None = None) -> None:
+        self._graph, self._budget, self._options = graph, budget, options or Options()
+        self._cuts = layers(graph, budget)
+        self.offers = list(self._offers())
+
+    @property
+    def positions(self) -> list[int]:
+        """The places between layers, both ends included."""
+        return [cut.position for cut in self._cuts]
+
+    def best(self, master_mb: Sequence[int] | None = None, worker_mb: Sequence[int] | None = None) -> GillisPlan | None:
+        """Return the fastest plan, and of those the cheapest, perhaps of some of the memories alone; None for none."""
+        known = self._options.memory_mb
+        workers = np.array([known.index(size) for size in worker_mb or known])
+        plans = [self._fastest(known.index(size), workers) for size in master_mb or known]
+        return min(
+            (plan for plan in plans if plan), key=lambda plan: (round(plan.seconds * _NS), plan.usd), default=None
+        )
+
+    def capacity(self, memory_mb: int) -> int:
+        """Return how many bytes of weights a function holds: what its package and its memory leave for them."""
+        limit = self._budget.limit
+        return min(limit.room, memory_mb * _MB - limit.dependencies)
+
+    def priced(self, master_mb: int, ns: int, workers_usd: float) -> tuple[float, float]:
+        """Return a plan's seconds and dollars from what its groups take and what its workers cost.
+
+        The client sends the image's bytes to the master and gets the answer; the master is billed for all that time.
+        """
+        functions = self._budget.platform.functions
+        image, answer = (self._graph.shape(name).elements for name in (self._graph.input, self._graph.output))
+        carried = image + FLOAT_BYTES * answer
+        moving = carried / self._options.codec_rate + _BASE64 * carried / functions.bandwidth
+        billed = ns / _NS + moving + float(task_seconds(_computing(0.0, 0.0), master_mb, self._budget.platform)[0])
+        seconds = DISPATCH_SECONDS + carried / CARRY_RATE + invoke_seconds(1, functions) + billed
+        return seconds, workers_usd + functions.price_request + float(billed_usd(master_mb, billed, functions))
+
+    def _fastest(self, master: int, workers: Integers) -> GillisPlan | None:
+        memory = self._options.memory_mb[master]
+        room = self.capacity(memory)
+        into: dict[int, list[_Option]] = {}
+        for offer in self.offers:
+            if offer.held <= room and (option := _Option.of(offer, master, workers)):
+                into.setdefault(offer.stop, []).append(option)
+        ends = self._programme(into, room)
+        if not ends:
+            return None
+        end = min(ends, key=lambda label: (label.ns, label.usd))
+        return GillisPlan(*self.priced(memory, end.ns, end.usd), memory, tuple(self._groups(end)))
+
+    def _programme(self, into: Mapping[int, Sequence[_Option]], room: int) -> Sequence[_Label]:
+        """Return the best ways to the end, for each amount of memory that the master may have left."""
+        labels = {0: [_Label(0, 0.0, room, None, None)]}
+        for stop in self.positions[1:]:
+            still = weight_bytes(self._graph, stop, len(self._graph.nodes))
+            longer = (
+                label.extended(option, still)
+                for option in into.get(stop, ())
+                for label in labels[option.offer.start]
+                if label.left >= option.offer.held
+            )
+            labels[stop] = _undominated(longer)
+        return labels[len(self._graph.nodes)]
+
+    def _groups(self, end: _Label) -> Iterator[Group]:
+        found, label = [], end
+        while label.option and label.before:
+            option = label.option
+            found.append(Group(option.offer, None if option.worker is None else self._options.memory_mb[option.worker]))
+            label = label.before
+        return reversed(found)
+
+    def _offers(self) -> Iterator[Offer]:
+        """Yield every group on every grid, by workers alone and with part 0 on the master."""
+        loads = Loads(self._graph, self._cuts, self._budget.profiles)
+        for left, right in combinations(self._cuts, 2):
+            load = loads.whole(left, right)
+            yield self._alone(load)
+            yield from self._forked(load, here=False)
+        for grid in self._options.grids:
+            if grid != ONE:
+                for load in loads.spread(grid):
+                    for here in (False, True):
+                        yield from self._forked(load, here=here)
+
+    def _alone(self, load: Load) -> Offer:
+        """Return a group that the master computes by itself: nothing is moved."""
+        ns = _nanoseconds(self._computed(load))[:, None]
+        return Offer(load.start, load.stop, ONE, here=True, held=self._held(load), ns=ns, usd=np.zeros(0))
+
+    def _forked(self, load: Load, *, here: bool) -> Iterator[Offer]:
+        """Yield a group on workers, unless their payloads are too large."""
+        first = 1 if here else 0
+        elements = np.sum([reading.elements for reading in load.readings], axis=0)[first:]
+        read, written = elements * (FLOAT_BYTES if load.start else 1), load.written[first:] * FLOAT_BYTES
+        functions = self._budget.platform.functions
+        if _BASE64 * max(read.max(), written.max()) > functions.sync_payload_limit:
+            return
+        held, carried, codec = self._held(load), read + written, self._options.codec_rate
+        worker = self._tasks(load)[:, first:] + carried / codec + _BASE64 * carried / functions.bandwidth
+        memory = np.array(self._options.memory_mb)
+        usd = (billed_usd(memory[:, None], worker, functions) + functions.price_request).sum(axis=1)
+        waiting = invoke_seconds(len(carried), functions) + worker.max(axis=1)
+        mine = self._computed(load) if here else np.zeros(len(memory))
+        seconds = len(carried) * DISPATCH_SECONDS + carried.sum() / codec + np.maximum(mine[:, None], waiting)
+        ns = _nanoseconds(seconds)
+        ns[:, [self.capacity(size) < held for size in memory]] = _NEVER
+        yield Offer(load.start, load.stop, load.grid, here, held if here else 0, ns, usd)
+
+    def _tasks(self, load: Load) -> Floats:
+        """Return what each tile's computing takes in a function of its own, a row for each memory."""
+        memory = np.array(self._options.memory_mb, dtype=float)[:, None]
+        return task_seconds(_computing(load.serial_s, load.parallel_s), memory, self._budget.platform)
+
+    def _computed(self, load: Load) -> Floats:
+        """Return what part 0 takes on the master, which is running already, for each memory."""
+        bare = task_seconds(_computing(0.0, 0.0), 1.0, self._budget.platform)
+        return np.asarray(self._tasks(load)[:, 0] - bare)
+
+    def _held(self, load: Load) -> int:
+        """Return the bytes of weights that a part needs: all, or its columns'. The first part has the most columns."""
+        if not load.grid.columns:
+            return weight_bytes(self._graph, load.start, load.stop)
+        graph, nodes = self._graph, self._graph.nodes[load.start : load.stop]
+        target = nodes[-1].output
+        regions = walk_back(graph, nodes, {target: tile_rects(graph, target, load.grid)[0]})
+        sizes: dict[str, int] = {}
+        for node in nodes:
+            area, whole = regions[node.output].area, graph.shape(node.output).whole.area
+            for name in graph.constants(node):
+                sizes[name] = max(sizes.get(name, 0), -(-graph.weights[name].nbytes * area // whole))
+        return sum(sizes.values())
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An offer for one memory of the master, with the workers' memory that is fastest, and of those cheapest."""
+
+    offer: Offer
+    ns: int
+    usd: float
+    worker: int | None
+
+    @classmethod
+    def of(cls, offer: Offer, master: int, workers: Integers) -> _Option | None:
+        """Return None where no worker is large enough."""
+        if not len(offer.usd):
+            return cls(offer, int(offer.ns[master, 0]), 0.0, None)
+        ns = offer.ns[master, workers]
+        least = int(ns.min())
+        usd = np.where(ns == least, offer.usd[workers], np.inf)
+        cheapest = int(usd.argmin())
+        return cls(offer, least, float(usd[cheapest]), int(workers[cheapest])) if least < _NEVER else None
+
+
+@dataclass(frozen=True)
+class _Label:
+    """A way from the image to a layer: `left` is what the master has left for weights."""
+
+    ns: int
+    usd: float
+    left: int
+    option: _Option | None
+    before: _Label | None
+
+    def extended(self, option: _Option, still: int) -> _Label:
+        """Return the way with one more group; more memory than `still`, what all later weights take, is no use."""
+        left = min(self.left - option.offer.held, still)
+        return _Label(self.ns + option.ns, self.usd + option.usd, left, option, self)
+
+
+def _undominated(labels: Iterator[_Label]) -> list[_Label]:
+    """Keep the ways that are faster, or as fast and cheaper, than all that leave the master as much memory."""
+    kept: list[_Label] = []
+    for label in sorted(labels, key=lambda label: (label.ns, label.usd, -label.left)):
+        if not kept or label.left > kept[-1].left:
+            kept.append(label)
+    return kept
+
+
+def _computing(serial_s: Floats | float, parallel_s: Floats | float) -> StageLoad:
+    """Return the load of tasks that move nothing."""
+    none = np.zeros(1)
+    return StageLoad(np.atleast_1d(serial_s), np.atleast_1d(parallel_s), none, none, none, none, none)
+
+
+def _nanoseconds(seconds: Floats) -> Integers:
+    return np.rint(seconds * _NS).astype(np.int64)

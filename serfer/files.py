@@ -1,0 +1,27 @@
+"""Files that users ask for: they appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from serfer.core.errors import InputError
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path that cannot be written, before long work whose result it is for; raises InputError."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(f"{str(path)!r} cannot be written: it should be a file in a directory that you may write")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, in place of what was there; raises InputError where that cannot be."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_bytes(data)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"{str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}") from error

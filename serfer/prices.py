@@ -1,0 +1,128 @@
+"""What a plan costs, by the one cost model (serfer/core/cost.py): a query, a burst, and a month without queries."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from serfer.core.aws import AwsFacts, LambdaFacts
+from serfer.core.cost import (
+    HOURS_A_MONTH,
+    Burst,
+    Latency,
+    PlanPrice,
+    Platform,
+    StagePrice,
+    price_burst,
+    price_plan,
+    standing_usd,
+)
+from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
+
+STORES = ("redis", "s3")
+_MS_PER_S = 1000
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """Where and how a plan runs: None means as the plan says.
+
+    `cold_share` is the share of invocations that find no warm environment, `burst` a number of queries.
+    """
+
+    store: str | None = None
+    memory_mb: int | None = None
+    cold_share: float = 0.0
+    burst: int = 1000
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a plan costs over a store: `query` under the circumstances given, `cold` where nothing was warm.
+
+    `standing_usd` is what a month costs in which no query comes.
+    """
+
+    plan: Plan
+    store: str
+    cold_share: float
+    query: PlanPrice
+    cold: PlanPrice
+    burst: Burst
+    cold_burst_usd: float
+    standing_usd: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `serfer cost --json` prints."""
+        return {
+            "model": self.plan.model,
+            "plan": self.plan.digest,
+            "store": self.store,
+            "cold_share": self.cold_share,
+            "query": self._query(self.query),
+            "cold_query": self._query(self.cold),
+            "burst": {
+                "queries": self.burst.queries,
+                "cost_usd": self.burst.usd,
+                "cold_cost_usd": self.cold_burst_usd,
+                "environments": self.burst.environments,
+                "concurrency": self.burst.concurrency,
+                "least_s": self.burst.least_seconds,
+            },
+            "idle_month": {"hours": HOURS_A_MONTH, "functions_usd": 0.0, "store_usd": self.standing_usd},
+        }
+
+    def _query(self, price: PlanPrice) -> dict[str, Any]:
+        rows = zip(self.plan.stages, price.stages, strict=True)
+        return {
+            "latency_ms": latency_ms(price.latency),
+            "cost_usd": price.usd,
+            "stages": [
+                {"name": f"stage-{number}", "grid": str(stage.grid), **_stage(one)}
+                for number, (stage, one) in enumerate(rows)
+            ],
+        }
+
+
+def latency_ms(latency: Latency) -> dict[str, float]:
+    """Return a distribution's mean and quantiles in milliseconds."""
+    quantiles = {name: _MS_PER_S * latency.quantile(share) for name, share in _SHARES.items()}
+    return {"mean": _MS_PER_S * latency.mean, **quantiles}
+
+
+def _stage(price: StagePrice) -> dict[str, Any]:
+    fields = asdict(price)
+    seconds, usd, billed = (fields.pop(name) for name in ("seconds", "usd", "billed_s"))
+    return {**fields, "ms": _MS_PER_S * seconds, "cost_usd": usd, "billed_ms": _MS_PER_S * billed}
+
+
+def price(plan: Plan, facts: AwsFacts, given: Circumstances) -> Prices:
+    """Price a plan; raises UsageError for circumstances that cannot be."""
+    store = given.store or plan.store
+    _check(given, store, facts.functions)
+    platform = Platform(facts.functions, getattr(facts, store), given.cold_share)
+    query = price_plan(plan, platform, given.memory_mb)
+    cold = price_plan(plan, replace(platform, cold_share=1.0), given.memory_mb)
+    return Prices(
+        plan,
+        store,
+        given.cold_share,
+        query,
+        cold,
+        price_burst(query, given.burst, facts.functions),
+        given.burst * cold.usd,
+        standing_usd(platform.store),
+    )
+
+
+def _check(given: Circumstances, store: str, facts: LambdaFacts) -> None:
+    if store not in STORES:
+        raise UsageError(f"plans are priced for the stores {' and '.join(STORES)}, not {store!r}")
+    if not 0 <= given.cold_share <= 1:
+        raise UsageError(f"the share of cold starts is from 0 to 1, not {given.cold_share:g}")
+    if given.burst < 1:
+        raise UsageError(f"a burst has at least 1 query, not {given.burst}")
+    if given.memory_mb is not None and not facts.memory_min <= given.memory_mb <= facts.memory_max:
+        raise UsageError(f"memory must be {facts.memory_min} to {facts.memory_max} MB, not {given.memory_mb}")

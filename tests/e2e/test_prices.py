@@ -1,0 +1,155 @@
+"""`serfer cost`, `serfer explain --pareto` and `serfer profile` on the command line."""
+
+import json
+
+import pytest
+
+from serfer.core.plan import load_plan
+from serfer.core.profile import dump_profiles, parse_profiles, shipped_profiles
+
+FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month"}
+STAGE = {
+    *("name", "grid", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
+    *("bytes_read", "ranges", "bytes_written", "bytes_carried"),
+}
+
+
+def costs(serfer_, *arguments, **variables):
+    result = serfer_("cost", *arguments, "--json", **variables)
+    assert (result.code, result.err) == (0, "")
+    return json.loads(result.out)
+
+
+def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan):
+    found = costs(serfer_, plan)
+    assert set(found) == FIELDS
+    stages = found["query"]["stages"]
+    assert [(stage["name"], stage["grid"], stage["tasks"]) for stage in stages] == [
+        *(("stage-0", "2x2", 4), ("stage-1", "2x2", 4), ("stage-2", "1", 1)),
+    ]
+    assert all(set(stage) == STAGE for stage in stages)
+    said = load_plan(plan).stages
+    for stage, planned in zip(stages, said, strict=True):
+        assert stage["ms"] == pytest.approx(planned.predicted_ms, rel=0.02)
+        assert stage["cost_usd"] == pytest.approx(planned.predicted_usd, rel=0.02)
+    assert found["query"]["cost_usd"] < found["cold_query"]["cost_usd"]
+    assert (found["burst"]["queries"], found["burst"]["environments"]) == (1000, 4000)
+    assert found["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": pytest.approx(157.68)}
+
+
+def test_people_see_stages_and_dollars(serfer_, plan):
+    shown = serfer_("cost", plan, "--burst", "20", "--store", "s3", "--cold-share", "0.05", "--memory", "3538")
+    assert (shown.code, shown.err) == (0, "")
+    assert sum(line.startswith("stage-") and "3538 MB" in line for line in shown.lines) == 3
+    for words in ("over s3, 5.0% of the invocations cold", "a query: p50 ", "a burst of 20: $", "$0.00 for s3"):
+        assert words in shown.out
+    assert "was chosen for redis" in shown.out
+
+
+def test_ones_own_prices_are_used(serfer_, plan, tmp_path):
+    (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 1\n[redis]\nprice_hour = 2\n")
+    found = costs(serfer_, plan, "--burst", "3", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
+    assert found["query"]["cost_usd"] == pytest.approx(9, rel=1e-3)
+    assert found["burst"]["cost_usd"] == pytest.approx(27, rel=1e-3)
+    assert found["idle_month"]["store_usd"] == 1460
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--burst", "0"], "--burst"),
+        (["--burst", "many"], "--burst"),
+        (["--cold-share", "1.5"], "--cold-share is a share from 0 to 1, not 1.5"),
+        (["--cold-share", "nan"], "--cold-share is a share from 0 to 1, not nan"),
+        (["--store", "tape"], "stores redis and s3, not 'tape'"),
+        (["--memory", "64"], "memory must be 128 to 10240 MB, not 64"),
+    ],
+)
+def test_a_price_that_cannot_be_asked_for(serfer_, plan, arguments, words):
+    serfer_("cost", plan, *arguments).complains(2, words)
+
+
+def test_the_price_of_what_is_no_plan(serfer_, tmp_path):
+    serfer_("cost", tmp_path).complains(3, "is no plan directory")
+
+
+def test_pareto_shows_what_a_plan_competed_with(serfer_, plan, tmp_path):
+    shown = serfer_("explain", plan, "--pareto", tmp_path / "pareto.png", MPLCONFIGDIR=str(tmp_path))
+    assert shown.code == 0
+    assert shown.err.startswith("wrote ")
+    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    [chosen] = [line for line in shown.lines if line.startswith("->")]
+    assert "chosen" in chosen
+    assert "one function of 1769 MB" in shown.out
+    assert "one function of 10240 MB" in shown.out
+    assert " ".join(load_plan(plan).why.split()) in " ".join(shown.out.split())
+    rows = [json.loads(line) for line in serfer_("explain", "--pareto", plan, "--json").lines]
+    assert len(rows) == len(load_plan(plan).alternatives)
+    assert sum(row["chosen"] for row in rows) == 1
+    assert [row["ms"] for row in rows] == sorted(row["ms"] for row in rows)
+
+
+def test_a_pareto_picture_that_cannot_be(serfer_, plan, tmp_path):
+    serfer_("explain", plan, tmp_path / "x.png").complains(2, "a FILE is what --pareto draws to")
+    serfer_("explain", plan, "--pareto", "x.gif").complains(2, "x.gif is no name of a picture")
+    nowhere = serfer_("explain", plan, "--pareto", "/proc/nowhere/x.png", MPLCONFIGDIR=str(tmp_path))
+    nowhere.complains(3, "cannot be written")
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """Profiles of a machine that is hundred times as slow."""
+    profiles = json.loads(dump_profiles(shipped_profiles()))
+    profiles["machine"] = "a slow one"
+    for kind in profiles["kinds"].values():
+        kind["prices_ns"] = {name: 100 * price for name, price in kind["prices_ns"].items()}
+    (tmp_path / "slow.json").write_text(json.dumps(profiles))
+    return tmp_path / "slow.json"
+
+
+def compute(result):
+    assert result.code == 0, result.err
+    return sum(tile["parallel_ms"] for stage in json.loads(result.out)["stages"] for tile in stage["tiles"])
+
+
+def test_split_predicts_by_ones_own_profiles(serfer_, plan, slow, tmp_path):
+    asked = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--json", "--out")
+    plain = compute(serfer_(*asked, tmp_path / "plain"))
+    assert compute(serfer_(*asked, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
+    assert compute(serfer_(*asked, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(
+        100 * plain, rel=0.01
+    )
+    assert compute(serfer_(*asked, tmp_path / "c", "--safety", "0.1")) == pytest.approx(1.1 * plain, rel=0.01)
+    checks = map(json.loads, serfer_("doctor", "--json", SERFER_PROFILES_FILE=str(slow)).lines)
+    assert "a slow one" in next(check["found"] for check in checks if check["name"] == "profiles")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("no json", "are not JSON"), ('{"format": 9}', "lacks"), (None, "cannot be read")]
+)
+def test_profiles_that_cannot_be_used(serfer_, plan, tmp_path, text, words):
+    path = tmp_path / "wrong.json"
+    if text is not None:
+        path.write_text(text)
+    asked = ("split", plan.parent / "small.onnx", "--out", tmp_path / "new")
+    serfer_(*asked, "--profiles", path).complains(3, "--profiles: ", "wrong.json", words)
+    serfer_(*asked, SERFER_PROFILES_FILE=str(path)).complains(3, "SERFER_PROFILES_FILE: ", "wrong.json", words)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_safety_that_is_no_share(serfer_, plan, tmp_path):
+    serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "new", "--safety", "-1").complains(2, "--safety")
+
+
+def test_profiles_that_could_not_be_written_are_not_measured(serfer_):
+    serfer_("profile", "--out", "/proc/nowhere/x.json").complains(3, "cannot be written")
+
+
+@pytest.mark.slow
+def test_a_quick_profile_of_this_machine(start, tmp_path):
+    command = start("profile", "--quick", "--out", tmp_path / "mine.json")
+    command.process.wait(timeout=600)
+    assert command.process.returncode == 0
+    found = parse_profiles((tmp_path / "mine.json").read_text())
+    assert "vCPU" in found.machine
+    assert all(profile.samples for profile in found.kinds.values())

@@ -1,0 +1,77 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from serfer.core.aws import shipped_aws
+from serfer.core.cost import HOURS_A_MONTH, Platform, price_plan
+from serfer.core.errors import UsageError
+from serfer.prices import Circumstances, price
+from tests.core.plans import small_plan
+
+FACTS = shipped_aws()
+
+
+def test_by_default_a_plan_is_priced_as_it_was_made():
+    found = price(small_plan(), FACTS, Circumstances())
+    assert found.store == "redis"
+    assert found.query.usd == price_plan(small_plan(), Platform(FACTS.functions, FACTS.redis)).usd
+    assert found.burst.usd == pytest.approx(1000 * found.query.usd)
+    assert found.standing_usd == pytest.approx(HOURS_A_MONTH * FACTS.redis.price_hour)
+
+
+def test_another_store_and_memory_change_what_a_query_costs():
+    plain = price(small_plan(), FACTS, Circumstances()).as_dict()
+    other = price(small_plan(), FACTS, Circumstances(store="s3", memory_mb=10240)).as_dict()
+    assert other["store"] == "s3"
+    assert {stage["memory_mb"] for stage in other["query"]["stages"]} == {10240}
+    assert other["query"]["latency_ms"]["mean"] > plain["query"]["latency_ms"]["mean"] + 25
+    assert other["query"]["cost_usd"] > plain["query"]["cost_usd"] + FACTS.s3.price_put
+    assert other["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": 0.0}
+
+
+def test_cold_starts_are_between_none_and_all():
+    none, some, every = (price(small_plan(), FACTS, Circumstances(cold_share=share)) for share in (0.0, 0.1, 1.0))
+    assert none.query.usd < some.query.usd < every.query.usd == none.cold.usd
+    assert none.cold_burst_usd == pytest.approx(1000 * every.query.usd)
+    means = [found.query.latency.mean for found in (none, some, every)]
+    assert means == sorted(means)
+    assert every.query.latency.mean == none.cold.latency.mean
+
+
+def test_the_users_own_prices_count():
+    free = replace(FACTS, functions=replace(FACTS.functions, price_request=0.0, price_gb_second=0.0))
+    assert price(small_plan(), free, Circumstances()).query.usd == 0
+
+
+def test_what_is_printed_adds_up():
+    found = price(small_plan(), FACTS, Circumstances(burst=7)).as_dict()
+    query = found["query"]
+    assert query["cost_usd"] == pytest.approx(sum(stage["cost_usd"] for stage in query["stages"]))
+    assert query["latency_ms"]["mean"] == pytest.approx(sum(stage["ms"] for stage in query["stages"]), abs=0.1)
+    assert query["latency_ms"]["p50"] < query["latency_ms"]["p95"] < query["latency_ms"]["p99"]
+    assert found["burst"]["queries"] == 7
+    assert found["burst"]["environments"] == 14
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Circumstances(store="tape"), "stores redis and s3, not 'tape'"),
+        (Circumstances(cold_share=1.01), "from 0 to 1, not 1.01"),
+        (Circumstances(cold_share=math.nan), "from 0 to 1, not nan"),
+        (Circumstances(burst=0), "at least 1 query, not 0"),
+        (Circumstances(memory_mb=127), "128 to 10240 MB, not 127"),
+        (Circumstances(memory_mb=10241), "128 to 10240 MB, not 10241"),
+    ],
+)
+def test_circumstances_that_cannot_be_are_refused(given, words):
+    with pytest.raises(UsageError, match=words):
+        price(small_plan(), FACTS, given)
+
+
+def test_a_plan_for_an_unknown_store_needs_another_one():
+    plan = replace(small_plan(), store="tape")
+    with pytest.raises(UsageError, match="not 'tape'"):
+        price(plan, FACTS, Circumstances())
+    assert price(plan, FACTS, Circumstances(store="s3")).store == "s3"

@@ -1,0 +1,77 @@
+"""`serfer profile`, with the measuring itself (tests/splitter/test_profile.py) left out."""
+
+import json
+import math
+
+import pytest
+
+from serfer import cli
+from serfer.core.errors import InputError, UsageError
+from serfer.core.profile import dump_profiles, parse_profiles, shipped_profiles
+from serfer.files import check_place, write_whole
+from splitter import profile
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What `measure` was asked for."""
+    calls = []
+
+    def measure(progress, *arguments):
+        progress("measuring")
+        calls.append(arguments)
+        return shipped_profiles()
+
+    monkeypatch.setattr(profile, "measure", measure)
+    return calls
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_was_measured_is_written(measured, tmp_path, capsys, quick):
+    cli.profile(file=tmp_path / "mine.json", quick=quick, as_json=True)
+    assert parse_profiles((tmp_path / "mine.json").read_text()) == shipped_profiles()
+    told = capsys.readouterr()
+    assert json.loads(told.out) == json.loads(dump_profiles(shipped_profiles()))
+    assert "mine.json" in told.err
+    assert [len(arguments) for arguments in measured] == [2 if quick else 0]
+
+
+def test_people_see_how_good_it_is(measured, tmp_path, capsys):
+    cli.profile(file=tmp_path / "mine.json")
+    shown = capsys.readouterr().out
+    assert measured == [()]
+    assert all(str(kind) in shown for kind in shipped_profiles().kinds)
+    assert shipped_profiles().machine in " ".join(shown.split())
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(measured, tmp_path):
+    for place in (tmp_path, tmp_path / "none" / "x.json"):
+        with pytest.raises(InputError, match="cannot be written"):
+            cli.profile(file=place)
+    assert measured == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_takes_the_place_of_what_was_there(tmp_path):
+    check_place(tmp_path / "x")
+    for data in (b"one", b"two"):
+        write_whole(tmp_path / "x", data)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"two"
+    with pytest.raises(InputError, match="cannot be written: Is a directory"):
+        write_whole(tmp_path, b"")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_whole(tmp_path / f"a{chr(0)}b", b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_a_safety_that_is_no_share_is_refused(value):
+    with pytest.raises(UsageError, match="--safety is a share from 0 up"):
+        cli._share("--safety", value)
+
+
+def test_shares():
+    assert (cli._share("x", 0.1), cli._share("x", 7), cli._share("x", 1, 1)) == (0.1, 7, 1)
+    with pytest.raises(UsageError, match=r"x is a share from 0 to 1, not 1\.5"):
+        cli._share("x", 1.5, 1)

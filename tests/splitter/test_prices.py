@@ -1,0 +1,107 @@
+"""One cost model: what a finished plan costs is what the planner thought that it would."""
+
+from dataclasses import replace
+
+import pytest
+
+from serfer.core.cost import Platform, price_plan
+from serfer.core.profile import shipped_profiles
+from splitter.assemble import assemble
+from splitter.fit import Wishes, fit
+from splitter.grids import parse_grids
+from splitter.ingest import from_onnx
+from splitter.load import Source
+from splitter.planner import Budget
+from tests.splitter.models import FACTS, LIMIT, Net, unsplit
+
+
+def chain():
+    net = Net(3, 40, 40)
+    x = net.op("Relu", net.conv("x", 3, 16, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    x = net.op("Relu", net.conv(x, 16, 64, [5, 5], pads=[2, 2, 2, 2]))
+    x = net.op("Relu", net.conv(x, 64, 8, [3, 3], pads=[1, 1, 1, 1]))
+    return net.model(net.linear(net.flat(x), 3200, 50)), (40, 40)
+
+
+def residual():
+    net = Net(3, 64, 48)
+    x = net.op("Relu", net.conv("x", 3, 32, [7, 7], pads=[3] * 4, strides=[2, 2]))
+    y = net.op("Relu", net.conv(x, 32, 32, [3, 3], pads=[1] * 4))
+    x = net.op("Relu", net.op("Add", x, net.conv(y, 32, 32, [3, 3], pads=[1] * 4)))
+    x = net.op("Relu", net.conv(x, 32, 64, [3, 3], pads=[1] * 4, strides=[2, 2]))
+    return net.model(net.linear(net.flat(net.op("GlobalAveragePool", x)), 64, 10)), (64, 48)
+
+
+def wide():
+    """Maps of 2 MB, which no payload carries."""
+    net = Net(3, 96, 96)
+    x = net.op("Relu", net.conv("x", 3, 64, [3, 3], pads=[1] * 4))
+    x = net.op("Add", x, net.op("Relu", net.conv(x, 64, 64, [5, 5], pads=[2] * 4)))
+    x = net.op("Relu", net.conv(x, 64, 48, [3, 3], pads=[1] * 4))
+    x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    x = net.op("Relu", net.conv(x, 48, 24, [3, 3], pads=[1] * 4))
+    x = net.op("Relu", net.linear(net.flat(x), 24 * 48 * 48, 64))
+    return net.model(net.linear(x, 64, 10)), (96, 96)
+
+
+CASES = [
+    (chain, "auto", None),
+    (chain, "2x2", 3),
+    (chain, "3x3", None),
+    (chain, "1x2", 4),
+    (chain, "1", 3),
+    (residual, "2x2", None),
+    (residual, "3x3", 3),
+    (wide, ["2x2", "2x2", "1x4", "col4", "1"], None),
+    (wide, ["2x2", "3x3", "1"], None),
+    (wide, "3x3", 5),
+]
+
+
+def split(case, store, directory, **changes):
+    build, grids, stages = case
+    model, size = build()
+    budget = replace(Budget(LIMIT, FACTS, (1769, 3538), store), **changes)
+    graph = from_onnx(model, *size)
+    decision = fit(graph, Wishes(parse_grids(grids), stages), budget, None, lambda _: None)
+    source = Source("net", "random", model, lambda batch: unsplit(model, batch))
+    return assemble(decision, source, graph, budget, directory, lambda _: None)
+
+
+def made(parent, name):
+    (parent / name).mkdir()
+    return parent / name
+
+
+@pytest.mark.parametrize("store", ["redis", "s3"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}".replace(" ", ""))
+def test_a_plan_costs_what_the_planner_said(case, store, tmp_path):
+    plan = split(case, store, tmp_path)
+    found = price_plan(plan, Platform(FACTS.functions, getattr(FACTS, store)))
+    assert plan.store == store
+    for stage, price in zip(plan.stages, found.stages, strict=True):
+        assert 1000 * price.seconds == pytest.approx(stage.predicted_ms, rel=0.02)
+        assert price.usd == pytest.approx(stage.predicted_usd, rel=0.02)
+        assert price.tasks == stage.grid.tiles
+
+
+def test_the_cases_have_what_is_stored_and_what_rides_along(tmp_path):
+    stages = {
+        (store, stage.inline, stage.grid.tiles > 1)
+        for number, case in enumerate(CASES)
+        for store in ("redis", "s3")
+        for stage in split(case, store, made(tmp_path, f"{number}-{store}")).stages[:-1]
+    }
+    assert {(store, inline, True) for store in ("redis", "s3") for inline in (True, False)} <= stages
+
+
+def test_a_safety_offset_makes_tiles_slower_by_its_share(tmp_path):
+    """The offset of INFless, section 3.3."""
+    case = (wide, ["2x2", "1"], None)
+    plain = split(case, "redis", made(tmp_path, "plain"))
+    careful = split(case, "redis", made(tmp_path, "careful"), profiles=shipped_profiles(0.1))
+    for before, after in zip(plain.stages, careful.stages, strict=True):
+        for one, other in zip(before.tiles, after.tiles, strict=True):
+            assert other.parallel_ms == pytest.approx(1.1 * one.parallel_ms, rel=1e-4)
+            assert other.serial_ms == pytest.approx(1.1 * one.serial_ms, rel=1e-3)

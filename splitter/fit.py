@@ -30,7 +30,7 @@ from splitter.heads import find_head
 from splitter.load import Progress
 from splitter.planner import Budget, Choice, Storage, choices_of, prepare, why_nothing_fits
 from splitter.reasons import alternatives, goal_of, out_of_reach, unsplit, why
-from splitter.search import Chain, Goal, Search
+from splitter.search import Goal, Search
 
 GAP_MODES = ("auto", "never", "always")
 _RANDOM_INPUTS = 16
@@ -90,7 +90,6 @@ def fit(
     chain = search.best(wishes.goal)
     if chain is None:
         raise out_of_reach(search, wishes.goal)
-    _check_spread(graph, cuts, wishes, chain)
     choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
     half = _half_weights(graph, choices)
     if half:
@@ -103,7 +102,7 @@ def fit(
         choices,
         changes,
         _ways(original, wishes, budget, changes),
-        why(wishes.objective, wishes.goal, chain, others),
+        _unspread(graph, cuts, wishes, choices) + why(wishes.objective, wishes.goal, chain, others),
         others,
     )
 
@@ -120,16 +119,15 @@ def _check(wishes: Wishes) -> None:
         raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
 
 
-def _check_spread(graph: Graph, cuts: Sequence[Cut], wishes: Wishes, chain: Chain) -> None:
-    """Refuse a grid that was asked for wherever it can be, and can be nowhere."""
+def _unspread(graph: Graph, cuts: Sequence[Cut], wishes: Wishes, choices: Sequence[Choice]) -> str:
+    """Say that a grid that was asked for wherever it can be can be nowhere; nothing where it is somewhere."""
     wanted = wishes.grids.wanted
-    if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices_of(chain)):
-        return
-    shapes = [graph.shape(name) for cut in cuts[1:] for name in cut.tensors]
-    maps = [shape for shape in shapes if not shape.flat]
+    if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices):
+        return ""
+    maps = [shape for cut in cuts[1:] for name in cut.tensors if not (shape := graph.shape(name)).flat]
     largest = max(maps, key=lambda shape: shape.height * shape.width, default=None)
     what = f"the largest map at a cut is {largest.height} x {largest.width}" if largest else "no cut has a map"
-    raise UsageError(f"no stage can be spread {wanted}: {what}")
+    return f"No stage can be spread {wanted}: {what}. "
 
 
 def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage]:

@@ -240,7 +240,7 @@ def test_a_greedy_planner_does_not(enumerated):
 
 
 def test_a_planner_with_grids_up_to_2x2_does_not(enumerated):
-    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).mean() > 0.05
+    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).sum() >= 10
 
 
 def test_the_supported_chains_are_on_the_frontier(enumerated):

@@ -240,7 +240,7 @@ def split(
 def explain(
     directory: PlanArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="With --pareto: draw it to this file: .png, .svg or .pdf.")
+        Path | None, typer.Argument(metavar="FILE", help="With --pareto: draw it to this file: .png, .svg or .pdf.")
     ] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List every operator, by stage.")] = False,
     pareto: Annotated[
@@ -329,7 +329,7 @@ def cost(
 @app.command()
 def profile(
     file: Annotated[Path, typer.Option("--out", help="The JSON file to write.")] = Path("profiles.json"),
-    quick: Annotated[bool, typer.Option("--quick", help="Measure less: about a minute, less exact.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less: one to three minutes, less exact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure on this machine what operators cost, for split --profiles: some 10 minutes, more on a busy machine."""
@@ -467,6 +467,74 @@ def gap_bench(
         display.print_gap(out, found)
     if at_most is not None and found.drop_points > at_most:
         raise SerferError(f"pooling lost {found.drop_points:.2f} points, more than {at_most:g}")
+
+
+@bench_app.command()
+def planner(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model of the zoo; may be repeated. By default the five of the issue.")
+    ] = None,
+    size: Annotated[
+        list[int] | None,
+        typer.Option(min=32, help="Height and width; may be repeated. By default the model's and 896."),
+    ] = None,
+    store: Annotated[str, typer.Option(help="The kind of store of our plans: redis or s3.")] = "redis",
+    codec_mb: Annotated[float, typer.Option(min=1, help="MB/s of Gillis's codec, at each end.")] = 25,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare our plans with Gillis's planner and with one function, all at the same predicted prices."""
+    from bench import planner as versus  # noqa: PLC0415 - only this command needs it
+    from bench.baselines.gillis import Options  # noqa: PLC0415 - same
+
+    with _progress() as progress:
+        found = versus.measure(
+            load_settings().facts(),
+            model or versus.NETWORKS,
+            size or (),
+            _store_kind(store),
+            Options(codec_rate=codec_mb * 1e6),
+            progress,
+        )
+    if as_json:
+        for case in found.cases:
+            _print_json({**case.as_dict(), "profiles": found.profiled_on})
+    else:
+        typer.echo(versus.markdown(found) if as_markdown else versus.table(found))
+
+
+@bench_app.command()
+def breakeven(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model of the zoo; may be repeated. By default eight of them.")
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=32, help="Height and width; may be repeated. By default 224 to 1120.")
+    ] = None,
+    store: Annotated[str, typer.Option(help="The kind of store of split plans: redis or s3.")] = "redis",
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict from which network and which image on splitting beats one large function, and where it never does."""
+    from bench import breakeven as sweep  # noqa: PLC0415 - only this command needs it
+
+    with _progress() as progress:
+        found = sweep.measure(
+            load_settings().facts(), model or sweep.NETWORKS, size or sweep.SIZES, _store_kind(store), progress
+        )
+    if as_json:
+        for one in found.races:
+            _print_json({**one.as_dict(), "profiles": found.profiled_on})
+    else:
+        typer.echo(sweep.markdown(found) if as_markdown else sweep.table(found))
+
+
+def _store_kind(store: str) -> str:
+    from splitter.planner import STORES  # noqa: PLC0415 - the command line starts fast
+
+    if store not in STORES:
+        raise UsageError(f"store is {' or '.join(STORES)}, not {store!r}")
+    return store
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def print_prices(out: Console, found: Prices) -> None:
         + ("" if found.query.stored else "; no query of one image goes through the store")
     )
     if found.store != plan.store:
-        out.print(f"what goes through the store was chosen for {plain(plan.store)}: split --store {found.store} anew")
+        out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {found.store} for others")
 
 
 def _query_price(price: PlanPrice) -> str:

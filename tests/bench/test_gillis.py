@@ -10,28 +10,19 @@ from bench.baselines.gillis import Gillis, Options, layers
 from serfer.core.aws import shipped_aws
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import PackageLimit
-from serfer.core.profile import shipped_profiles
 from splitter.cuts import weight_bytes
 from splitter.global_pooling import with_tile_pools
 from splitter.grids import ONE
 from splitter.ingest import from_onnx
 from splitter.planner import Budget
 from splitter.work import work
+from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
 
 CASES = 15
 MEMORY = (900, 3600)
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(1, 2, columns=True))
-_SHIPPED = shipped_profiles()
-PROFILES = replace(
-    _SHIPPED,
-    run_ns=1000.0,
-    kinds={
-        kind: replace(one, parallel=0.8, prices_ns={name: 3000 * price for name, price in one.prices_ns.items()})
-        for kind, one in _SHIPPED.kinds.items()
-    },
-)
-"""A processor on which tiny networks are worth splitting."""
+PROFILES = slow_profiles(times=0.3, parallel=0.8)
 
 
 def facts(**functions):

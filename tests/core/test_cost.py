@@ -23,6 +23,7 @@ from serfer.core.cost import (
     standing_usd,
     task_seconds,
 )
+from serfer.core.plan import Piece, Range
 from tests.core.plans import small_plan
 
 FACTS, STORE, S3 = shipped_aws().functions, shipped_aws().redis, shipped_aws().s3
@@ -163,6 +164,13 @@ def test_what_rides_along_is_carried_and_not_stored():
     assert (last.bytes_read, last.ranges, last.carried_in) == (0, 0, 192)
     assert price_plan(small_plan(), Platform(FACTS, STORE)).stored
     assert not price_plan(inlined(small_plan()), Platform(FACTS, STORE)).stored
+
+
+def test_every_range_of_a_piece_counts():
+    first, last = small_plan().stages
+    piece = Piece(0, 1, (Range(0, 8, ()), Range(16, 8, ())))
+    plan = replace(small_plan(), stages=(first, replace(last, tiles=(replace(last.tiles[0], pieces=(piece,)),))))
+    assert (plan_load(plan, 1).ranges, plan_load(plan, 1).bytes_read) == (2, 64)
 
 
 def test_a_tiles_own_figures_are_its_compute():

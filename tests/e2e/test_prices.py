@@ -43,7 +43,7 @@ def test_people_see_stages_and_dollars(serfer_, plan):
     assert sum(line.startswith("stage-") and "3538 MB" in line for line in shown.lines) == 3
     for words in ("over s3, 5.0% of the invocations cold", "a query: p50 ", "a burst of 20: $", "$0.00 for s3"):
         assert words in shown.out
-    assert "was chosen for redis" in shown.out
+    assert "were chosen for redis" in shown.out
 
 
 def test_ones_own_prices_are_used(serfer_, plan, tmp_path):

@@ -1,0 +1,109 @@
+"""The bench against Gillis's planner: on small networks ours is never worse, and what is worse is called a loss."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bench import breakeven
+from bench import planner as versus
+from bench.baselines.gillis import Options
+from bench.planner import FASTEST, Comparisons, Network, Point, Versus
+from serfer.cli import app
+from serfer.core.aws import shipped_aws
+from serfer.core.plan import PackageLimit
+from splitter.global_pooling import with_tile_pools
+from splitter.ingest import from_onnx
+from splitter.planner import Budget
+from tests.bench.slow import slow_profiles
+from tests.splitter.models import Net
+
+SMALL = Options(memory_mb=(1800, 3600, 7100, 10_240))
+
+
+def small(seed=0):
+    """Four convolutions, two pools, global pooling and a linear layer, on a slow processor."""
+    net, x, before = Net(3, 48, 48, seed), "x", 3
+    random = np.random.default_rng(seed)
+    for step in range(4):
+        after = int(random.integers(8, 33))
+        x = net.op("Relu", net.conv(x, before, after, [3, 3], pads=[1] * 4))
+        if step % 2:
+            x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+        before = after
+    x = net.linear(net.flat(net.op("GlobalAveragePool", x)), before, 10)
+    graph = with_tile_pools(from_onnx(net.model(x), 48, 48))
+    return Network(
+        "small", 48, graph, Budget(PackageLimit(10**9, 0), shipped_aws(), versus.OURS_MB, profiles=slow_profiles())
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5])
+def test_ours_is_never_worse_than_gillis(seed):
+    found = versus.compare(small(seed), SMALL)
+    assert {one.which for one in found.versus} == {"fastest", "one vCPU", "frontier"}
+    assert not [one for one in found.versus if one.loses]
+    assert any(one.speedup > 1.05 for one in found.versus)
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_what_a_master_that_computes_part_of_each_group_is_worth_is_little(seed):
+    """One invocation fewer in each group, and a cheap master that waits: a way to run that our plans do not have."""
+    lost = [one for one in versus.compare(small(seed), SMALL).versus if one.loses]
+    assert lost
+    assert all("+" in one.gillis.what and one.speedup > 0.97 for one in lost)
+
+
+def case(gillis, faster, cheaper):
+    return Versus(FASTEST, Point(*gillis, "theirs"), faster and Point(*faster, "a"), cheaper and Point(*cheaper, "b"))
+
+
+@pytest.mark.parametrize(
+    ("one", "loses", "wins"),
+    [
+        (case((100, 2e-6), (100, 2e-6), (100, 2e-6)), False, False),
+        (case((100, 2e-6), (76, 2e-6), (100, 1.9e-6)), False, True),
+        (case((100, 2e-6), (99, 2e-6), (100, 1.3e-6)), False, True),
+        (case((100, 2e-6), (101, 2e-6), None), True, False),
+        (case((100, 2e-6), None, (50, 2.1e-6)), True, False),
+    ],
+)
+def test_what_is_worse_in_anything_is_a_loss(one, loses, wins):
+    assert (one.loses, one.wins) == (loses, wins)
+
+
+def test_losses_are_listed_with_what_was_lost():
+    lost = case((100, 2e-6), (103, 1e-6), None)
+    point = Point(200, 1e-6, "one")
+    result = Comparisons((versus.Comparison("net", 224, (point, point), (lost,)),), "a machine", 0.2)
+    text = versus.table(result)
+    assert "LOSS" in text
+    assert "losses: 1 of 1" in text
+    assert "net at 224 px against theirs: +3.0% ms; no plan within its time" in text
+    assert json.loads(json.dumps(result.cases[0].as_dict()))["versus"][0]["saving"] is None
+
+
+def test_the_store_is_paid_for_by_what_plans_that_need_it_save():
+    ours = replace(Point(100, 1e-6, "ours"), stored=True)
+    one = Versus("one vCPU", Point(100, 2e-6, "theirs"), ours, ours)
+    result = Comparisons((versus.Comparison("net", 224, (ours, ours), (one,)),), "a machine", 0.2)
+    assert "from 200,000 to 200,000 queries an hour" in versus.table(result)
+
+
+def test_the_break_even_says_from_where_on_splitting_wins():
+    found = breakeven.race(small())
+    assert found.fastest.ms <= found.large.ms
+    assert found.at_cost.usd <= found.large.usd
+    races = [replace(found, size=size, fastest=Point(ms, 1e-6, "p"), at_cost=None) for size, ms in ((1, 99), (2, 50))]
+    races = [replace(one, large=Point(100, 1e-6, "large")) for one in races]
+    assert [one.verdict for one in races] == ["even", breakeven.DEARER]
+    text = breakeven.table(breakeven.BreakEven(tuple(races), "a machine"))
+    assert "small: never up to 2 px for the large function's dollars; from 2 px on whatever it costs" in text
+
+
+@pytest.mark.parametrize("command", ["planner", "breakeven"])
+def test_a_store_that_is_none_is_refused(command):
+    result = CliRunner().invoke(app, ["bench", command, "--store", "tape"])
+    assert "redis or s3" in str(result.exception)

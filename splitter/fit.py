@@ -25,7 +25,7 @@ from splitter.exactness import agreement, relative_error
 from splitter.gap import HeadFit, replace_head, replace_head_blind
 from splitter.global_pooling import with_tile_pools
 from splitter.graph import Graph
-from splitter.grids import COLUMNS, GridChoice
+from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.heads import find_head
 from splitter.load import Progress
 from splitter.planner import Budget, Choice, Storage, choices_of, prepare, why_nothing_fits
@@ -102,7 +102,7 @@ def fit(
         choices,
         changes,
         _ways(original, wishes, budget, changes),
-        why(wishes.objective, wishes.goal, chain, others),
+        _unspread(graph, cuts, wishes, choices) + why(wishes.objective, wishes.goal, chain, others),
         others,
     )
 
@@ -117,6 +117,17 @@ def _check(wishes: Wishes) -> None:
             raise UsageError(f"{name} is {', '.join(known)}, not {given!r}")
     if wishes.cuts and wishes.stages not in (None, len(wishes.cuts) + 1):
         raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
+
+
+def _unspread(graph: Graph, cuts: Sequence[Cut], wishes: Wishes, choices: Sequence[Choice]) -> str:
+    """Say that a grid that was asked for wherever it can be can be nowhere; nothing where it is somewhere."""
+    wanted = wishes.grids.wanted
+    if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices):
+        return ""
+    maps = [shape for cut in cuts[1:] for name in cut.tensors if not (shape := graph.shape(name)).flat]
+    largest = max(maps, key=lambda shape: shape.height * shape.width, default=None)
+    what = f"the largest map at a cut is {largest.height} x {largest.width}" if largest else "no cut has a map"
+    return f"No stage can be spread {wanted}: {what}. "
 
 
 def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage]:

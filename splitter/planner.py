@@ -34,6 +34,11 @@ LEAST_SIDE = 3
 """Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
 MEMORY_MB = (1769, 3538, 5307, 7076, 10240)
 STORES = ("redis", "s3")
+WORKER_MB = 120
+"""What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
+_WEIGHT_COPIES = 2  # the file's pages, and the session's own layout
+_LIVE_MAPS = 3  # an operator's input and output, and what it works in
+_MB = 1024 * 1024
 _STORED, _INLINE = 0, 1
 
 
@@ -226,13 +231,22 @@ class _Market:
         """Return a stage as it can be stored, or None where it cannot."""
         macs = load.macs if self.least_work else 0
         full = self._weight_bytes(load.start, load.stop)
+        memory = self._memory_for(load, full)
+        if not memory:
+            return None
         if not self.storage.always and self._has_room(load, full, ()):
-            return _Offer(load, self.budget.memory_mb, half=False, rank=(0, load.unspread, macs))
+            return _Offer(load, memory, half=False, rank=(0, load.unspread, macs))
         less = self._weight_bytes(load.start, load.stop, half=True)
         if (self.storage.half or self.storage.always) and self._has_room(load, less, self.storage.half):
             lost = 0 if self.storage.always else less
-            return _Offer(load, self.budget.memory_mb, half=True, rank=(lost, load.unspread, macs))
+            return _Offer(load, memory, half=True, rank=(lost, load.unspread, macs))
         return None
+
+    def _memory_for(self, load: Load, weights: int) -> tuple[int, ...]:
+        """Return what a stage's functions may have of memory: enough for its weights and for its largest maps."""
+        share = load.grid.tiles if load.grid.columns else 1
+        need = memory_needed(self.graph, load.start, load.stop, weights // share)
+        return tuple(size for size in self.budget.memory_mb if size >= need)
 
     def _weight_bytes(self, start: int, stop: int, *, half: bool = False) -> int:
         key = (start, stop, half)
@@ -384,34 +398,61 @@ def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
     return [Rect(row, col) for row in rows for col in even_parts(shape.width, grid.cols)]
 
 
+def memory_needed(graph: Graph, start: int, stop: int, weights: int) -> int:
+    """Estimate the MB that running nodes [start, stop) in one piece takes, with so many bytes of fp32 weights."""
+    largest = max(graph.shape(node.output).elements for node in graph.nodes[start:stop])
+    return WORKER_MB + (_WEIGHT_COPIES * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // _MB
+
+
 def why_nothing_fits(
     graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: Storage
 ) -> str:
     """Say in a line which bound is in the way of what was asked, and by how much."""
-    endless = replace(budget, limit=PackageLimit(sys.maxsize, 0))
+    facts = budget.facts.functions
+    endless = replace(budget, limit=PackageLimit(sys.maxsize, 0), memory_mb=(facts.memory_max,))
     choices = choose(graph, cuts, grids, stages, endless)
     if choices is None:
-        return _why_no_chain(graph, cuts, grids, stages)
+        return _why_no_chain(graph, cuts, grids, stages, budget)
     spans = [(choice.start, choice.stop) for choice in choices]
-    if stages is None and not grids.per_stage:  # whatever is not one part could still be cut
+    free = stages is None and not grids.per_stage
+    if free:  # whatever is not one part could still be cut
         spans = [(left.position, right.position) for left, right in pairwise(cuts)]
+    needs = [memory_needed(graph, *span, weight_bytes(graph, *span)) for span in spans]
+    if max(needs) > max(budget.memory_mb):
+        return (
+            f"a stage needs about {max(needs):,} MB of memory, --memory allows {max(budget.memory_mb):,}: allow more, "
+            "or more stages"
+        )
     sizes = [weight_bytes(graph, *span, storage.half) for span in spans]
     size = max(sizes)
     worst, limit = sizes.index(size), budget.limit
     nodes = graph.nodes[slice(*spans[worst])]
     heaviest = max(nodes, key=lambda node: sum(graph.weights[name].nbytes for name in graph.constants(node)))
-    what = f"stage {worst} of {len(spans)}" if len(spans) == len(choices) else "a part that no cut divides"
+    what = "a part that no cut divides" if free else f"stage {worst} of {len(spans)}"
     return (
         f"{what}, with operator {heaviest.name!r} ({heaviest.kind}), cannot be deployed: it has {size:,} bytes of "
-        f"weights, a function has room for {limit.room:,} ({limit.package:,} less {limit.dependencies:,} of "
-        f"dependencies), {size - limit.room:,} too few; allow more stages, --precision fp16, --gap or columns (col4), "
-        "or for in-process workers only a higher --limit-mb"
+        f"weights{' in fp16' if storage.half else ''}, a function has room for {limit.room:,} ({limit.package:,} less "
+        f"{limit.dependencies:,} of dependencies), {size - limit.room:,} too few ({(size - limit.room) / _MB:.1f} MB); "
+        f"{_advice(graph, heaviest, storage, free=free)}"
     )
 
 
-def _why_no_chain(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None) -> str:
+def _advice(graph: Graph, heaviest: Node, storage: Storage, *, free: bool) -> str:
+    """Say what would help a part that is too large: only what has not been tried, and applies to it."""
+    ways = [] if free else ["allow more stages"]
+    if not storage.half:
+        ways.append("allow --precision fp16")
+    if operators.is_fully_connected(graph, heaviest):
+        ways.append("allow columns (col4), or a pooled head (--gap always)")
+    return ", or ".join([*ways, "raise --limit-mb, for workers on this machine only"])
+
+
+def _why_no_chain(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget) -> str:
+    too_fine = [grid for grid in grids.per_stage if grid.tiles > (budget.max_tiles or grid.tiles)]
+    if too_fine:
+        return f"the grid {too_fine[0]} has {too_fine[0].tiles} tiles, --max-tiles allows {budget.max_tiles}"
     blocked = next((node for node in graph.nodes if not operators.tileable(graph, node)), None)
-    parts = f"{stages} stages" if stages else f"at most {MAX_STAGES} stages"
+    parts = f"{stages} stages" if stages else "any number of stages"
     wanted = ",".join(str(grid) for grid in grids.per_stage) or "any grid"
     reason = f"; from operator {blocked.name!r} ({blocked.kind}) on, stages have no tiles" if blocked else ""
     return f"the network has no chain of {parts} with grids {wanted} ({len(cuts) - 2} cuts){reason}"

@@ -52,7 +52,7 @@ async def service(runtime, **settings):
         )
         for name in NAMES
     ]
-    async with LambdaService(functions, facts=shipped_aws(), runtime=runtime, **settings) as running:
+    async with LambdaService(functions, facts=shipped_aws().functions, runtime=runtime, **settings) as running:
         calling = invoker(running.url)
         try:
             yield calling

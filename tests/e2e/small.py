@@ -1,11 +1,13 @@
 """A network that splits in a second: what most tests here run instead of one of the zoo."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from serfer.core.plan import Preprocess
+from serfer.core.plan import Preprocess, dump_plan, load_plan, sealed
 
 SIZE = 34
 CLASSES = 7
@@ -50,13 +52,22 @@ def small_onnx(seed=0):
 
 
 def split_small(directory, *, seed=0, **settings):
-    """Split the small network into `directory`/plan and return that path."""
+    """Split the small network into `directory`/plan, its stages handing on through the store; return that path."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "small.onnx"
     onnx.save(small_onnx(seed), path)
     chosen = {"grids": GRIDS, "preprocess": PREPROCESS, "labels": LABELS, "activation": "softmax", **settings}
     serfer.split(str(path), out=directory / "plan", **chosen)
-    return directory / "plan"
+    return hand_on(directory / "plan", inline=())
+
+
+def hand_on(directory, inline):
+    """Let the stages in `inline`, and no others but the last, hand their output on inside answers and payloads."""
+    plan = load_plan(directory)
+    last = len(plan.stages) - 1
+    stages = [replace(stage, inline=number in {*inline, last}) for number, stage in enumerate(plan.stages)]
+    (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    return directory
 
 
 def batch(count=1, seed=0):

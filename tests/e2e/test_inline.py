@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,10 +12,10 @@ import serfer
 from lambdas.worker import Worker
 from serfer.core.counts import StoreCounts
 from serfer.core.inline import inline_stages
-from serfer.core.plan import dump_plan, load_plan, sealed
+from serfer.core.plan import load_plan
 from serfer.unsplit import unsplit
 from splitter.exactness import difference
-from tests.e2e.small import batch, split_small
+from tests.e2e.small import batch, hand_on, split_small
 from tests.splitter.models import Net
 
 SAME = {"pads": [1, 1, 1, 1]}
@@ -26,11 +25,7 @@ LIMIT = int(6 * 1024 * 1024 * 0.7)  # of what a payload carries
 def inlined(directory, target, inline):
     """Copy a plan directory, the stages in `inline` handing their output on inside answers and payloads."""
     shutil.copytree(directory, target)
-    plan = load_plan(directory)
-    last = len(plan.stages) - 1
-    stages = [replace(stage, inline=number in {*inline, last}) for number, stage in enumerate(plan.stages)]
-    (target / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
-    return target
+    return hand_on(target, inline)
 
 
 def moved(pipeline):

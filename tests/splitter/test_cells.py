@@ -170,7 +170,9 @@ def tile(inputs, outputs, cells, pieces):
 
 
 def stage(inputs):
-    return Stage((), Grid(1, 1), 1769, 1.0, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), inline=False)
+    return Stage(
+        (), Grid(1, 1), 1769, 1.0, 1e-6, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), inline=False
+    )
 
 
 def written(wholes, outputs, layout):

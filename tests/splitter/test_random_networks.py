@@ -22,7 +22,8 @@ from splitter.global_pooling import with_tile_pools
 from splitter.grids import ONE, parse_grid
 from splitter.ingest import from_onnx
 from splitter.load import Source
-from splitter.planner import Choice, Storage
+from splitter.loads import Loads
+from splitter.planner import Choice
 from storage.memory import MemoryStore
 from tests.splitter.drawn import wanted
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
@@ -55,12 +56,12 @@ def decide(wish, graph):
     wished = {place * (len(every) - 1) // 99 for place in wish.cuts}
     trunk = {index for index, cut in enumerate(every) if cut.tensors == (wish.trunk,)}
     chosen = [every[index] for index in sorted({0, len(every) - 1} | wished | trunk)]
-    search = planner._Search(pooled, tuple(chosen), BUDGET, Storage(spread=True), planner.Roofline(), least_work=False)
+    loads = Loads(pooled, chosen, BUDGET.profiles)
     known = {}
 
     def spread(grid, ends):
         if grid not in known:
-            known[grid] = search._spread(grid, thrifty=False)
+            known[grid] = {(load.start, load.stop) for load in loads.spread(grid)}
         return ends in known[grid]
 
     choices = []
@@ -68,7 +69,7 @@ def decide(wish, graph):
         order = [parse_grid(grid) for grid in (*wish.grids[number:], *wish.grids[:number])]
         ends = left.position, right.position
         grid = next((grid for grid in order if spread(grid, ends)), ONE)
-        choices.append(Choice(*ends, grid, 0.0))
+        choices.append(Choice(*ends, grid, 1769, 0.0, 0.0, inline=right is chosen[-1]))
         wish.story.append(f"stage {pooled.nodes[ends[0]].name} to {pooled.nodes[ends[1] - 1].name} on {grid}")
     return Decision(pooled, chosen, choices)
 

@@ -28,16 +28,19 @@ MEMORY = (884, 1769, 7076)
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 2), *COLUMNS[:2])
 SLOW_NETWORK = replace(shipped_aws().functions, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)
 FACTS = replace(shipped_aws(), functions=SLOW_NETWORK)
-_SHIPPED = shipped_profiles()
-PROFILES = replace(
-    _SHIPPED,
-    run_ns=1000.0,
-    step_ns=0.0,
-    kinds={
-        kind: replace(one, parallel=0.8, prices_ns={name: 3000 * price for name, price in one.prices_ns.items()})
-        for kind, one in _SHIPPED.kinds.items()
-    },
-)
+
+
+class SlowProcessor:
+    """Takes 3,000 times as long as the shipped profiles say, a fifth of it in one thread."""
+
+    run_s = 1e-6
+
+    def parts(self, work):
+        seconds = 3000 * SHIPPED.seconds(work)
+        return 0.2 * seconds, 0.8 * seconds
+
+
+SHIPPED, PROFILES = shipped_profiles(), SlowProcessor()
 """A Lambda, and a processor, on which tiny networks are worth splitting."""
 
 
@@ -237,7 +240,7 @@ def test_a_greedy_planner_does_not(enumerated):
 
 
 def test_a_planner_with_grids_up_to_2x2_does_not(enumerated):
-    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).mean() > 0.05
+    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).sum() >= 10
 
 
 def test_the_supported_chains_are_on_the_frontier(enumerated):

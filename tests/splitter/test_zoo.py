@@ -11,7 +11,6 @@ import serfer
 from serfer.core.plan import check_artefacts, load_plan
 from serfer.images import image_files
 from serfer.unsplit import normalised, original, unsplit
-from splitter import planner
 from splitter import split as splitting
 from splitter.assemble import Decision, _stage_parts
 from splitter.bundle import DEPENDENCY_LIMIT
@@ -75,20 +74,6 @@ def network(request, zoo, shelf):
     return name, Runner(graph, sample, directory), source.run(sample)
 
 
-@pytest.fixture
-def predictions_kept(monkeypatch):
-    """Predict the stages of a network on a grid once, not once for every number of stages."""
-    known, options = {}, planner._Search.options
-
-    def kept(search, grids):
-        if grids not in known:
-            known[grids] = options(search, grids)
-        return known[grids]
-
-    monkeypatch.setattr(planner._Search, "options", kept)
-
-
-@pytest.mark.usefixtures("predictions_kept")
 def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
     name, runner, expected = network
     worst = 0.0

@@ -15,7 +15,7 @@ from storage import open_store
 from tests.e2e.small import split_small
 
 SERFER = str(Path(sys.executable).with_name("serfer"))
-PATIENCE = 30.0  # s until a test that waits for another process gives up
+PATIENCE = 180.0  # s until a test that waits for another process gives up; an empty cache on a busy machine takes 70
 
 
 @pytest.fixture(scope="session")

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.planner import Network, Point, Progress, aligned, piped, point, read_network
+from bench.planner import Network, Point, Progress, aligned, piped, point, priced, read_network
 from serfer.core.aws import AwsFacts
 from splitter import operators
+from splitter.planner import MEMORY_MB
 from splitter.search import LATENCY
 
 NETWORKS = ("squeezenet", "mobilenet-v2", "alexnet", "resnet18", "resnet50", "densenet121", "inception-v3", "vgg16")
 SIZES = (224, 448, 672, 896, 1120)
 SPLIT, DEARER, ONE = "split", "split, for more dollars", "one function"
 _EVEN = 1.05  # what is faster by less is called even: no prediction is that exact
-_MILLION = 1_000_000
 _GIGA = 1e9
 
 
@@ -30,7 +30,7 @@ class Race:
     model: str
     size: int
     gmacs: float
-    small: Point
+    small: Point | None
     large: Point
     fastest: Point
     at_cost: Point | None
@@ -82,7 +82,7 @@ def measure(
     for name in networks:
         for size in sizes:
             progress(f"reading and planning {name} at {size} px")
-            network = read_network(name, size, facts, store)
+            network = read_network(name, size, facts, store, MEMORY_MB)
             races.append(race(network))
     return BreakEven(tuple(races), network.profiled_on)
 
@@ -111,7 +111,7 @@ def rows(result: BreakEven) -> list[tuple[str, ...]]:
 
 
 def _row(one: Race) -> tuple[str, ...]:
-    prices = [text for each in (one.small, one.large, one.fastest) for text in (f"{each.ms:.0f}", _dollars(each))]
+    prices = [text for each in (one.small, one.large, one.fastest) for text in priced(each)]
     prices[2] += "" if one.large.fits else "*"
     at_cost = (f"{one.at_cost.ms:.0f}", f"{one.speedup_at_cost:.2f}x", one.at_cost.what) if one.at_cost else None
     return (
@@ -119,10 +119,6 @@ def _row(one: Race) -> tuple[str, ...]:
         *(at_cost or ("none", "-", "-")),
         one.verdict,
     )
-
-
-def _dollars(one: Point) -> str:
-    return f"{one.usd * _MILLION:.2f}"
 
 
 def summary(result: BreakEven) -> list[str]:
@@ -134,6 +130,7 @@ def summary(result: BreakEven) -> list[str]:
         lines.append(f"{name}: {same} for the large function's dollars; {more} whatever it costs")
     return [
         *lines,
+        "1 vCPU: none where so little memory does not hold the network",
         "* its weights do not fit a 250 MB package: one function would have to be a container image",
         f"modelled, warm, nothing measured; profiles: {result.profiled_on}",
     ]

@@ -72,18 +72,25 @@ class Network:
         return f"{profiles.machine}; {profiles.runtime}; {profiles.date}"
 
     @cached_property
-    def unsplit(self) -> tuple[Point, Point]:
-        """One function with one vCPU, and one with all that Lambda gives, whether the weights fit it or not."""
-        small, large = (_alone(one) for one in unsplit(self.graph, self.budget))
-        return small, large
+    def unsplit(self) -> tuple[Point | None, Point]:
+        """One function with one vCPU (None where the memory is too small), and one with all that Lambda gives.
+
+        They are priced whether the weights fit a package or not.
+        """
+        found = [_alone(one) for one in unsplit(self.graph, self.budget)]
+        if not found:
+            raise ModelError(f"{self.name} at {self.size} px takes more memory than a function can have")
+        return found[0] if len(found) > 1 else None, found[-1]
 
 
-def read_network(name: str, size: int, facts: AwsFacts, store: str = "redis") -> Network:
+def read_network(
+    name: str, size: int, facts: AwsFacts, store: str = "redis", memory_mb: tuple[int, ...] = OURS_MB
+) -> Network:
     """Return a network of the zoo for square images of `size` pixels."""
     source, _ = load(name, np.zeros((1, 3, size, size), dtype=np.float32))
     graph = with_tile_pools(from_onnx(source.onnx, size, size))
     limit = PackageLimit(facts.functions.package_limit, DEPENDENCY_LIMIT)
-    return Network(name, size, graph, Budget(limit, facts, OURS_MB, store))
+    return Network(name, size, graph, Budget(limit, facts, memory_mb, store))
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class Comparison:
 
     model: str
     size: int
-    unsplit: tuple[Point, Point]
+    unsplit: tuple[Point | None, Point]
     versus: tuple[Versus, ...]
 
     def named(self, which: str) -> list[Versus]:
@@ -161,7 +168,7 @@ class Comparison:
         return {
             "model": self.model,
             "size": self.size,
-            "one_vcpu_function": vars(self.unsplit[0]),
+            "one_vcpu_function": self.unsplit[0] and vars(self.unsplit[0]),
             "large_function": vars(self.unsplit[1]),
             "versus": [one.as_dict() for one in self.versus],
         }
@@ -280,11 +287,16 @@ def unsplit_rows(result: Comparisons) -> list[tuple[str, ...]]:
     """Return what one function takes, and our plan for the dollars of Gillis's fastest."""
     found = []
     for case in result.cases:
-        prices = [text for each in case.unsplit for text in (f"{each.ms:.0f}", f"{each.usd * _MILLION:.2f}")]
+        prices = [text for each in case.unsplit for text in priced(each)]
         best = next((one.faster for one in case.named(FASTEST)), None)
         ours = (f"{best.ms:.0f}", f"{best.usd * _MILLION:.2f}", best.what) if best else ("none", "-", "-")
-        found.append((case.model, str(case.size), *prices, "yes" if case.unsplit[0].fits else "no", *ours))
+        found.append((case.model, str(case.size), *prices, "yes" if case.unsplit[1].fits else "no", *ours))
     return found
+
+
+def priced(one: Point | None) -> tuple[str, str]:
+    """Write a plan's milliseconds and its dollars for a million queries."""
+    return (f"{one.ms:.0f}", f"{one.usd * _MILLION:.2f}") if one else ("none", "-")
 
 
 def summary(result: Comparisons) -> list[str]:

@@ -42,7 +42,7 @@ from splitter.cuts import Cut, cut_points, weight_bytes
 from splitter.graph import Graph
 from splitter.grids import ONE
 from splitter.loads import Load, Loads
-from splitter.planner import Budget, tile_rects
+from splitter.planner import WORKER_MB, Budget, memory_needed, tile_rects
 from splitter.tiles import walk_back
 
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(2, 4), Grid(1, 2, columns=True), Grid(1, 4, columns=True))
@@ -53,7 +53,8 @@ CODEC_RATE = 25e6
 _BASE64 = 4 / 3
 _MB = 1 << 20
 _NS = 1e9
-_NEVER = np.iinfo(np.int64).max // 4
+_WEIGHT_COPIES = 2  # of each weight in memory, as `memory_needed` counts them
+_NEVER = 1 << 55
 
 Integers = NDArray[np.int64]
 
@@ -142,8 +143,7 @@ class Gillis:
 
     def capacity(self, memory_mb: int) -> int:
         """Return how many bytes of weights a function holds: what its package and its memory leave for them."""
-        limit = self._budget.limit
-        return min(limit.room, memory_mb * _MB - limit.dependencies)
+        return min(self._budget.limit.room, (memory_mb - WORKER_MB) * _MB // _WEIGHT_COPIES)
 
     def priced(self, master_mb: int, ns: int, workers_usd: float) -> tuple[float, float]:
         """Return a plan's seconds and dollars from what its groups take and what its workers cost.
@@ -208,8 +208,9 @@ class Gillis:
 
     def _alone(self, load: Load) -> Offer:
         """Return a group that the master computes by itself: nothing is moved."""
-        ns = _nanoseconds(self._computed(load))[:, None]
-        return Offer(load.start, load.stop, ONE, here=True, held=self._held(load), ns=ns, usd=np.zeros(0))
+        held = self._held(load)
+        ns = np.where(self._suffices(load, held), _nanoseconds(self._computed(load)), _NEVER)[:, None]
+        return Offer(load.start, load.stop, ONE, here=True, held=held, ns=ns, usd=np.zeros(0))
 
     def _forked(self, load: Load, *, here: bool) -> Iterator[Offer]:
         """Yield a group on workers, unless their payloads are too large."""
@@ -226,8 +227,9 @@ class Gillis:
         waiting = invoke_seconds(len(carried), functions) + worker.max(axis=1)
         mine = self._computed(load) if here else np.zeros(len(memory))
         seconds = len(carried) * DISPATCH_SECONDS + carried.sum() / codec + np.maximum(mine[:, None], waiting)
-        ns = _nanoseconds(seconds)
-        ns[:, [self.capacity(size) < held for size in memory]] = _NEVER
+        enough = self._suffices(load, held)
+        able = enough & (enough[:, None] if here else True)
+        ns = np.where(able, _nanoseconds(seconds), _NEVER)
         yield Offer(load.start, load.stop, load.grid, here, held if here else 0, ns, usd)
 
     def _tasks(self, load: Load) -> Floats:
@@ -239,6 +241,11 @@ class Gillis:
         """Return what part 0 takes on the master, which is running already, for each memory."""
         bare = task_seconds(_computing(0.0, 0.0), 1.0, self._budget.platform)
         return np.asarray(self._tasks(load)[:, 0] - bare)
+
+    def _suffices(self, load: Load, held: int) -> NDArray[np.bool_]:
+        """Say for each memory whether a function of it can run a part with so many bytes of weights, as ours must."""
+        need = memory_needed(self._graph, load.start, load.stop, held)
+        return np.array([size >= need and held <= self.capacity(size) for size in self._options.memory_mb])
 
     def _held(self, load: Load) -> int:
         """Return the bytes of weights that a part needs: all, or its columns'. The first part has the most columns."""
@@ -266,9 +273,10 @@ class _Option:
 
     @classmethod
     def of(cls, offer: Offer, master: int, workers: Integers) -> _Option | None:
-        """Return None where no worker is large enough."""
+        """Return None where the master or every worker is too small."""
         if not len(offer.usd):
-            return cls(offer, int(offer.ns[master, 0]), 0.0, None)
+            alone = int(offer.ns[master, 0])
+            return cls(offer, alone, 0.0, None) if alone < _NEVER else None
         ns = offer.ns[master, workers]
         least = int(ns.min())
         usd = np.where(ns == least, offer.usd[workers], np.inf)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import serfer
 from serfer.core.plan import load_plan
 from serfer.core.profile import dump_profiles, parse_profiles, shipped_profiles
 
@@ -20,16 +21,17 @@ def costs(serfer_, *arguments, **variables):
     return json.loads(result.out)
 
 
-def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan):
-    found = costs(serfer_, plan)
+def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan, tmp_path):
+    own = tmp_path / "own"
+    serfer.split(str(plan.parent / "small.onnx"), out=own, grids=[(2, 2), (2, 2), (1, 1)])
+    found = costs(serfer_, own)
     assert set(found) == FIELDS
     stages = found["query"]["stages"]
     assert [(stage["name"], stage["grid"], stage["tasks"]) for stage in stages] == [
         *(("stage-0", "2x2", 4), ("stage-1", "2x2", 4), ("stage-2", "1", 1)),
     ]
     assert all(set(stage) == STAGE for stage in stages)
-    said = load_plan(plan).stages
-    for stage, planned in zip(stages, said, strict=True):
+    for stage, planned in zip(stages, load_plan(own).stages, strict=True):
         assert stage["ms"] == pytest.approx(planned.predicted_ms, rel=0.02)
         assert stage["cost_usd"] == pytest.approx(planned.predicted_usd, rel=0.02)
     assert found["query"]["cost_usd"] < found["cold_query"]["cost_usd"]

@@ -31,9 +31,3 @@ def test_a_disturbed_stage_is_listed_but_does_not_count():
 def test_without_an_undisturbed_stage_there_is_no_answer():
     with pytest.raises(UnavailableError, match="quiet"):
         _ = Prediction((stage(11, 10, 0),), "a machine").mean_error
-
-
-@pytest.mark.slow
-def test_predictions_are_within_a_tenth_on_networks_that_were_not_profiled():
-    result = measure(profile.measure())
-    assert result.mean_error < 0.1, table(result)

@@ -6,7 +6,7 @@ import pytest
 
 import serfer
 from serfer.core.plan import load_plan
-from serfer.core.profile import dump_profiles, parse_profiles, shipped_profiles
+from serfer.core.profile import dump_profiles, shipped_profiles
 
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month"}
 STAGE = {
@@ -145,13 +145,3 @@ def test_a_safety_that_is_no_share(serfer_, plan, tmp_path):
 
 def test_profiles_that_could_not_be_written_are_not_measured(serfer_):
     serfer_("profile", "--out", "/proc/nowhere/x.json").complains(3, "cannot be written")
-
-
-@pytest.mark.slow
-def test_a_quick_profile_of_this_machine(start, tmp_path):
-    command = start("profile", "--quick", "--out", tmp_path / "mine.json")
-    command.process.wait(timeout=600)
-    assert command.process.returncode == 0
-    found = parse_profiles((tmp_path / "mine.json").read_text())
-    assert "vCPU" in found.machine
-    assert all(profile.samples for profile in found.kinds.values())

@@ -28,7 +28,10 @@ from splitter.planner import Budget, Choice, choose
 from splitter.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
 from splitter.zoo import find
 
-HELD_OUT = ("alexnet", "efficientnet-lite0", "googlenet", "inception-v3", "mobilenet-v3-large", "resnet50", "vgg16")
+HELD_OUT = (
+    *("alexnet", "efficientnet-lite0", "efficientnet-lite2", "googlenet", "inception-v3"),
+    *("mobilenet-v3-large", "resnet50", "resnet152", "vgg16"),
+)
 _GRIDS = "2x2,2x2,1"
 _MS_PER_S = 1000.0
 

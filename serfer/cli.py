@@ -49,6 +49,9 @@ StoreOption = Annotated[
     str | None, typer.Option(help="A store's URL (redis://, file:///, memory://); by default one is started.")
 ]
 DriverOption = Annotated[str, typer.Option(help="push: an invoke's own return says that a tile is done.")]
+ProfilesOption = Annotated[
+    Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/cost.md).")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 
@@ -186,9 +189,7 @@ def split(
     ] = "auto",
     max_tiles: Annotated[int | None, typer.Option(help="Tasks that a stage may have at most.")] = None,
     store: Annotated[str, typer.Option(help="The kind of store that predictions are for: redis or s3.")] = "redis",
-    profiles: Annotated[
-        Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/cost.md).")
-    ] = None,
+    profiles: ProfilesOption = None,
     safety: Annotated[
         float, typer.Option(help="A share to add to every predicted compute time; the INFless paper adds 0.1.")
     ] = 0.0,
@@ -472,7 +473,8 @@ def gap_bench(
 @bench_app.command()
 def planner(
     model: Annotated[
-        list[str] | None, typer.Option(help="A model of the zoo; may be repeated. By default the five of the issue.")
+        list[str] | None,
+        typer.Option(help="A model of the zoo; may be repeated. By default five of different kinds."),
     ] = None,
     size: Annotated[
         list[int] | None,
@@ -527,6 +529,30 @@ def breakeven(
             _print_json({**one.as_dict(), "profiles": found.profiled_on})
     else:
         typer.echo(sweep.markdown(found) if as_markdown else sweep.table(found))
+
+
+@bench_app.command()
+def prediction(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model of the zoo; may be repeated. By default those that no profile was filled from."),
+    ] = None,
+    profiles: ProfilesOption = None,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the mean error is higher than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the stage latencies that the planner predicts with those measured on this machine."""
+    from bench import prediction as judged  # noqa: PLC0415 - only this command needs it
+
+    with _progress() as progress:
+        found = judged.measure(load_settings().profiles(profiles), model or judged.HELD_OUT, progress)
+    if as_json:
+        for stage in found.stages:
+            _print_json({**asdict(stage), "error": stage.error, "profiles": found.profiled_on})
+    else:
+        typer.echo(judged.table(found))
+    if at_most is not None and found.mean_error > at_most:
+        raise SerferError(f"predictions miss by {found.mean_error:.1%} on average, more than {at_most:.1%}")
 
 
 def _store_kind(store: str) -> str:

@@ -50,7 +50,7 @@ from splitter.load import Progress, Source
 from splitter.planner import Budget, Choice, tile_rects
 from splitter.tiles import Regions, input_padding, tile_macs, walk_back, whole_regions
 from splitter.weights import WeightsFile
-from splitter.work import work
+from splitter.work import tile_works
 
 UNSPLIT = "unsplit.onnx"
 _NO_PADDING = Padding(0, 0, 0, 0)
@@ -216,8 +216,9 @@ def tile_macs_of(decision: Decision, choice: Choice) -> tuple[int, int]:
 
 def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str, float]:
     """Return a tile's predicted compute in milliseconds on one vCPU, for the fields of Tile."""
-    works = (work(part.graph, node, tile.regions[node.output]) for node in part.nodes)
-    parts = [(profiles.run_s, 0.0), *(profiles.parts(each) for each in works if each)]
+    outputs = dict(zip(part.outputs, tile.outputs, strict=True))
+    works = tile_works(part.graph, part.nodes, tile.regions, part.inputs, outputs)
+    parts = [(profiles.run_s, 0.0), *(profiles.parts(each) for each in works)]
     names = ("serial_ms", "parallel_ms")
     return {name: round(1000 * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 _OPSET, _IR_VERSION = 20, 10
 _CHANNELS = (16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
-_WINDOWS = ((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (1, 7), (7, 1), (1, 3))
+_WINDOWS = ((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (5, 5), (1, 7), (7, 1), (1, 3))
 _ACTIVATIONS = ("Relu", "Relu", "Clip", "Clip", "HardSwish", "Sigmoid")
 _MOST_MACS, _MOST_ELEMENTS = 2e8, 1_500_000
 
@@ -101,7 +101,7 @@ def _depthwise(rng: Generator) -> onnx.ModelProto:
 
 
 def _grouped(rng: Generator) -> onnx.ModelProto:
-    groups, each = int(rng.choice((2, 4, 8, 32))), int(rng.choice((4, 8, 16, 32, 48)))
+    groups, each = int(rng.choice((2, 4, 8, 32))), int(rng.choice((4, 16, 16, 32, 48, 64)))
     channels = groups * each
     draft = _map(rng, channels, _MOST_MACS / (each * 9))
     return draft.model(draft.activation(draft.convolution("x", channels, channels, (3, 3), group=groups)))
@@ -115,7 +115,7 @@ def _unaligned(rng: Generator) -> onnx.ModelProto:
 
 def _fully_connected(rng: Generator) -> onnx.ModelProto:
     inputs = int(rng.choice((256, 512, 1024, 1280, 2048, 4096, 9216)))
-    outputs = int(rng.choice((10, 100, 1000, 1024, 2048, 4096)))
+    outputs = int(rng.choice((10, 100, 256, 512, 1000, 1000, 2048, 4096)))
     draft = _Draft(rng, (1, inputs))
     vector = draft.add("Gemm", ["x", draft.floats(outputs, inputs), draft.floats(outputs)], transB=1)
     return draft.model(draft.add("Relu", [vector]))
@@ -176,6 +176,6 @@ def _cropped(rng: Generator) -> onnx.ModelProto:
 
 
 _SORTS: tuple[Callable[[Generator], onnx.ModelProto], ...] = (
-    *(_dense, _dense, _dense, _image, _depthwise, _depthwise, _grouped, _unaligned),
+    *(_dense, _dense, _dense, _image, _depthwise, _depthwise, _grouped, _grouped, _unaligned, _fully_connected),
     *(_fully_connected, _matrix, _pool, _reduce, _elementwise, _functions, _copies, _cropped),
 )

@@ -102,7 +102,7 @@ def fit(
         choices,
         changes,
         _ways(original, wishes, budget, changes),
-        _unspread(graph, cuts, wishes, choices) + why(wishes.objective, wishes.goal, chain, others),
+        _unspread(graph, cuts, wishes, choices) + why(wishes.objective, wishes.goal, chain, others, budget.profiles),
         others,
     )
 

@@ -22,11 +22,14 @@ from splitter.cuts import Cut
 from splitter.global_pooling import with_grid
 from splitter.graph import Graph, Node
 from splitter.grids import ONE
+from splitter.tiles import needed_input
 from splitter.windows import COL_AXIS, ROW_AXIS
-from splitter.work import work
+from splitter.work import Needs, handed_out, handing_on, work
 
 _UNKNOWN = -1
 _Edges = tuple[NDArray[np.int64], NDArray[np.int64]]
+_View = tuple[tuple[int, int], ...]
+"""Along one axis: the rows of a tensor that a tile has, that each reader reads of them, and that the tile gives out."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,21 @@ class Reading:
         down = [_touched(span, height, grid.rows) for span in self.rows]
         across = [_touched(span, width, grid.cols) for span in self.cols]
         return _products(down, across)
+
+
+@dataclass(frozen=True)
+class _Views:
+    """A tensor of a stage, by whom it is read there, whether it was given to the task and is given out by it.
+
+    `rows` has each grid row's view, and `cols` each grid column's.
+    """
+
+    tensor: str
+    readers: tuple[int, ...]
+    given: bool
+    given_out: bool
+    rows: tuple[_View, ...]
+    cols: tuple[_View, ...]
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,7 @@ class Loads:
         self._reaches: dict[object, _Reach] = {}
         self._parts: dict[tuple[int, int, int, object], tuple[float, float, int]] = {}
         self._tiles: dict[tuple[int, tuple[int, ...], tuple[int, ...], object], Floats] = {}
+        self._handings: dict[_Views, Floats] = {}
         self._pools: tuple[object, ...] = ()
         self._at_cut = {cut.position: cut for cut in cuts}
 
@@ -104,12 +123,17 @@ class Loads:
         reads = [name for name in left.tensors if any(start <= at < stop for at in self._read_at.get(name, ()))]
         writes = [name for name in right.tensors if self._made_at[name] >= start]
         shapes = {name: self._graph.shape(name) for name in reads}
+        takes = self._before[:, stop] - self._before[:, start]
+        takes += sum(self._handed_whole(name, start, stop, given=True) for name in reads)
+        everybody = len(self._graph.nodes)
+        for name in writes:
+            takes += self._handed_whole(name, start, stop, given_out=True) - self._handed_whole(name, 0, everybody)
         return Load(
             start,
             stop,
             ONE,
-            np.array([self._run_s + self._serial_before[stop] - self._serial_before[start]]),
-            np.array([self._parallel_before[stop] - self._parallel_before[start]]),
+            self._run_s + takes[:1],
+            takes[1:],
             tuple(
                 Reading(name, shape.channels, (shape.whole.rows,), (shape.whole.cols,))
                 for name, shape in shapes.items()
@@ -137,8 +161,8 @@ class Loads:
         """Yield the stage from every earlier cut to this one, the nearest first, for all tiles in step."""
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
-        serial, parallel, written = np.full(grid.tiles, self._run_s), np.zeros(grid.tiles), np.zeros(grid.tiles)
-        macs = 0.0
+        takes, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0.0
+        takes[0] = self._run_s
         for index in range(cut.position - 1, -1, -1):
             node = graph.nodes[index]
             late = node.output not in targets and (node.output in cut.tensors or node.kind == operators.TILE_POOL)
@@ -147,10 +171,14 @@ class Loads:
             if node.output in targets:
                 areas = _products(rows.target(node.output), cols.target(node.output))
                 written += graph.shape(node.output).channels * areas
-            parts = self._tiles_take(graph, index, rows.sizes(index), cols.sizes(index))
-            serial, parallel, macs = serial + parts[0], parallel + parts[1], macs + parts[2].sum()
+            found = self._tiles_take(graph, index, rows.sizes(index), cols.sizes(index))
+            takes, macs = takes + found[:2], macs + found[2].sum()
+            if rows.is_in_parts(node.output):
+                takes += self._handed(graph, _views(rows, cols, node.output))
             if index in self._at_cut:
                 readings = self._readings(graph, index, rows, cols)
+                given = sum(self._handed(graph, _views(rows, cols, one.tensor, index)) for one in readings)
+                serial, parallel = takes + given
                 yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), int(macs))
 
     def _readings(self, graph: Graph, index: int, rows: _AxisWalk, cols: _AxisWalk) -> tuple[Reading, ...]:
@@ -188,19 +216,55 @@ class Loads:
             self._parts[key] = (*parts, operators.macs(graph, node, height * width))
         return self._parts[key]
 
+    def _handed(self, graph: Graph, views: _Views) -> Floats:
+        """Return what it takes each tile that others read parts of what it has of a tensor, as an array (2, tiles)."""
+        if views not in self._handings:
+            found = [self._handing(graph, views, *one) for one in product(views.rows, views.cols)]
+            self._handings[views] = np.array(found).T
+        return self._handings[views]
+
+    def _handing(self, graph: Graph, views: _Views, rows: _View, cols: _View) -> Floats:
+        have, *parts = (Rect(Span(*row), Span(*col)) for row, col in zip(rows, cols, strict=True))
+        needs = [(graph.nodes[reader], part) for reader, part in zip(views.readers, parts, strict=False)]
+        return self._moving(
+            graph, views.tensor, have, needs, given=views.given, part=parts[-1] if views.given_out else None
+        )
+
+    def _moving(self, graph: Graph, tensor: str, have: Rect, needs: Needs, *, given: bool, part: Rect | None) -> Floats:
+        """Return the serial and parallel seconds of handing a tensor on inside a task, and `part` of it out."""
+        works = handing_on(graph, tensor, have, needs, given=given)
+        if part:
+            works += handed_out(graph, tensor, have, part)
+        takes: Floats = np.array([(0.0, 0.0), *(self._profiles.parts(one) for one in works)]).sum(axis=0)
+        return takes
+
+    def _handed_whole(
+        self, tensor: str, start: int, stop: int, *, given: bool = False, given_out: bool = False
+    ) -> Floats:
+        """Return what handing a tensor on takes the only tile of nodes [start, stop)."""
+        graph = self._graph
+        readers = tuple(index for index in self._read_at.get(tensor, ()) if start <= index < stop)
+        views = _Views(tensor, readers, given, given_out, (), ())
+        if views not in self._handings:
+            whole = graph.shape(tensor).whole
+            nodes = [graph.nodes[index] for index in readers if not operators.is_whole(graph, graph.nodes[index])]
+            needs = [(node, needed_input(graph, node, tensor, graph.shape(node.output).whole)) for node in nodes]
+            part = whole if given_out else None
+            self._handings[views] = self._moving(graph, tensor, whole, needs, given=given, part=part)
+        return self._handings[views]
+
     @cached_property
     def _whole_parts(self) -> list[tuple[float, float, int]]:
         shapes = (self._graph.shape(node.output) for node in self._graph.nodes)
         return [self._takes(self._graph, index, shape.height, shape.width) for index, shape in enumerate(shapes)]
 
     @cached_property
-    def _serial_before(self) -> list[float]:
-        """Seconds of the first n nodes in one piece, for every n."""
-        return [0.0, *accumulate(serial for serial, _, _ in self._whole_parts)]
-
-    @cached_property
-    def _parallel_before(self) -> list[float]:
-        return [0.0, *accumulate(parallel for _, parallel, _ in self._whole_parts)]
+    def _before(self) -> Floats:
+        """Serial and parallel seconds of the first n nodes in one piece, for every n: an array (2, nodes + 1)."""
+        everybody = len(self._graph.nodes)
+        handed = [self._handed_whole(node.output, 0, everybody) for node in self._graph.nodes]
+        takes = np.array([part[:2] for part in self._whole_parts]) + handed
+        return np.concatenate([np.zeros((1, 2)), takes.cumsum(axis=0)]).T
 
     @cached_property
     def macs_before(self) -> list[int]:
@@ -218,6 +282,14 @@ class Loads:
             for name in self._graph.activations(node):
                 read.setdefault(name, []).append(index)
         return read
+
+
+def _views(rows: _AxisWalk, cols: _AxisWalk, tensor: str, cut: int | None = None) -> _Views:
+    """Return how the parts of a stage read a tensor of it, or one that is given at the cut before a node."""
+    down, across = rows.views(tensor, cut), cols.views(tensor, cut)
+    return _Views(
+        tensor, rows.readers(tensor, cut), cut is not None, cut is None and rows.is_target(tensor), down, across
+    )
 
 
 class _AxisWalk:
@@ -240,10 +312,12 @@ class _AxisWalk:
         self._graph, self._axis, self._cuts, self._reaches = graph, axis, cuts, reaches
         self._targets = {name: _edges(even_parts(_extent(graph, name, axis), parts)) for name in targets}
         self._spans: dict[str, _Edges] = {}
+        self._needs: dict[str, list[tuple[int, _Edges]]] = {}
         self._next = stop - 1
         self._parts = parts
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._at_cut: dict[int, dict[str, _Edges]] = {}
+        self._known_views: dict[tuple[str, int], tuple[_View, ...]] = {}
 
     def sizes(self, index: int) -> tuple[int, ...]:
         """Return how many rows of a node's output each part needs."""
@@ -262,6 +336,31 @@ class _AxisWalk:
         sizes: list[int] = (last - first).tolist()
         return sizes
 
+    def is_target(self, tensor: str) -> bool:
+        """Say whether a tensor is one of the stage's outputs."""
+        return tensor in self._targets
+
+    def is_in_parts(self, tensor: str) -> bool:
+        """Say whether different readers may have asked for different parts of a tensor that the stage makes."""
+        return self.is_target(tensor) or len(self._needs.get(tensor, ())) > 1
+
+    def readers(self, tensor: str, cut: int | None) -> tuple[int, ...]:
+        """Return the nodes, from `cut` on, that read parts of a tensor."""
+        return tuple(reader for reader, _ in self._needs.get(tensor, ()) if reader >= (cut or 0))
+
+    def views(self, tensor: str, cut: int | None) -> tuple[_View, ...]:
+        """Return each part's view of a tensor that nodes after it read; of a cut's tensor, nodes after the cut."""
+        key = tensor, -1 if cut is None else cut
+        if key not in self._known_views:
+            have = self._spans[tensor] if cut is None else self._at_cut[cut][tensor]
+            needs = [need for reader, need in self._needs.get(tensor, ()) if reader >= (cut or 0)]
+            targets = [self._targets[tensor]] if cut is None and self.is_target(tensor) else []
+            edges = np.array([have, *needs, *targets]) - have[0]
+            self._known_views[key] = tuple(
+                tuple((int(first), int(last)) for first, last in edges[:, :, part]) for part in range(self._parts)
+            )
+        return self._known_views[key]
+
     def _step(self) -> None:
         graph, index = self._graph, self._next
         node = graph.nodes[index]
@@ -274,7 +373,10 @@ class _AxisWalk:
             key = (self._axis, index, source, node.attributes.get("grid"))
             if key not in self._reaches:
                 self._reaches[key] = _Reach(graph, node, source, self._axis)
-            self._add(source, self._reaches[key].of(mine))
+            need = self._reaches[key].of(mine)
+            self._add(source, need)
+            if not operators.is_whole(graph, node):
+                self._needs.setdefault(source, []).append((index, need))
         self._sizes[index] = tuple((mine[1] - mine[0]).tolist())
         if index in self._cuts:
             names = self._cuts[index].tensors

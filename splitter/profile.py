@@ -45,7 +45,7 @@ from splitter.ingest import from_onnx
 from splitter.load import Progress, load
 from splitter.planner import tile_rects
 from splitter.tiles import Regions, walk_back, whole_regions
-from splitter.work import INSIDE, activated, convolution_kind, edge_columns, kind_of, task_works
+from splitter.work import INSIDE, activated, convolution_kind, edge_columns, kind_of, tile_works
 
 NETWORKS = (
     *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),
@@ -90,7 +90,7 @@ class Task:
     @property
     def works(self) -> list[Work]:
         """What the task does."""
-        return task_works(self.graph, self.nodes, self.regions, self.inputs, self.outputs)
+        return tile_works(self.graph, self.nodes, self.regions, self.inputs, self.outputs)
 
     def model(self) -> onnx.ModelProto:
         """The task's graph as the splitter writes it, with its weights inside."""

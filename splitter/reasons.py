@@ -8,6 +8,7 @@ from itertools import groupby
 
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import Alternative, PackageLimit
+from serfer.core.profile import Profiles
 from splitter.cuts import Cut, weight_bytes
 from splitter.graph import Graph
 from splitter.grids import ONE, GridChoice
@@ -90,8 +91,8 @@ def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
     return found
 
 
-def why(objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative]) -> str:
-    """Return a paragraph that says why this plan, and what it beat."""
+def why(objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative], profiles: Profiles) -> str:
+    """Return a paragraph that says why this plan, what it beat, and by what its compute was predicted."""
     bounds = []
     if goal.most_seconds < float("inf"):
         bounds.append(f"within {_ms(goal.most_seconds)} ms")
@@ -101,7 +102,9 @@ def why(objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative]
     mine = _price(chosen.seconds, chosen.usd)
     first = f"{_stages(choices_of(chosen))} has {wanted} of all plans that fit: {mine}, predicted, warm."
     beaten = [_compared(chosen, other) for other in others if other.tasks == 1 and not other.chosen]
-    return " ".join([first[:1].upper() + first[1:], *beaten])
+    safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
+    source = f"Compute is predicted by profiles of {profiles.date} from {profiles.machine}{safety}."
+    return " ".join([first[:1].upper() + first[1:], *beaten, source])
 
 
 def _compared(chosen: Chain, other: Alternative) -> str:

@@ -44,14 +44,15 @@ class _Form:
     """How tensors lie in memory, and who computes them.
 
     `blocked` are the tensors that are made in blocks; `inside` the outputs of operators that run inside another one,
-    `reordered` those of the others whose result some reader wants in the other form; `activations` says which
-    activation an operator has inside.
+    `reordered` those of the others whose result some reader wants in the other form, `moved` these results (the output
+    of the last operator inside); `activations` says which activation an operator has inside.
     """
 
     readers: Mapping[str, Sequence[Node]]
     blocked: AbstractSet[str]
     inside: AbstractSet[str]
     reordered: AbstractSet[str]
+    moved: AbstractSet[str]
     activations: Mapping[str, str]
 
 
@@ -66,20 +67,16 @@ def work(graph: Graph, node: Node, region: Rect) -> Work | None:
     return _with_reorder(graph, form, node, region)
 
 
-def handing_on(graph: Graph, tensor: str, regions: Regions, *, given: bool = False) -> list[Work]:
-    """Return what it costs that readers of `tensor` want different parts of it, once everything of a tile is placed.
+Needs = Sequence[tuple[Node, Rect]]
+"""Who reads a tensor, and which rectangle of it each of them reads."""
 
-    `regions` has the outputs of every operator of the tile that comes after `tensor`, and `tensor` itself. With `given`
-    the tensor is an input of the task: it comes in order and not in blocks.
+
+def handing_on(graph: Graph, tensor: str, have: Rect, needs: Needs, *, given: bool = False) -> list[Work]:
+    """Return what it costs a task that `have` of a tensor is read in parts: what each of its readers there needs.
+
+    With `given` the tensor is an input of the task: it comes in order and not in blocks.
     """
-    form, have = _form(graph), regions[tensor]
-    channels = graph.shape(tensor).channels
-    needs = [
-        (reader, need)
-        for reader in form.readers.get(tensor, ())
-        if reader.output in regions and not operators.is_whole(graph, reader)
-        for need in [needed_input(graph, reader, tensor, regions[reader.output])]
-    ]
+    form, channels = _form(graph), graph.shape(tensor).channels
     found = []
     if given and any(need == have and _wants_blocks(graph, form.blocked, reader) for reader, need in needs):
         found.append(_moved(Kind.INPUT_INTO_BLOCKS, graph, tensor, have))
@@ -110,40 +107,31 @@ def _apart(graph: Graph, form: _Form, reader: Node, elements: int) -> list[Work]
     return extra
 
 
-def task_works(
+def tile_works(
     graph: Graph, nodes: Sequence[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
 ) -> list[Work]:
-    """Return everything that one task does: `nodes` on `regions`, from its `inputs` to its `outputs`.
+    """Return everything that one tile does: `nodes` on `regions`, from its `inputs` to its `outputs`.
 
-    This follows a task from its inputs on, which come in order and so keep sums and concatenations out of blocks;
-    `work` and `handing_on` take every operator by itself.
+    Each operator is taken by itself, as it would run in the whole network, so that a search can add up any chain.
     """
-    views = {
-        (node.output, name): need
-        for node in nodes
-        if not operators.is_whole(graph, node)
-        for name in graph.activations(node)
-        for need in [needed_input(graph, node, name, regions[node.output])]
-        if need != regions[name]
-    }
-    ends = {name for name, rect in outputs.items() if rect == regions[name]}
-    cuts = {name for name, rect in outputs.items() if rect != regions[name]} | {name for _, name in views}
-    form = _Finder(graph, nodes, frozenset(ends | cuts), frozenset(views)).form()
-    found = [
-        _with_reorder(graph, form, node, regions[node.output])
-        for node in nodes
-        if node.output not in form.inside and node.kind not in _FREE
-    ]
-    found += [_moved(Kind.INPUT_INTO_BLOCKS, graph, name, regions[name]) for name in inputs if name in form.reordered]
-    found += [_moved(Kind.CROP, graph, name, rect) for name, rect in outputs.items() if name not in ends]
-    parts = {
-        (name, need): [node for node in nodes if views.get((node.output, name)) == need]
-        for (_, name), need in views.items()
-    }
-    for (name, need), readers in parts.items():
-        found.append(_moved(Kind.CROP, graph, name, need))
-        if any(_wants_blocks(graph, form.blocked, node) for node in readers):
-            found.append(_moved(Kind.INTO_BLOCKS, graph, name, need))
+    found = [one for node in nodes if (one := work(graph, node, regions[node.output]))]
+    return found + tile_moves(graph, nodes, regions, inputs, outputs)
+
+
+def tile_moves(
+    graph: Graph, nodes: Sequence[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
+) -> list[Work]:
+    """Return what a tile does besides its operators: bring maps into order or into blocks, and crop them."""
+    form, inside, found = _form(graph), {node.output for node in nodes}, list[Work]()
+    for name in (*inputs, *(node.output for node in nodes)):
+        needs = [
+            (reader, needed_input(graph, reader, name, regions[reader.output]))
+            for reader in form.readers.get(name, ())
+            if reader.output in inside and not operators.is_whole(graph, reader)
+        ]
+        found += handing_on(graph, name, regions[name], needs, given=name in inputs)
+    for name, part in outputs.items():
+        found += handed_out(graph, name, regions[name], part)
     return found
 
 
@@ -161,8 +149,8 @@ def _with_reorder(graph: Graph, form: _Form, node: Node, region: Rect) -> Work:
 
 def handed_out(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
     """Return what it costs a task to give out `part` of a tensor of which it computes `have`."""
-    found = []
-    if tensor in _form(graph).blocked and have.area > 1:
+    form, found = _form(graph), []
+    if tensor in form.blocked - form.moved and have.area > 1:
         found.append(_moved(Kind.INTO_ORDER, graph, tensor, have))
     if part != have:
         found.append(_moved(Kind.CROP, graph, tensor, part))
@@ -297,34 +285,20 @@ def _form(graph: Graph) -> _Form:
     """Return the form of the whole network in one task."""
     key = ("form", "")
     if key not in graph.memo:
-        graph.memo[key] = _Finder(graph, graph.nodes, frozenset({graph.output})).form()
+        graph.memo[key] = _Finder(graph).form()
     form: _Form = graph.memo[key]
     return form
 
 
 class _Finder:
-    """Goes through operators in order, as ONNX Runtime does, and finds what runs inside what and what is in blocks.
+    """Goes through operators in order, as ONNX Runtime does, and finds what runs inside what and what is in blocks."""
 
-    `ordered` are the tensors that somebody besides the operators reads in order (a task's outputs, and what is
-    sliced), `parts` the (reader, tensor) where a reader has a slice of the tensor and not the tensor itself.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        nodes: Sequence[Node],
-        ordered: AbstractSet[str],
-        parts: AbstractSet[tuple[str, str]] = frozenset(),
-    ) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._nodes = nodes
-        self._ordered = ordered
-        self._parts = parts
         self._readers: dict[str, list[Node]] = {}
-        for node in nodes:
+        for node in graph.nodes:
             for name in graph.activations(node):
-                if (node.output, name) not in parts:
-                    self._readers.setdefault(name, []).append(node)
+                self._readers.setdefault(name, []).append(node)
         self._blocked: set[str] = set()
         self._hosts: dict[str, str] = {}
         self._tails: dict[str, str] = {}
@@ -333,7 +307,7 @@ class _Finder:
 
     def form(self) -> _Form:
         """Return what was found."""
-        for node in self._nodes:
+        for node in self._graph.nodes:
             if self._is_made_in_blocks(node):
                 self._blocked.add(node.output)
             host = self._host(node)
@@ -345,10 +319,11 @@ class _Finder:
                 self._closed.add(node.output)
                 self._activations[host] = node.kind
         inside = {name for name, host in self._hosts.items() if name != host}
-        made = {node.output for node in self._nodes}
+        made = {node.output for node in self._graph.nodes}
         tails = {name: self._tails.get(name, name) for name in {*made, *self._readers} - inside}
         reordered = {name for name, tail in tails.items() if self._is_reordered(tail)}
-        return _Form(self._readers, self._blocked, inside, reordered, self._activations)
+        moved = {tails[name] for name in reordered}
+        return _Form(self._readers, self._blocked, inside, reordered, moved, self._activations)
 
     def _is_made_in_blocks(self, node: Node) -> bool:
         graph = self._graph
@@ -359,7 +334,7 @@ class _Finder:
         if node.kind in operators.POOLS or node.kind == operators.TILE_POOL:
             return graph.shapes[node.output][1] % BLOCK == 0
         sources = graph.activations(node)
-        if any(name not in self._blocked or (node.output, name) in self._parts for name in sources):
+        if any(name not in self._blocked for name in sources):
             return False
         if node.kind == "Concat":
             return node.attributes["axis"] == 1 and all(graph.shapes[name][1] % BLOCK == 0 for name in sources)
@@ -376,7 +351,7 @@ class _Finder:
         if node.kind == "Mul" and len(sources) == _OPERANDS:
             gates = [name for name in sources if self._is_gate(name, sources)]
             return gates[0] if gates else None
-        alone = [name for name in sources if self._is_alone(node, name)]
+        alone = [name for name in sources if self._is_alone(name)]
         if node.kind in INSIDE:
             return self._hosts[alone[0]] if alone else None
         if node.kind not in _SUMS or node.output not in self._blocked or len(sources) != _OPERANDS:
@@ -384,14 +359,15 @@ class _Finder:
         own = [name for name in alone if self._hosts[name] == name]
         return own[0] if own else None
 
-    def _is_alone(self, node: Node, name: str) -> bool:
-        """Say whether `node` is all that reads the result of an operator that can take it in."""
-        taken = name in self._closed or name in self._ordered or (node.output, name) in self._parts
-        return name in self._hosts and not taken and len(self._readers[name]) == 1
+    def _is_alone(self, name: str) -> bool:
+        """Say whether one operator is all that reads the result of an operator that can take it in."""
+        free = name in self._hosts and name not in self._closed and name != self._graph.output
+        return free and len(self._readers[name]) == 1
 
     def _is_gate(self, name: str, sources: Sequence[str]) -> bool:
         return any(
-            other.output == name and other.kind == "Sigmoid" and other.inputs[0] in sources for other in self._nodes
+            other.output == name and other.kind == "Sigmoid" and other.inputs[0] in sources
+            for other in self._graph.nodes
         )
 
     def _is_reordered(self, tensor: str) -> bool:
@@ -401,4 +377,4 @@ class _Finder:
             return False
         readers = self._readers.get(tensor, ())
         wanted = any(_wants_blocks(graph, self._blocked, node) != blocked for node in readers)
-        return wanted or (blocked and tensor in self._ordered)
+        return wanted or (blocked and tensor == graph.output)

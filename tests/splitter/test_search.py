@@ -20,7 +20,7 @@ from splitter.loads import can_part
 from splitter.planner import INLINE_MOST, LEAST_SIDE, Budget, choices_of, prepare, tile_rects
 from splitter.search import BALANCED, COST, LATENCY, Chain, Search
 from splitter.tiles import walk_back
-from splitter.work import work
+from splitter.work import tile_moves, work
 from tests.splitter.models import Net
 
 CASES = 200
@@ -104,7 +104,7 @@ class Enumerated:
             written.append(sum(graph.shape(name).channels * rect.area for name, rect in outputs.items()))
             ranges.append(sum(self.pieces(name, regions[name], before) for name in needed) if at else 0)
             works = [work(graph, node, at_origin(regions[node.output])) for node in nodes]
-            seconds.append(self.compute(works))
+            seconds.append(self.compute([*works, *tile_moves(graph, nodes, regions, needed, outputs)]))
         read, written = (np.array(each) * FLOAT_BYTES for each in (read, written))
         last = to == len(self.cuts) - 1
         if (at and inline_in and read.sum() > INLINE_MOST) or (inline_out and not last and written.sum() > INLINE_MOST):

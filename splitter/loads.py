@@ -6,13 +6,13 @@ for each axis by itself, once for each number of parts, and a grid's tiles are t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, product, starmap
+from itertools import accumulate, product
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from serfer.core.cost import Floats
 from serfer.core.geometry import Grid, Rect, Span, even_parts
@@ -24,49 +24,51 @@ from splitter.graph import Graph, Node
 from splitter.grids import ONE
 from splitter.tiles import needed_input
 from splitter.windows import COL_AXIS, ROW_AXIS
-from splitter.work import Needs, handed_out, handing_on, work
+from splitter.work import Needs, handed_out, handing_on, likeness, tensor_likeness, work
 
-_UNKNOWN = -1
-_Edges = tuple[NDArray[np.int64], NDArray[np.int64]]
-_View = tuple[tuple[int, int], ...]
-"""Along one axis: the rows of a tensor that a tile has, that each reader reads of them, and that the tile gives out."""
+_Sizes = NDArray[np.int64]
+_Edges = tuple[_Sizes, _Sizes]
+_Ends = tuple[int, int]
+_Axis = NDArray[np.int64]
+"""Along one axis, of each part (first axis): the rows of a tensor that a tile has, that each reader reads of them, and
+that the tile gives out (second axis), as first row and last row plus one, relative to the first that the tile has."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reading:
     """What tiles read of one tensor: each grid row's rows of it, each grid column's columns."""
 
     tensor: str
     channels: int
-    rows: tuple[Span, ...]
-    cols: tuple[Span, ...]
+    rows: _Edges
+    cols: _Edges
 
-    @property
+    @cached_property
     def elements(self) -> Floats:
-        """Return how many values each tile reads."""
-        heights, widths = ([span.size for span in spans] for spans in (self.rows, self.cols))
-        return self.channels * _products(heights, widths)
+        """How many values each tile reads."""
+        return self.channels * _products(self.rows[1] - self.rows[0], self.cols[1] - self.cols[0])
 
-    def pieces(self, height: int, width: int, grid: Grid) -> Floats:
-        """Return of how many tiles each tile reads a part, where the tensor, height x width, was written on `grid`."""
-        down = [_touched(span, height, grid.rows) for span in self.rows]
-        across = [_touched(span, width, grid.cols) for span in self.cols]
-        return _products(down, across)
+    def pieces(self, height: int, width: int, grids: Sequence[Grid]) -> Floats:
+        """Return of how many tiles each tile reads a part, where the tensor, height x width, was written on a grid.
+
+        There is a row for each grid.
+        """
+        down = {parts: _touched(self.rows, height, parts) for parts in {grid.rows for grid in grids}}
+        across = {parts: _touched(self.cols, width, parts) for parts in {grid.cols for grid in grids}}
+        ways = {key: _products(down[key[0]], across[key[1]]) for key in {(grid.rows, grid.cols) for grid in grids}}
+        return np.array([ways[grid.rows, grid.cols] for grid in grids])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Views:
-    """A tensor of a stage, by whom it is read there, whether it was given to the task and is given out by it.
-
-    `rows` has each grid row's view, and `cols` each grid column's.
-    """
+    """A tensor of a stage, by whom it is read there, whether it was given to the task and is given out by it."""
 
     tensor: str
     readers: tuple[int, ...]
     given: bool
     given_out: bool
-    rows: tuple[_View, ...]
-    cols: tuple[_View, ...]
+    rows: _Axis
+    cols: _Axis
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,24 @@ class Load:
     unspread: int = 0
 
 
-def _products(rows: Sequence[int], cols: Sequence[int]) -> Floats:
+def _products(rows: ArrayLike, cols: ArrayLike) -> Floats:
     """Return row times column for each tile, row by row."""
-    return np.asarray(np.array(rows, dtype=float)[:, None] * np.array(cols, dtype=float)).ravel()
+    return np.multiply.outer(rows, cols, dtype=np.float64).ravel()
 
 
-@lru_cache(maxsize=1 << 16)
-def _touched(span: Span, size: int, parts: int) -> int:
-    """Count the even parts of `size` that a span overlaps; a map that is too small for so many was not cut."""
+def _touched(spans: _Edges, size: int, parts: int) -> NDArray[np.int64]:
+    """Count the even parts of `size` that each span overlaps; a map that is too small for so many was not cut."""
     if parts == 1 or size < parts:
-        return 1
-    return sum(part.start < span.stop and span.start < part.stop for part in even_parts(size, parts))
+        return np.ones_like(spans[0])
+    starts = _starts(size, parts)
+    first, last = starts.searchsorted(spans[0], "right"), starts.searchsorted(spans[1] - 1, "right")
+    touched: NDArray[np.int64] = last - first + 1
+    return touched
+
+
+@lru_cache(maxsize=1 << 12)
+def _starts(size: int, parts: int) -> NDArray[np.int64]:
+    return np.array([part.start for part in even_parts(size, parts)])
 
 
 class Loads:
@@ -111,9 +120,12 @@ class Loads:
         self._profiles, self._run_s = profiles, profiles.run_s
         self._walks: dict[object, _AxisWalk] = {}
         self._reaches: dict[object, _Reach] = {}
-        self._parts: dict[tuple[int, int, int, object], tuple[float, float, int]] = {}
-        self._tiles: dict[tuple[int, tuple[int, ...], tuple[int, ...], object], Floats] = {}
-        self._handings: dict[_Views, Floats] = {}
+        self._known_steps: dict[object, list[_Step]] = {}
+        self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
+        self._tiles: dict[tuple[int, bytes, bytes], tuple[Floats, int]] = {}
+        self._handings: dict[object, Floats] = {}
+        self._known_kinds: dict[object, int] = {}
+        self._kinds: dict[Hashable, int] = {}
         self._pools: tuple[object, ...] = ()
         self._at_cut = {cut.position: cut for cut in cuts}
 
@@ -135,7 +147,7 @@ class Loads:
             self._run_s + takes[:1],
             takes[1:],
             tuple(
-                Reading(name, shape.channels, (shape.whole.rows,), (shape.whole.cols,))
+                Reading(name, shape.channels, _edges([shape.whole.rows]), _edges([shape.whole.cols]))
                 for name, shape in shapes.items()
             ),
             np.array([float(sum(self._graph.shape(name).elements for name in writes))]),
@@ -161,7 +173,7 @@ class Loads:
         """Yield the stage from every earlier cut to this one, the nearest first, for all tiles in step."""
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
-        takes, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0.0
+        takes, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0
         takes[0] = self._run_s
         for index in range(cut.position - 1, -1, -1):
             node = graph.nodes[index]
@@ -171,36 +183,62 @@ class Loads:
             if node.output in targets:
                 areas = _products(rows.target(node.output), cols.target(node.output))
                 written += graph.shape(node.output).channels * areas
-            found = self._tiles_take(graph, index, rows.sizes(index), cols.sizes(index))
-            takes, macs = takes + found[:2], macs + found[2].sum()
+            found, count = self._tiles_take(graph, index, rows.sizes(index), cols.sizes(index))
+            takes, macs = takes + found, macs + count
             if rows.is_in_parts(node.output):
                 takes += self._handed(graph, _views(rows, cols, node.output))
             if index in self._at_cut:
                 readings = self._readings(graph, index, rows, cols)
                 given = sum(self._handed(graph, _views(rows, cols, one.tensor, index)) for one in readings)
                 serial, parallel = takes + given
-                yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), int(macs))
+                yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), macs)
 
     def _readings(self, graph: Graph, index: int, rows: _AxisWalk, cols: _AxisWalk) -> tuple[Reading, ...]:
         return tuple(
-            Reading(name, graph.shape(name).channels, rows.spans(index, name), cols.spans(index, name))
+            Reading(name, graph.shape(name).channels, down, across)
             for name in self._at_cut[index].tensors
-            if rows.spans(index, name)
+            if (down := rows.given(index, name)) and (across := cols.given(index, name))
         )
 
     def _axis(self, graph: Graph, cut: Cut, targets: frozenset[str], axis: int, grid: Grid) -> _AxisWalk:
         parts = grid.rows if axis == ROW_AXIS else grid.cols
         key = (cut.position, axis, parts, targets, grid.columns, self._pools)
         if key not in self._walks:
-            self._walks[key] = _AxisWalk(graph, cut.position, targets, axis, parts, self._at_cut, self._reaches)
+            wanted = {name: _edges(even_parts(_extent(graph, name, axis), parts)) for name in targets}
+            self._walks[key] = _AxisWalk(self._steps(graph, axis)[: cut.position], wanted, parts, self._at_cut)
         return self._walks[key]
 
-    def _tiles_take(self, graph: Graph, index: int, rows: tuple[int, ...], cols: tuple[int, ...]) -> Floats:
-        """Return what an operator takes (see `_takes`) on each tile, as an array (3, tiles)."""
-        key = (index, rows, cols, graph.nodes[index].attributes.get("grid"))
+    def _steps(self, graph: Graph, axis: int) -> list[_Step]:
+        """Return what every node reads along an axis."""
+        key = axis, self._pools
+        if key not in self._known_steps:
+            self._known_steps[key] = [
+                _Step(
+                    node.output,
+                    _extent(graph, node.output, axis) if operators.is_whole(graph, node) else None,
+                    tuple(
+                        (source, self._reach(graph, index, number, axis))
+                        for number, source in enumerate(graph.activations(node))
+                    ),
+                )
+                for index, node in enumerate(graph.nodes)
+            ]
+        return self._known_steps[key]
+
+    def _reach(self, graph: Graph, index: int, number: int, axis: int) -> _Reach:
+        key = axis, self._kind(graph, index), number
+        if key not in self._reaches:
+            node = graph.nodes[index]
+            self._reaches[key] = _Reach(graph, node, graph.activations(node)[number], axis)
+        return self._reaches[key]
+
+    def _tiles_take(self, graph: Graph, index: int, rows: _Sizes, cols: _Sizes) -> tuple[Floats, int]:
+        """Return what an operator takes each tile (see `_takes`), as an array (2, tiles), and all their macs."""
+        key = (self._kind(graph, index), rows.tobytes(), cols.tobytes())
         if key not in self._tiles:
-            found = [self._takes(graph, index, height, width) for height, width in product(rows, cols)]
-            self._tiles[key] = np.array(found).T
+            sizes = product(rows.tolist(), cols.tolist())
+            *takes, macs = zip(*(self._takes(graph, index, *size) for size in sizes), strict=True)
+            self._tiles[key] = np.array(takes), sum(macs)
         return self._tiles[key]
 
     def _takes(self, graph: Graph, index: int, height: int, width: int) -> tuple[float, float, int]:
@@ -209,21 +247,40 @@ class Loads:
         Where the region lies makes no difference here: at a border it reads a little less.
         """
         node = graph.nodes[index]
-        key = (index, height, width, node.attributes.get("grid"))
+        key = (self._kind(graph, index), height, width)
         if key not in self._parts:
             found = work(graph, node, Rect(Span(0, height), Span(0, width)))
             parts = self._profiles.parts(found) if found else (0.0, 0.0)
             self._parts[key] = (*parts, operators.macs(graph, node, height * width))
         return self._parts[key]
 
+    def _kind(self, graph: Graph, index: int) -> int:
+        """Number a node so that nodes whose work is the same have the same number: networks repeat their blocks."""
+        key = index, graph.nodes[index].attributes.get("grid")
+        if key not in self._known_kinds:
+            self._known_kinds[key] = self._kinds.setdefault(likeness(graph, graph.nodes[index]), len(self._kinds))
+        return self._known_kinds[key]
+
     def _handed(self, graph: Graph, views: _Views) -> Floats:
         """Return what it takes each tile that others read parts of what it has of a tensor, as an array (2, tiles)."""
-        if views not in self._handings:
-            found = [self._handing(graph, views, *one) for one in product(views.rows, views.cols)]
-            self._handings[views] = np.array(found).T
-        return self._handings[views]
+        known = (views.tensor, views.readers, self._pools)
+        if known not in self._known_kinds:
+            readers = tuple(self._kind(graph, reader) for reader in views.readers)
+            alike = (tensor_likeness(graph, views.tensor), readers)
+            self._known_kinds[known] = self._kinds.setdefault(alike, len(self._kinds))
+        key = (self._known_kinds[known], views.given, views.given_out, views.rows.tobytes(), views.cols.tobytes())
+        if key not in self._handings:
+            tiles = product(views.rows, views.cols)
+            self._handings[key] = np.array([self._handing(graph, views, key[:3], *tile) for tile in tiles]).T
+        return self._handings[key]
 
-    def _handing(self, graph: Graph, views: _Views, rows: _View, cols: _View) -> Floats:
+    def _handing(self, graph: Graph, views: _Views, like: tuple[int, bool, bool], rows: _Axis, cols: _Axis) -> Floats:
+        key = (*like, rows.tobytes(), cols.tobytes(), "tile")
+        if key not in self._handings:
+            self._handings[key] = self._handing_on(graph, views, rows.tolist(), cols.tolist())
+        return self._handings[key]
+
+    def _handing_on(self, graph: Graph, views: _Views, rows: list[_Ends], cols: list[_Ends]) -> Floats:
         have, *parts = (Rect(Span(*row), Span(*col)) for row, col in zip(rows, cols, strict=True))
         needs = [(graph.nodes[reader], part) for reader, part in zip(views.readers, parts, strict=False)]
         return self._moving(
@@ -244,14 +301,14 @@ class Loads:
         """Return what handing a tensor on takes the only tile of nodes [start, stop)."""
         graph = self._graph
         readers = tuple(index for index in self._read_at.get(tensor, ()) if start <= index < stop)
-        views = _Views(tensor, readers, given, given_out, (), ())
-        if views not in self._handings:
+        key = (tensor, readers, given, given_out)
+        if key not in self._handings:
             whole = graph.shape(tensor).whole
             nodes = [graph.nodes[index] for index in readers if not operators.is_whole(graph, graph.nodes[index])]
             needs = [(node, needed_input(graph, node, tensor, graph.shape(node.output).whole)) for node in nodes]
             part = whole if given_out else None
-            self._handings[views] = self._moving(graph, tensor, whole, needs, given=given, part=part)
-        return self._handings[views]
+            self._handings[key] = self._moving(graph, tensor, whole, needs, given=given, part=part)
+        return self._handings[key]
 
     @cached_property
     def _whole_parts(self) -> list[tuple[float, float, int]]:
@@ -300,41 +357,30 @@ class _AxisWalk:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        stop: int,
-        targets: frozenset[str],
-        axis: int,
-        parts: int,
-        cuts: Mapping[int, Cut],
-        reaches: dict[object, _Reach],
+        self, steps: Sequence[_Step], targets: Mapping[str, _Edges], parts: int, cuts: Mapping[int, Cut]
     ) -> None:
-        self._graph, self._axis, self._cuts, self._reaches = graph, axis, cuts, reaches
-        self._targets = {name: _edges(even_parts(_extent(graph, name, axis), parts)) for name in targets}
+        self._steps, self._targets, self._parts, self._cuts = steps, targets, parts, cuts
         self._spans: dict[str, _Edges] = {}
         self._needs: dict[str, list[tuple[int, _Edges]]] = {}
-        self._next = stop - 1
-        self._parts = parts
-        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._next = len(steps) - 1
+        self._sizes: dict[int, _Sizes] = {}
         self._at_cut: dict[int, dict[str, _Edges]] = {}
-        self._known_views: dict[tuple[str, int], tuple[_View, ...]] = {}
+        self._known_views: dict[tuple[str, int], _Axis] = {}
 
-    def sizes(self, index: int) -> tuple[int, ...]:
+    def sizes(self, index: int) -> _Sizes:
         """Return how many rows of a node's output each part needs."""
         while self._next >= index:
             self._step()
         return self._sizes[index]
 
-    def spans(self, index: int, tensor: str) -> tuple[Span, ...]:
-        """Return the rows of a tensor that are read at a cut before node `index`; none where it is not read."""
-        edges = self._at_cut[index].get(tensor)
-        return () if edges is None else tuple(starmap(Span, zip(*(edge.tolist() for edge in edges), strict=True)))
+    def given(self, index: int, tensor: str) -> _Edges | None:
+        """Return the rows of a tensor that are read at a cut before node `index`; None where it is not read."""
+        return self._at_cut[index].get(tensor)
 
-    def target(self, tensor: str) -> list[int]:
+    def target(self, tensor: str) -> _Sizes:
         """Return how many rows of one of the stage's outputs each part writes."""
         first, last = self._targets[tensor]
-        sizes: list[int] = (last - first).tolist()
-        return sizes
+        return last - first
 
     def is_target(self, tensor: str) -> bool:
         """Say whether a tensor is one of the stage's outputs."""
@@ -348,7 +394,7 @@ class _AxisWalk:
         """Return the nodes, from `cut` on, that read parts of a tensor."""
         return tuple(reader for reader, _ in self._needs.get(tensor, ()) if reader >= (cut or 0))
 
-    def views(self, tensor: str, cut: int | None) -> tuple[_View, ...]:
+    def views(self, tensor: str, cut: int | None) -> _Axis:
         """Return each part's view of a tensor that nodes after it read; of a cut's tensor, nodes after the cut."""
         key = tensor, -1 if cut is None else cut
         if key not in self._known_views:
@@ -356,28 +402,22 @@ class _AxisWalk:
             needs = [need for reader, need in self._needs.get(tensor, ()) if reader >= (cut or 0)]
             targets = [self._targets[tensor]] if cut is None and self.is_target(tensor) else []
             edges = np.array([have, *needs, *targets]) - have[0]
-            self._known_views[key] = tuple(
-                tuple((int(first), int(last)) for first, last in edges[:, :, part]) for part in range(self._parts)
-            )
+            self._known_views[key] = edges.transpose(2, 0, 1)
         return self._known_views[key]
 
     def _step(self) -> None:
-        graph, index = self._graph, self._next
-        node = graph.nodes[index]
-        if node.output in self._targets:
-            self._add(node.output, self._targets[node.output])
-        if operators.is_whole(graph, node):
-            self._spans[node.output] = _edges([Span(0, _extent(graph, node.output, self._axis))] * self._parts)
-        mine = self._spans[node.output]
-        for source in graph.activations(node):
-            key = (self._axis, index, source, node.attributes.get("grid"))
-            if key not in self._reaches:
-                self._reaches[key] = _Reach(graph, node, source, self._axis)
-            need = self._reaches[key].of(mine)
+        index, step = self._next, self._steps[self._next]
+        if step.output in self._targets:
+            self._add(step.output, self._targets[step.output])
+        if step.whole:
+            self._spans[step.output] = _edges([Span(0, step.whole)] * self._parts)
+        mine = self._spans[step.output]
+        for source, reach in step.reads:
+            need = reach.of(mine)
             self._add(source, need)
-            if not operators.is_whole(graph, node):
+            if not step.whole:
                 self._needs.setdefault(source, []).append((index, need))
-        self._sizes[index] = tuple((mine[1] - mine[0]).tolist())
+        self._sizes[index] = mine[1] - mine[0]
         if index in self._cuts:
             names = self._cuts[index].tensors
             self._at_cut[index] = {name: self._spans[name] for name in names if name in self._spans}
@@ -391,28 +431,28 @@ class _AxisWalk:
 
 
 class _Reach:
-    """What an operator reads of one input along one axis, looked up row by row and remembered."""
+    """What an operator reads of one input along one axis, for every row that may be the first or the last wanted."""
 
     def __init__(self, graph: Graph, node: Node, source: str, axis: int) -> None:
-        self._question = (graph, node, source, axis)
-        self._size = _extent(graph, source, axis)
-        rows = _extent(graph, node.output, axis)
-        self._first, self._last = np.full(rows + 1, _UNKNOWN), np.full(rows + 1, _UNKNOWN)
+        size = _extent(graph, source, axis)
+        rows = range(_extent(graph, node.output, axis))
+        needs = [operators.needs(graph, node, source, axis, Span(row, row + 1)) for row in rows]
+        self._first = np.array([min(max(need.start, 0), size - 1) for need in needs])
+        self._last = np.array([max(0, min(need.stop, size)) for need in needs])
 
     def of(self, wanted: _Edges) -> _Edges:
         """Return the rows that are read for some spans of the output, clipped to the map (see Span.clip)."""
-        first, last = self._first[wanted[0]], self._last[wanted[1]]
-        if min(first.min(), last.min()) == _UNKNOWN:
-            self._find(wanted)
-            first, last = self._first[wanted[0]], self._last[wanted[1]]
-        return first, np.maximum(last, first + 1)
+        first = self._first[wanted[0]]
+        return first, np.maximum(self._last[wanted[1] - 1], first + 1)
 
-    def _find(self, wanted: _Edges) -> None:
-        for row in wanted[0].tolist():
-            start = operators.needs(*self._question, Span(row, row + 1)).start
-            self._first[row] = min(max(start, 0), self._size - 1)
-        for row in wanted[1].tolist():
-            self._last[row] = max(0, min(operators.needs(*self._question, Span(row - 1, row)).stop, self._size))
+
+@dataclass(frozen=True)
+class _Step:
+    """A node along one axis: what it reads, and its output's extent where only the whole of that can be computed."""
+
+    output: str
+    whole: int | None
+    reads: tuple[tuple[str, _Reach], ...]
 
 
 def _edges(spans: Sequence[Span]) -> _Edges:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 
@@ -190,7 +190,7 @@ class _Market:
         offers = self._best_ranked([offer for load in self._loads() if (offer := self._offer(load))])
         priced = {id(offer): list(self._edges(offer)) for _, offer in offers}
         edges = (
-            replace(edge, start=(layer and layer - 1, edge.start[1]), stop=(layer, edge.stop[1]))
+            replace(edge, start=(layer - 1, edge.start[1]), stop=(layer, edge.stop[1])) if layer else edge
             for layer, offer in offers
             for edge in priced[id(offer)]
         )
@@ -337,16 +337,12 @@ class _Market:
 
     def _ranges(self, load: Load) -> Floats:
         """Return how many pieces each task reads, a row for each grid on which they may have been written."""
-        shapes = [self.graph.shape(reading.tensor) for reading in load.readings]
-        return np.array(
-            [
-                sum(
-                    reading.pieces(shape.height, shape.width, grid if shape.flat == grid.columns else ONE)
-                    for reading, shape in zip(load.readings, shapes, strict=True)
-                )
-                for grid in self._known_grids
-            ]
-        )
+        pieces: Floats = np.zeros((len(self._known_grids), load.grid.tiles))
+        for reading in load.readings:
+            shape = self.graph.shape(reading.tensor)
+            grids = [grid if shape.flat == grid.columns else ONE for grid in self._known_grids]
+            pieces += reading.pieces(shape.height, shape.width, grids)
+        return pieces
 
 
 def _cheapest_only(layered: list[tuple[int, _Offer]], place: int, last: Vertex) -> list[tuple[int, _Offer]]:
@@ -400,7 +396,11 @@ def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
 
 def memory_needed(graph: Graph, start: int, stop: int, weights: int) -> int:
     """Estimate the MB that running nodes [start, stop) in one piece takes, with so many bytes of fp32 weights."""
-    largest = max(graph.shape(node.output).elements for node in graph.nodes[start:stop])
+    key = ("largest map", str(start))
+    if key not in graph.memo:
+        sizes = (graph.shape(node.output).elements for node in graph.nodes[start:])
+        graph.memo[key] = list(accumulate(sizes, max))
+    largest: int = graph.memo[key][stop - start - 1]
     return WORKER_MB + (_WEIGHT_COPIES * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // _MB
 
 

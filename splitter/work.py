@@ -12,7 +12,7 @@ A worker's session optimises a tile's graph at the highest level. What that mean
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import prod
@@ -65,6 +65,24 @@ def work(graph: Graph, node: Node, region: Rect) -> Work | None:
     if node.output in form.inside or node.kind in _FREE:
         return None
     return _with_reorder(graph, form, node, region)
+
+
+def likeness(graph: Graph, node: Node) -> Hashable:
+    """Return what two operators have in common whose work is the same on any region that starts at the map's corner."""
+    form = _form(graph)
+    after = sum(reader.output in form.inside for reader in form.readers.get(node.output, ()))
+    return (
+        *(node.kind, repr(sorted(node.attributes.items())), tensor_likeness(graph, node.output), after),
+        *(node.output in form.inside, node.output in form.reordered, form.activations.get(node.output, "")),
+        tuple((graph.shapes[name], graph.axes(name)) for name in graph.activations(node)),
+        tuple(graph.weights[name].shape for name in graph.constants(node)),
+    )
+
+
+def tensor_likeness(graph: Graph, tensor: str) -> Hashable:
+    """Return what two tensors have in common that cost the same to hand on to readers that are alike."""
+    form = _form(graph)
+    return graph.shapes[tensor], graph.axes(tensor), tensor in form.blocked, tensor in form.moved
 
 
 Needs = Sequence[tuple[Node, Rect]]
@@ -150,7 +168,7 @@ def _with_reorder(graph: Graph, form: _Form, node: Node, region: Rect) -> Work:
 def handed_out(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
     """Return what it costs a task to give out `part` of a tensor of which it computes `have`."""
     form, found = _form(graph), []
-    if tensor in form.blocked - form.moved and have.area > 1:
+    if tensor in form.blocked and tensor not in form.moved and have.area > 1:
         found.append(_moved(Kind.INTO_ORDER, graph, tensor, have))
     if part != have:
         found.append(_moved(Kind.CROP, graph, tensor, part))

@@ -1,27 +1,31 @@
 """The push driver: a synchronous invoke's return says that a tile is done, so nothing is ever polled.
 
-The run machine decides (serfer/core/run.py); this file carries its decisions out: it starts invocations, sets the
-clock, and deletes what a query leaves in the store.
+The run machine decides (serfer/core/run.py); this file carries its decisions out: it starts invocations, as many at
+once as the account allows and the oldest query's first, sets the clock, and deletes what a query leaves in the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drivers.invoker import Invoker
+from drivers.slots import Slots
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.hedging import LearntHedging
 from serfer.core.inline import FLOAT_BYTES, inline_stages
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.run import (
     Action,
     Cancelled,
+    Drop,
     Event,
     Failure,
     FailureKind,
@@ -31,6 +35,7 @@ from serfer.core.run import (
     StageRun,
     TaskDone,
     TaskFailed,
+    TaskStarted,
     TimePassed,
     WakeAt,
 )
@@ -57,6 +62,7 @@ class Answer:
     outputs: Sequence[Buffer]
     carried: Sequence[int]
     retries: int
+    hedges: int
     driver_counts: StoreCounts
 
 
@@ -71,31 +77,50 @@ class _Route:
     inline_limit: int
     inline: Callable[[int], tuple[bool, ...]]  # of a batch: which stages' outputs ride along
     timeout_s: float
+    slots: Slots
+    oldest_first: bool
+    hedging: LearntHedging | None
 
 
 class PushDriver:
     """Takes queries through one plan, any number at once.
 
     A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any answer or payload
-    would carry more; a task may take `timeout_s`.
+    would carry more; a task may take `timeout_s`. At most `concurrency` invocations are under way at once; those of the
+    oldest query start first, unless `oldest_first` is off. With `hedge`, a task that is later than the others of its
+    stage have been gets a duplicate.
     """
 
     def __init__(
-        self, plan: Plan, invoker: Invoker, store: Store, *, inline_limit: int, timeout_s: float = 60.0
+        self,
+        plan: Plan,
+        invoker: Invoker,
+        store: Store,
+        *,
+        inline_limit: int,
+        timeout_s: float = 60.0,
+        concurrency: int = 1000,
+        oldest_first: bool = True,
+        hedge: bool = True,
     ) -> None:
         functions = [
             [plan.function(number, tile.function) for tile in stage.tiles] for number, stage in enumerate(plan.stages)
         ]
         inline = functools.cache(lambda batch: inline_stages(plan, batch, inline_limit))
-        self._route = _Route(plan, functions, invoker, store, inline_limit, inline, timeout_s)
+        slots, hedging = Slots(concurrency), LearntHedging() if hedge else None
+        self._route = _Route(
+            plan, functions, invoker, store, inline_limit, inline, timeout_s, slots, oldest_first, hedging
+        )
         self._cleanups: set[asyncio.Task[None]] = set()
+        self._arrivals = itertools.count()
 
     async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
         Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable.
         """
-        query = _Query(self._route, secrets.token_hex(16), batch, deadline_s)
+        age = next(self._arrivals) if self._route.oldest_first else 0
+        query = _Query(self._route, secrets.token_hex(16), batch, deadline_s, age)
         try:
             return await query.run(crops)
         finally:
@@ -115,17 +140,19 @@ class PushDriver:
 class _Query:
     """One query's events, invocations and keys."""
 
-    def __init__(self, route: _Route, name: str, batch: int, deadline_s: float) -> None:
+    def __init__(self, route: _Route, name: str, batch: int, deadline_s: float, age: int) -> None:
         self._route = route
         self._name = name
+        self._age = age
         self._batch = batch
         self._ttl = deadline_s + TTL_MARGIN_S
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         tiles = [stage.grid.tiles for stage in route.plan.stages]
-        self._run = Run(tiles, self._started + deadline_s, seed=secrets.randbits(32))
+        self._run = Run(tiles, self._started + deadline_s, seed=secrets.randbits(32), hedging=route.hedging)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._under_way: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
+        self._queued: dict[tuple[int, int, int], asyncio.Task[None]] = {}  # attempts that wait for a slot
         self._timers: list[asyncio.TimerHandle] = []
         self._crops: Sequence[Crop] = ()
         self._inline = route.inline(batch)
@@ -153,6 +180,7 @@ class _Query:
             outputs=outputs,
             carried=carried,
             retries=self._run.retries,
+            hedges=self._run.hedges,
             driver_counts=self._counts,
         )
 
@@ -162,8 +190,10 @@ class _Query:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Invoke(stage, tile):
-                    self._start(self._invoke(stage, tile))
+                case Invoke(stage, tile, attempt):
+                    self._queued[stage, tile, attempt] = self._start(self._invoke(stage, tile, attempt))
+                case Drop(stage, tile, attempt):
+                    self._give_up((stage, tile, attempt))
                 case WakeAt(time):
                     self._timers.append(self._loop.call_at(time, self._handle, TimePassed()))
                 case Finish(error):
@@ -179,15 +209,26 @@ class _Query:
     def _finish(self, error: Exception | None) -> None:
         for timer in self._timers:
             timer.cancel()
+        for attempt in [*self._queued]:
+            self._give_up(attempt)
         if not self._ended.done():
             if error:
                 self._ended.set_exception(error)
             else:
                 self._ended.set_result(None)
 
-    async def _invoke(self, stage: int, tile: int) -> None:
+    def _give_up(self, attempt: tuple[int, int, int]) -> None:
+        """Take an attempt out of the queue; one on its way runs to its end, which cleaning up waits for."""
+        if attempt in self._queued:
+            self._queued.pop(attempt).cancel()
+
+    async def _invoke(self, stage: int, tile: int, attempt: int) -> None:
         route = self._route
+        await route.slots.take(self._age)
+        self._queued.pop((stage, tile, attempt), None)
         try:
+            started = self._loop.time()
+            self._handle(TaskStarted(stage, tile, attempt))
             task = self._task(stage, tile)
             answer = await route.invoker.invoke(route.functions[stage][tile], task, route.timeout_s)
             result = self._checked(task, answer)
@@ -195,10 +236,14 @@ class _Query:
             self._finish(bug)
             self._handle(Cancelled())
             return
-        if isinstance(result, Report):
-            self._handle(TaskDone(stage, tile, result))
-        else:
-            self._handle(TaskFailed(stage, tile, result))
+        finally:
+            route.slots.give()
+        if isinstance(result, Failure):
+            self._handle(TaskFailed(stage, tile, attempt, result))
+            return
+        if route.hedging:
+            route.hedging.learn(stage, self._loop.time() - started)
+        self._handle(TaskDone(stage, tile, attempt, result))
 
     def _task(self, stage: int, tile: int) -> Task:
         """Return a tile's task, the same one however often it is tried."""

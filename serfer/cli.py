@@ -514,10 +514,16 @@ def breakeven(
         list[int] | None, typer.Option(min=32, help="Height and width; may be repeated. By default 224 to 1120.")
     ] = None,
     store: Annotated[str, typer.Option(help="The kind of store of split plans: redis or s3.")] = "redis",
+    here: Annotated[
+        bool, typer.Option("--here", help="Measure on this machine: one function against a split over two.")
+    ] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict from which network and which image on splitting beats one large function, and where it never does."""
+    if here:
+        _breakeven_here(model, size, as_markdown=as_markdown, as_json=as_json)
+        return
     from bench import breakeven as sweep  # noqa: PLC0415 - only this command needs it
 
     with _progress() as progress:
@@ -529,6 +535,18 @@ def breakeven(
             _print_json({**one.as_dict(), "profiles": found.profiled_on})
     else:
         typer.echo(sweep.markdown(found) if as_markdown else sweep.table(found))
+
+
+def _breakeven_here(model: list[str] | None, size: list[int] | None, *, as_markdown: bool, as_json: bool) -> None:
+    from bench import breakeven_here as race  # noqa: PLC0415 - only this command needs it
+
+    with _progress() as progress:
+        found = race.measure(load_settings(), model or race.NETWORKS, size or race.SIZES, progress=progress)
+    if as_json:
+        for one in found:
+            _print_json(one.as_dict())
+    else:
+        typer.echo(race.markdown(found) if as_markdown else race.table(found))
 
 
 @bench_app.command()

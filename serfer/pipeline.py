@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.push import TTL_MARGIN_S, PushDriver
+from drivers.push import TTL_MARGIN_S, Answer, PushDriver
 from serfer.background import LoopThread
 from serfer.core.aws import LambdaFacts
 from serfer.core.errors import InputError, PlanError, UsageError
@@ -29,11 +30,15 @@ MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 
 @dataclass(frozen=True)
 class Result:
-    """A query's end: (N, K) float32 logits, its report, and the most often that any of its workers read its weights."""
+    """A query's end: (N, K) float32 logits, its report, and the most often that any of its workers read its weights.
+
+    `answer` is what the driver knows of it: every attempt of every task, with times.
+    """
 
     logits: Logits
     report: QueryReport
     weight_loads: int
+    answer: Answer
 
 
 class Pipeline:
@@ -78,6 +83,17 @@ class Pipeline:
         started = time.perf_counter()
         array = np.asarray(batch)
         return self._query(self._crops(array), len(array), (), 0, started, deadline_s).logits
+
+    def submit(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Future[Result]:  # noqa: ANN401 - as run's
+        """Start a query of what `run` takes and return its result to come, so that any number may be under way.
+
+        Raises InputError at once for any other array; a query that fails ends its future with the error.
+        """
+        started = time.perf_counter()
+        array = np.asarray(batch)
+        crops = self._crops(array)
+        self._check(deadline_s)
+        return self._loop.submit(self._answer(crops, len(array), (), 0, started, deadline_s))
 
     def _crops(self, array: NDArray[Any]) -> list[Crop]:
         """Cut a batch into what each first-stage tile reads."""
@@ -146,11 +162,25 @@ class Pipeline:
         started: float,
         deadline_s: float,
     ) -> Result:
+        self._check(deadline_s)
+        return self._loop.wait(self._answer(crops, batch, names, top_k, started, deadline_s))
+
+    def _check(self, deadline_s: float) -> None:
         if self._closed:
             raise UsageError("the pipeline is closed")
         if not 0 < deadline_s <= MAX_DEADLINE_S:
             raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
-        answer = self._loop.wait(self._driver.run(crops, batch, deadline_s))
+
+    async def _answer(
+        self,
+        crops: list[Crop],
+        batch: int,
+        names: Sequence[str],
+        top_k: int,
+        started: float,
+        deadline_s: float,
+    ) -> Result:
+        answer = await self._driver.run(crops, batch, deadline_s)
         columns = [np.frombuffer(output, dtype="<f4").reshape(batch, -1) for output in answer.outputs]
         logits = np.concatenate(columns, axis=1)
         images = [
@@ -161,6 +191,7 @@ class Pipeline:
             logits,
             make_report(self.plan, answer, images, elapsed, self._facts),
             max(report.weight_loads for run in answer.stages for report in run.reports),
+            answer,
         )
         return result
 

@@ -93,7 +93,7 @@ def make_report(
         ),
         store=sum((report.counts for report in reports), answer.driver_counts),
         retries=answer.retries,
-        hedges=0,
+        hedges=answer.hedges,
     )
 
 

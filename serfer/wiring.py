@@ -125,6 +125,7 @@ async def _assemble(
             store,
             inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
             timeout_s=_TASK_TIMEOUT_S,
+            concurrency=settings.local_concurrency,
         )
         parts.push_async_callback(invoker.close)
         parts.push_async_callback(driver.close)

@@ -3,10 +3,12 @@
         start                  all tiles done             last stage done
     ──────────▶ stage 0 running ──────────▶ stage 1 ... ──────────▶ answered
                   │    ▲  tile failed: wait, then invoke again
+                  ├────┤  tile is late: invoke it a second time, the first answer wins
                   └────┘  tile failed too often, deadline passed, cancelled ──────────▶ failed
 
 Everything that decides a query's fate stands in this file. The push driver, the simulator and the tests drive the same
-machine. Whatever happens, a run ends exactly once, with Finish; its keys are then the driver's to delete.
+machine. Whatever happens, a run ends exactly once, with Finish; its keys are then the driver's to delete. Every event
+names the attempt that it is about, so what comes late or twice is known for what it is.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import enum
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from serfer.core.errors import (
     DeadlineError,
@@ -47,11 +50,21 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskStarted:
+    """An invocation is on its way: it waited for nothing but its function from here on."""
+
+    stage: int
+    tile: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskDone:
     """An invocation answered."""
 
     stage: int
     tile: int
+    attempt: int
     report: Report
 
 
@@ -61,6 +74,7 @@ class TaskFailed:
 
     stage: int
     tile: int
+    attempt: int
     failure: Failure
 
 
@@ -74,15 +88,25 @@ class Cancelled:
     """Nobody waits for the answer any more."""
 
 
-Event = TaskDone | TaskFailed | TimePassed | Cancelled
+Event = TaskStarted | TaskDone | TaskFailed | TimePassed | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class Invoke:
-    """Start the task of a tile."""
+    """Start the task of a tile, for the `attempt`-th time from 0."""
 
     stage: int
     tile: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give up an attempt whose answer nobody needs any more."""
+
+    stage: int
+    tile: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +123,7 @@ class Finish:
     error: SerferError | None
 
 
-Action = Invoke | WakeAt | Finish
+Action = Invoke | Drop | WakeAt | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +144,57 @@ class Retry:
         return float(min(self.longest, self.base * 2 ** (failures - 1)) * (0.5 + 0.5 * chance))
 
 
+class Hedging(Protocol):
+    """Says when a task is late, and whether a second one may be spent on it."""
+
+    def late_after(self, stage: int) -> float | None:
+        """Return after how many seconds a task of a stage is late; None where that is not known."""
+        ...
+
+    def spend(self) -> bool:
+        """Take one duplicate out of the budget, if there is one left."""
+        ...
+
+
 @dataclass(slots=True)
-class _Tile:
+class Attempt:
+    """One try of a task, on the driver's clock: when it was asked for, when it was on its way, and how it ended.
+
+    `ended` stays None for an attempt that was given up.
+    """
+
+    number: int
+    asked: float
+    started: float | None = None
+    ended: float | None = None
+    result: Report | Failure | None = None
+
+
+@dataclass(slots=True)
+class TileRun:
+    """What is known of one tile's task: its attempts, and the report of the one that answered first."""
+
+    attempts: list[Attempt]
     report: Report | None = None
-    running: bool = False
     failures: int = 0
     throttles: int = 0
     due: float | None = None
+    hedged: bool = False
+
+    @property
+    def open(self) -> list[Attempt]:
+        """The attempts that may still answer."""
+        return [attempt for attempt in self.attempts if attempt.ended is None]
 
 
 @dataclass(slots=True)
 class StageRun:
-    """What is known of one stage of a run: when it was released and ended, and its tiles' reports."""
+    """What is known of one stage of a run: when it was released and ended, and its tiles' tasks."""
 
     started: float
-    tiles: list[_Tile] = field(repr=False)
+    tiles: list[TileRun] = field(repr=False)
     ended: float | None = None
+    waiting: int = 0  # tiles without a report
 
     @property
     def reports(self) -> list[Report]:
@@ -146,17 +205,27 @@ class StageRun:
 class Run:
     """One query on its way through a plan whose stages have `tiles[k]` tiles.
 
-    `deadline` is the latest time to answer at, on the driver's clock. `seed` fixes the jitter of retries.
+    `deadline` is the latest time to answer at, on the driver's clock. `seed` fixes the jitter of retries. Without
+    `hedging` no task is tried a second time before the first one failed.
     """
 
-    def __init__(self, tiles: Sequence[int], deadline: float, seed: int, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        tiles: Sequence[int],
+        deadline: float,
+        seed: int,
+        retry: Retry | None = None,
+        hedging: Hedging | None = None,
+    ) -> None:
         self._tiles = tuple(tiles)
         self._deadline = deadline
         self._started = deadline
         self._retry = retry or Retry()
+        self._hedging = hedging
         self._random = random.Random(seed)  # noqa: S311 - jitter, no secret
         self.stages: list[StageRun] = []
         self.retries = 0
+        self.hedges = 0
         self.finished = False
 
     def start(self, now: float) -> list[Action]:
@@ -169,10 +238,12 @@ class Run:
         if self.finished:
             return []
         match event:
-            case TaskDone(stage, tile, report):
-                return self._done(stage, tile, report, now)
-            case TaskFailed(stage, tile, failure):
-                return self._failed(stage, tile, failure, now)
+            case TaskStarted(stage, tile, attempt):
+                return self._begun(stage, tile, attempt, now)
+            case TaskDone(stage, tile, attempt, report):
+                return self._done(stage, tile, attempt, report, now)
+            case TaskFailed(stage, tile, attempt, failure):
+                return self._failed(stage, tile, attempt, failure, now)
             case TimePassed():
                 return self._time_passed(now)
             case Cancelled():
@@ -180,41 +251,65 @@ class Run:
 
     def _release(self, now: float) -> list[Action]:
         """Start the next stage, all its tiles together."""
-        number = len(self.stages)
-        self.stages.append(StageRun(now, [_Tile(running=True) for _ in range(self._tiles[number])]))
-        return [Invoke(number, tile) for tile in range(self._tiles[number])]
+        number, count = len(self.stages), self._tiles[len(self.stages)]
+        self.stages.append(StageRun(now, [TileRun([Attempt(0, now)]) for _ in range(count)], waiting=count))
+        return [Invoke(number, tile, 0) for tile in range(count)]
 
-    def _current(self, stage: int, tile: int) -> _Tile | None:
-        """Return the tile that an event is about, or None for a late duplicate."""
+    def _again(self, stage: int, number: int, now: float) -> Invoke:
+        tile = self.stages[stage].tiles[number]
+        tile.attempts.append(Attempt(len(tile.attempts), now))
+        return Invoke(stage, number, tile.attempts[-1].number)
+
+    def _current(self, stage: int, tile: int, attempt: int) -> tuple[TileRun, Attempt] | None:
+        """Return the tile and the attempt that an event is about, or None for a late duplicate."""
         if stage != len(self.stages) - 1:
             return None
         current = self.stages[stage].tiles[tile]
-        return current if current.report is None else None
+        if current.report is not None or current.attempts[attempt].ended is not None:
+            return None
+        return current, current.attempts[attempt]
 
-    def _done(self, stage: int, tile: int, report: Report, now: float) -> list[Action]:
-        current = self._current(stage, tile)
+    def _begun(self, stage: int, tile: int, attempt: int, now: float) -> list[Action]:
+        current = self._current(stage, tile, attempt)
+        if current is None or current[1].started is not None:
+            return []
+        current[1].started = now
+        late = self._late_after(current[0], stage)
+        return [] if late is None else [WakeAt(now + late)]
+
+    def _late_after(self, tile: TileRun, stage: int) -> float | None:
+        return None if tile.hedged or self._hedging is None else self._hedging.late_after(stage)
+
+    def _done(self, stage: int, tile: int, attempt: int, report: Report, now: float) -> list[Action]:
+        if stage != len(self.stages) - 1 or self.stages[stage].tiles[tile].report is not None:
+            return []
+        run = self.stages[stage].tiles[tile]
+        done = run.attempts[attempt]
+        run.report, run.due, done.ended, done.result = report, None, now, report
+        drops = [Drop(stage, tile, other.number) for other in run.open]
+        self.stages[stage].waiting -= 1
+        if self.stages[stage].waiting:
+            return [*drops]
+        self.stages[stage].ended = now
+        return [*drops, *(self._release(now) if stage + 1 < len(self._tiles) else self._finish(None))]
+
+    def _failed(self, stage: int, tile: int, attempt: int, failure: Failure, now: float) -> list[Action]:
+        current = self._current(stage, tile, attempt)
         if current is None:
             return []
-        current.report, current.running, current.due = report, False, None
-        if any(other.report is None for other in self.stages[stage].tiles):
-            return []
-        self.stages[stage].ended = now
-        return self._release(now) if stage + 1 < len(self._tiles) else self._finish(None)
-
-    def _failed(self, stage: int, tile: int, failure: Failure, now: float) -> list[Action]:
-        current = self._current(stage, tile)
-        if current is None or not current.running:
-            return []
-        current.running = False
+        run, ended = current
+        ended.ended, ended.result = now, failure
         if failure.kind is FailureKind.THROTTLED:
-            current.throttles += 1
+            run.throttles += 1
         else:
-            current.failures += 1
-        if current.failures >= self._retry.attempts or current.throttles >= self._retry.throttled_attempts:
+            run.failures += 1
+        if run.open or run.due is not None:
+            return []  # another attempt may still answer
+        if run.failures >= self._retry.attempts or run.throttles >= self._retry.throttled_attempts:
             return self._finish(_error(stage, tile, failure))
-        wait = self._retry.wait(current.failures + current.throttles, self._random.random())
-        current.due = now + wait
-        return [WakeAt(current.due)]
+        wait = self._retry.wait(run.failures + run.throttles, self._random.random())
+        run.due = now + wait
+        return [WakeAt(run.due)]
 
     def _time_passed(self, now: float) -> list[Action]:
         if now >= self._deadline:
@@ -225,14 +320,34 @@ class Run:
         stage = len(self.stages) - 1
         for number, tile in enumerate(self.stages[stage].tiles):
             if tile.due is not None and tile.due <= now:
-                tile.due, tile.running = None, True
+                tile.due = None
                 self.retries += 1
-                actions.append(Invoke(stage, number))
-        return actions or [WakeAt(self._next_time())]
+                actions.append(self._again(stage, number, now))
+            elif self._is_late(stage, tile, now):
+                tile.hedged = True
+                self.hedges += 1
+                actions.append(self._again(stage, number, now))
+        return actions or [WakeAt(self._next_time(now))]
 
-    def _next_time(self) -> float:
+    def _is_late(self, stage: int, tile: TileRun, now: float) -> bool:
+        """Say whether a task has been on its way for too long, and take its duplicate out of the budget."""
+        if tile.report is not None:
+            return False
+        late = self._late_after(tile, stage)
+        begun = [attempt.started for attempt in tile.open if attempt.started is not None]
+        if late is None or len(begun) != 1 or len(tile.open) != 1 or now < begun[0] + late:
+            return False
+        return self._hedging is not None and self._hedging.spend()
+
+    def _next_time(self, now: float) -> float:
         """Return when there is something to do if no event comes: a timer that fired too early is set again."""
-        return min([self._deadline, *(tile.due for tile in self.stages[-1].tiles if tile.due is not None)])
+        stage = self.stages[-1]
+        times = [self._deadline, *(tile.due for tile in stage.tiles if tile.due is not None)]
+        for tile in stage.tiles:
+            late = self._late_after(tile, len(self.stages) - 1) if tile.report is None else None
+            begun = [attempt.started for attempt in tile.open if attempt.started is not None]
+            times += [] if late is None else [start + late for start in begun if start + late > now]
+        return min(times)
 
     def _finish(self, error: SerferError | None) -> list[Action]:
         self.finished = True

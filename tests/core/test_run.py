@@ -17,6 +17,7 @@ from serfer.core.errors import (
 )
 from serfer.core.run import (
     Cancelled,
+    Drop,
     Failure,
     FailureKind,
     Finish,
@@ -25,19 +26,24 @@ from serfer.core.run import (
     Run,
     TaskDone,
     TaskFailed,
+    TaskStarted,
     TimePassed,
     WakeAt,
 )
 from serfer.core.wire import Report
 
-REPORT = Report("env", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts())
-OTHER = Report("other", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts())
+REPORT_FIELDS = (0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts())
+REPORT, OTHER = Report("env", *REPORT_FIELDS), Report("other", *REPORT_FIELDS)
 KINDS = tuple(FailureKind)
 LATEST = 0.3  # how late a timer may be, s
 
 
-def failed(stage, tile, kind=FailureKind.FAILED_IN_CODE, error_type="", message="boom"):
-    return TaskFailed(stage, tile, Failure(kind, error_type, message))
+def failed(stage, tile, kind=FailureKind.FAILED_IN_CODE, error_type="", message="boom", attempt=0):
+    return TaskFailed(stage, tile, attempt, Failure(kind, error_type, message))
+
+
+def done(stage, tile, report=REPORT, attempt=0):
+    return TaskDone(stage, tile, attempt, report)
 
 
 def finishes(actions):
@@ -52,21 +58,35 @@ def invokes(actions):
     return [(action.stage, action.tile) for action in actions if isinstance(action, Invoke)]
 
 
+class Late:
+    """Every task that takes longer than `seconds` is late; `budget` duplicates may be spent."""
+
+    def __init__(self, seconds, budget=1000):
+        self.seconds, self.budget = seconds, budget
+
+    def late_after(self, _stage):
+        return self.seconds
+
+    def spend(self):
+        self.budget -= 1
+        return self.budget >= 0
+
+
 class Driver:
     """Carries a run's actions out on a virtual clock, as badly as `chance` has it.
 
-    Answers come in any order, twice, or as failures; timers fire early, late or twice.
+    Answers come in any order, twice, late, as failures, or (`lost`) never; timers fire early, late or twice.
     """
 
-    def __init__(self, tiles, deadline, seed, retry, failure_rate, throttle_rate):
+    def __init__(self, tiles, deadline, seed, retry, rates, hedging=None):
         self.tiles, self.retry = tiles, retry
         chance = self.chance = random.Random(seed)  # noqa: S311 - no secret
-        self.rates = (failure_rate, throttle_rate)
-        self.run = Run(tiles, deadline, seed=chance.randrange(1000), retry=retry)
+        self.failure, self.throttle, self.lost = rates
+        self.run = Run(tiles, deadline, seed=chance.randrange(1000), retry=retry, hedging=hedging)
         self.queue, self.order = [], itertools.count()
         self.now, self.deadline = 0.0, deadline
-        self.done, self.failures, self.finish = set(), {}, []
-        self.invoked, self.open = {}, set()
+        self.done, self.failures, self.finish = {}, {}, []
+        self.attempts, self.open = {}, set()
 
     def drive(self):
         self.carry_out(self.run.start(self.now))
@@ -81,16 +101,15 @@ class Driver:
         heapq.heappush(self.queue, (self.now + delay, next(self.order), event))
 
     def note(self, event):
-        if self.finish:
+        if self.finish or isinstance(event, TimePassed | TaskStarted):
             return
+        place, attempt = (event.stage, event.tile), (event.stage, event.tile, event.attempt)
         if isinstance(event, TaskDone):
-            self.done.add((event.stage, event.tile))
-        if isinstance(event, TaskFailed) and (event.stage, event.tile) not in self.done:
-            kind = event.failure.kind is FailureKind.THROTTLED
-            if (event.stage, event.tile) in self.open:
-                self.open.discard((event.stage, event.tile))
-                place = (event.stage, event.tile, kind)
-                self.failures[place] = self.failures.get(place, 0) + 1
+            self.done.setdefault(place, event.report)
+        elif place not in self.done and attempt in self.open:
+            kind = (*place, event.failure.kind is FailureKind.THROTTLED)
+            self.failures[kind] = self.failures.get(kind, 0) + 1
+        self.open.discard(attempt)
 
     def carry_out(self, actions):
         for action in actions:
@@ -104,24 +123,31 @@ class Driver:
                     late = self.chance.choice([0, 0, LATEST])
                     for _ in range(self.chance.choice([1, 1, 1, 2]) if time < self.deadline else 1):
                         self.later(max(0, time - self.now - early + late), TimePassed())
-                case Invoke(stage, tile):
-                    self.invoke(stage, tile)
+                case Drop(stage, tile, attempt):
+                    assert (stage, tile) in self.done
+                    self.open.discard((stage, tile, attempt))
+                case Invoke(stage, tile, attempt):
+                    self.invoke(stage, tile, attempt)
 
-    def invoke(self, stage, tile):
+    def invoke(self, stage, tile, attempt):
         assert all((before, other) in self.done for before in range(stage) for other in range(self.tiles[before]))
         assert (stage, tile) not in self.done
-        assert (stage, tile) not in self.open, "two invocations of a tile at once"
-        self.open.add((stage, tile))
-        self.invoked[stage, tile] = self.invoked.get((stage, tile), 0) + 1
+        beside = [other for other in self.open if other[:2] == (stage, tile)]
+        assert len(beside) <= (1 if self.run.hedges else 0), "too many invocations of a tile at once"
+        assert attempt == self.attempts.get((stage, tile), 0), "attempts are numbered one after the other"
+        self.attempts[stage, tile] = attempt + 1
+        self.open.add((stage, tile, attempt))
         roll, delay = self.chance.random(), self.chance.random()
-        if roll < self.rates[0]:
-            event = failed(
-                stage, tile, self.chance.choice([kind for kind in KINDS if kind is not FailureKind.THROTTLED])
-            )
-        elif roll < sum(self.rates):
-            event = failed(stage, tile, FailureKind.THROTTLED)
+        self.later(0, TaskStarted(stage, tile, attempt))
+        if roll < self.failure:
+            kind = self.chance.choice([kind for kind in KINDS if kind is not FailureKind.THROTTLED])
+            event = failed(stage, tile, kind, attempt=attempt)
+        elif roll < self.failure + self.throttle:
+            event = failed(stage, tile, FailureKind.THROTTLED, attempt=attempt)
+        elif roll < self.failure + self.throttle + self.lost:
+            return
         else:
-            event = TaskDone(stage, tile, REPORT)
+            event = TaskDone(stage, tile, attempt, Report(f"{stage} {tile}", *REPORT_FIELDS))
         for copy in range(self.chance.choice([1, 1, 2, 3])):
             self.later(delay + copy * self.chance.random() * 5, event)
 
@@ -132,38 +158,46 @@ class Driver:
     seed=st.integers(0, 2**32),
     deadline=st.sampled_from([0.5, 5.0, 1000.0]),
     rates=st.sampled_from([(0, 0), (0.2, 0), (0, 0.5), (0.3, 0.3), (1, 0), (0, 1), (0.1, 0.05)]),
+    lost=st.sampled_from([0, 0, 0.05, 0.5]),
+    late=st.sampled_from([None, None, 0.0, 0.3, 1.5]),
     attempts=st.integers(1, 4),
 )
-def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadline, rates, attempts):
+def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadline, rates, lost, late, attempts):
     retry = Retry(attempts=attempts, throttled_attempts=5)
-    driver = Driver(tiles, deadline, seed, retry, *rates).drive()
+    hedging = None if late is None else Late(late, budget=7)
+    driver = Driver(tiles, deadline, seed, retry, (*rates, lost), hedging).drive()
     assert len(driver.finish) == 1
     assert driver.run.finished
     assert driver.ended <= deadline + LATEST
     for (_, _, throttled), count in driver.failures.items():
-        assert count <= (retry.throttled_attempts if throttled else retry.attempts)
+        assert count <= (retry.throttled_attempts if throttled else retry.attempts) + (hedging is not None)
+    assert driver.run.hedges <= 7
     error = driver.finish[0].error
     everything = {(stage, tile) for stage, count in enumerate(tiles) for tile in range(count)}
     if error is None:
-        assert driver.done == everything
+        assert driver.done.keys() == everything
         assert [len(stage.reports) for stage in driver.run.stages] == tiles
+        for number, stage in enumerate(driver.run.stages):
+            assert [report.environment for report in stage.reports] == [
+                f"{number} {tile}" for tile in range(tiles[number])
+            ]
         assert all(stage.ended is not None for stage in driver.run.stages)
     elif isinstance(error, DeadlineError):
         assert driver.now >= deadline
     else:
         assert isinstance(error, TaskFailedError | LambdaUnavailableError)
         assert any(
-            count == (retry.throttled_attempts if throttled else retry.attempts)
+            count >= (retry.throttled_attempts if throttled else retry.attempts)
             for (_, _, throttled), count in driver.failures.items()
         )
-    assert driver.run.retries == sum(driver.invoked.values()) - len(driver.invoked)
+    assert driver.run.retries + driver.run.hedges == sum(driver.attempts.values()) - len(driver.attempts)
 
 
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), tiles=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_without_failures_every_tile_is_invoked_exactly_once(seed, tiles):
-    driver = Driver(tiles, 1e6, seed, Retry(), 0, 0).drive()
-    assert set(driver.invoked.values()) == {1}
+    driver = Driver(tiles, 1e6, seed, Retry(), (0, 0, 0)).drive()
+    assert set(driver.attempts.values()) == {1}
     assert driver.finish == [Finish(None)]
 
 
@@ -174,33 +208,33 @@ def started(tiles=(2, 1), deadline=100.0, now=0.0, **retry):
 
 def test_a_run_starts_with_its_deadline_and_all_tiles_of_the_first_stage():
     _, actions = started()
-    assert actions == [WakeAt(100.0), Invoke(0, 0), Invoke(0, 1)]
+    assert actions == [WakeAt(100.0), Invoke(0, 0, 0), Invoke(0, 1, 0)]
 
 
 def test_the_next_stage_waits_for_the_last_tile():
     run, _ = started()
-    assert run.handle(TaskDone(0, 1, REPORT), 1.0) == []
-    assert run.handle(TaskDone(0, 0, REPORT), 2.0) == [Invoke(1, 0)]
-    assert run.handle(TaskDone(1, 0, REPORT), 3.0) == [Finish(None)]
+    assert run.handle(done(0, 1, REPORT), 1.0) == []
+    assert run.handle(done(0, 0, REPORT), 2.0) == [Invoke(1, 0, 0)]
+    assert run.handle(done(1, 0, REPORT), 3.0) == [Finish(None)]
     assert [(stage.started, stage.ended) for stage in run.stages] == [(0.0, 2.0), (2.0, 3.0)]
 
 
 def test_a_duplicate_answer_changes_nothing():
     run, _ = started()
-    run.handle(TaskDone(0, 0, REPORT), 1.0)
-    assert run.handle(TaskDone(0, 0, OTHER), 1.5) == []
+    run.handle(done(0, 0, REPORT), 1.0)
+    assert run.handle(done(0, 0, OTHER), 1.5) == []
     assert run.stages[0].reports == [REPORT]
-    run.handle(TaskDone(0, 1, REPORT), 2.0)
-    assert run.handle(TaskDone(0, 1, OTHER), 2.5) == []
+    run.handle(done(0, 1, REPORT), 2.0)
+    assert run.handle(done(0, 1, OTHER), 2.5) == []
     assert run.stages[0].reports == [REPORT, REPORT]
     assert run.stages[0].ended == 2.0
 
 
 def test_a_late_failure_of_a_tile_that_is_done_changes_nothing():
     run, _ = started(attempts=1)
-    run.handle(TaskDone(0, 0, REPORT), 1.0)
+    run.handle(done(0, 0, REPORT), 1.0)
     assert run.handle(failed(0, 0), 1.5) == []
-    run.handle(TaskDone(0, 1, REPORT), 2.0)
+    run.handle(done(0, 1, REPORT), 2.0)
     assert run.handle(failed(0, 1), 2.5) == []
     assert not run.finished
 
@@ -208,14 +242,14 @@ def test_a_late_failure_of_a_tile_that_is_done_changes_nothing():
 def test_a_late_answer_counts_although_a_retry_is_due():
     run, _ = started(tiles=(1,))
     wake = wakes(run.handle(failed(0, 0), 1.0))[0]
-    assert run.handle(TaskDone(0, 0, REPORT), 1.01) == [Finish(None)]
+    assert run.handle(done(0, 0, REPORT), 1.01) == [Finish(None)]
     assert run.handle(TimePassed(), wake) == []
 
 
 def test_once_finished_nothing_is_done_any_more():
     run, _ = started(tiles=(1,))
-    run.handle(TaskDone(0, 0, REPORT), 1.0)
-    for event in (TaskDone(0, 0, REPORT), failed(0, 0), TimePassed(), Cancelled()):
+    run.handle(done(0, 0, REPORT), 1.0)
+    for event in (done(0, 0, REPORT), failed(0, 0), TimePassed(), Cancelled()):
         assert run.handle(event, 1000.0) == []
 
 
@@ -232,7 +266,7 @@ def test_a_timer_that_fires_early_is_set_again():
     run, _ = started(tiles=(1,))
     (wake,) = wakes(run.handle(failed(0, 0), 1.0))
     assert run.handle(TimePassed(), wake - 1e-9) == [WakeAt(wake)]
-    assert run.handle(TimePassed(), wake) == [Invoke(0, 0)]
+    assert run.handle(TimePassed(), wake) == [Invoke(0, 0, 1)]
     assert run.handle(TimePassed(), 100.0 - 1e-9) == [WakeAt(100.0)]
 
 
@@ -248,7 +282,7 @@ def test_a_tile_may_fail_as_often_as_it_has_attempts(attempts):
     run, _ = started(tiles=(2,), attempts=attempts)
     now, count = 1.0, 0
     while not run.finished:
-        actions = run.handle(failed(0, 0), now)
+        actions = run.handle(failed(0, 0, attempt=count), now)
         count += 1
         for wake in wakes(actions):
             now = wake
@@ -259,11 +293,12 @@ def test_a_tile_may_fail_as_often_as_it_has_attempts(attempts):
 def test_being_throttled_has_an_allowance_of_its_own():
     run, _ = started(tiles=(1,), deadline=1e6, attempts=2, throttled_attempts=4)
     now = 1.0
-    for kind in [FailureKind.THROTTLED] * 3 + [FailureKind.TIMED_OUT]:
-        (wake,) = wakes(run.handle(failed(0, 0, kind), now))
-        assert run.handle(TimePassed(), wake) == [Invoke(0, 0)]
+    for attempt, kind in enumerate([FailureKind.THROTTLED] * 3 + [FailureKind.TIMED_OUT]):
+        (wake,) = wakes(run.handle(failed(0, 0, kind, attempt=attempt), now))
+        assert run.handle(TimePassed(), wake) == [Invoke(0, 0, attempt + 1)]
         now = wake
-    assert isinstance(finishes(run.handle(failed(0, 0, FailureKind.THROTTLED), now))[0].error, LambdaUnavailableError)
+    last = failed(0, 0, FailureKind.THROTTLED, attempt=4)
+    assert isinstance(finishes(run.handle(last, now))[0].error, LambdaUnavailableError)
 
 
 @given(st.integers(1, 40), st.floats(0, 1, exclude_max=True))
@@ -293,7 +328,7 @@ def test_jitter_is_fixed_by_the_seed():
 @pytest.mark.parametrize("late", [0.0, 50.0])
 def test_the_deadline_ends_a_run_and_names_the_stage(late):
     run, _ = started(tiles=(1, 1, 1))
-    run.handle(TaskDone(0, 0, REPORT), 1.0)
+    run.handle(done(0, 0, REPORT), 1.0)
     (finish,) = run.handle(TimePassed(), 100.0 + late)
     assert isinstance(finish.error, DeadlineError)
     assert "stage 1 of 3" in str(finish.error)
@@ -327,8 +362,73 @@ def test_a_cancelled_query_ends_as_such():
 )
 def test_the_last_failure_decides_the_error(kind, error_type, expected):
     run, _ = started(tiles=(1, 4), attempts=1, throttled_attempts=1)
-    run.handle(TaskDone(0, 0, REPORT), 1.0)
+    run.handle(done(0, 0, REPORT), 1.0)
     (finish,) = run.handle(failed(1, 3, kind, error_type, "the reason"), 2.0)
     assert type(finish.error) is expected
     assert "stage 1, tile 3: the reason" in str(finish.error)
     assert isinstance(finish.error, UnavailableError) == (expected is not TaskFailedError)
+
+
+def hedged(tiles=(2,), late=1.0, **limits):
+    run = Run(tiles, 100.0, seed=1, retry=Retry(attempts=2), hedging=Late(late, **limits))
+    run.start(0.0)
+    return run
+
+
+def test_a_task_that_is_late_gets_a_second_one_and_the_first_answer_wins():
+    run = hedged()
+    assert run.handle(TaskStarted(0, 0, 0), 0.5) == [WakeAt(1.5)]
+    assert run.handle(TimePassed(), 1.5) == [Invoke(0, 0, 1)]
+    assert run.hedges == 1
+    assert run.handle(done(0, 0, OTHER, attempt=1), 1.6) == [Drop(0, 0, 0)]
+    assert run.handle(done(0, 0, REPORT), 1.7) == []
+    assert run.stages[0].reports == [OTHER]
+    assert run.retries == 0
+
+
+def test_time_in_the_drivers_own_queue_makes_no_task_late():
+    run = hedged()
+    assert invokes(run.handle(TimePassed(), 50.0)) == []
+
+
+def test_a_task_has_one_duplicate_at_most():
+    run = hedged(tiles=(1,))
+    run.handle(TaskStarted(0, 0, 0), 0.0)
+    assert invokes(run.handle(TimePassed(), 1.0)) == [(0, 0)]
+    assert run.handle(TaskStarted(0, 0, 1), 1.0) == []
+    assert invokes(run.handle(TimePassed(), 50.0)) == []
+
+
+def test_no_duplicate_without_a_budget():
+    run = hedged(tiles=(1,), budget=0)
+    run.handle(TaskStarted(0, 0, 0), 0.0)
+    assert run.handle(TimePassed(), 2.0) == [WakeAt(100.0)]
+    assert run.hedges == 0
+
+
+def test_while_its_duplicate_runs_a_failed_task_is_not_tried_again():
+    run = hedged(tiles=(1,))
+    run.handle(TaskStarted(0, 0, 0), 0.0)
+    run.handle(TimePassed(), 1.0)
+    assert run.handle(failed(0, 0), 1.1) == []
+    assert run.handle(done(0, 0, attempt=1), 1.2) == [Finish(None)]
+
+
+def test_when_a_task_and_its_duplicate_fail_the_allowance_is_used_up():
+    run = hedged(tiles=(1,))
+    run.handle(TaskStarted(0, 0, 0), 0.0)
+    run.handle(TimePassed(), 1.0)
+    run.handle(failed(0, 0, attempt=1), 1.1)
+    assert isinstance(finishes(run.handle(failed(0, 0), 1.2))[0].error, TaskFailedError)
+
+
+def test_every_attempt_is_on_record():
+    run = hedged(tiles=(1,))
+    run.handle(TaskStarted(0, 0, 0), 0.1)
+    (wake,) = wakes(run.handle(failed(0, 0), 0.5))
+    run.handle(TimePassed(), wake)
+    run.handle(TaskStarted(0, 0, 1), wake + 0.1)
+    run.handle(done(0, 0, attempt=1), 3.0)
+    first, second = run.stages[0].tiles[0].attempts
+    assert (first.asked, first.started, first.ended) == (0.0, 0.1, 0.5)
+    assert (second.asked, second.started, second.ended, second.result) == (wake, wake + 0.1, 3.0, REPORT)

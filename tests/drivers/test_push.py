@@ -129,8 +129,9 @@ def failing(kind, times, *, stage=1, tile=0, error_type="Oops"):
     return script
 
 
-def driver(workers, store, tiles=TILES, inline_limit=1000, inline=()):
-    return PushDriver(fake_plan(tiles, inline), workers, store, inline_limit=inline_limit, timeout_s=5)
+def driver(workers, store, tiles=TILES, inline_limit=1000, inline=(), **settings):
+    plan = fake_plan(tiles, inline)
+    return PushDriver(plan, workers, store, inline_limit=inline_limit, timeout_s=5, **settings)
 
 
 def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, batch=1, **settings):
@@ -519,3 +520,92 @@ def test_many_queries_at_once_keep_apart(store):
     assert all(bytes(answer.outputs[0]).startswith(answer.query[:24].encode()) for answer in answers)
     assert {answer.retries for answer in answers} == {0, 3}
     assert store.keys == set()
+
+
+def order_of_ends(store, *, queries, **settings):
+    """Return in which order queries of a burst end that has far fewer slots than tasks."""
+
+    async def main():
+        async def a_turn(_task, _number):
+            await asyncio.sleep(0)
+
+        pushing, ended = driver(Workers(store, a_turn), store, concurrency=2, **settings), []
+
+        async def query(number):
+            await pushing.run(CROPS, 1, PATIENCE)
+            ended.append(number)
+
+        await asyncio.wait_for(asyncio.gather(*(query(number) for number in range(queries))), PATIENCE)
+        await pushing.close()
+        return ended
+
+    return asyncio.run(main())
+
+
+def test_queries_of_a_burst_end_in_the_order_in_which_they_came(store):
+    assert order_of_ends(store, queries=40) == list(range(40))
+
+
+def test_first_come_first_served_starves_queries_that_are_under_way(store):
+    """SerFer, section 9.2: no query ends before the first stages of all have run."""
+    seen = []
+
+    async def main():
+        async def a_turn(task, _number):
+            seen.append(task.stage)
+            await asyncio.sleep(0)
+
+        pushing = driver(Workers(store, a_turn), store, concurrency=2, oldest_first=False)
+        await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
+        await pushing.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert seen.index(2) >= 40 * TILES[0]
+
+
+def test_no_more_invocations_are_under_way_than_allowed(store):
+    busy, most = 0, 0
+
+    async def main():
+        async def a_turn(_task, _number):
+            nonlocal busy, most
+            busy += 1
+            most = max(most, busy)
+            await asyncio.sleep(0)
+            busy -= 1
+
+        pushing = driver(Workers(store, a_turn), store, concurrency=3)
+        await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
+        await pushing.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert most == 3
+
+
+def test_a_query_that_ends_early_starts_nothing_that_waits_for_a_slot(store):
+    workers = Workers(store, failing(FailureKind.FAILED_IN_CODE, 99, stage=0, tile=0))
+    with pytest.raises(TaskFailedError):
+        ask(workers, store, concurrency=1)
+    assert {stage for stage, _ in workers.tasks} == {0}
+
+
+def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
+    async def main():
+        stuck = asyncio.Event()
+
+        async def script(task, number):
+            if number > 20 * sum(TILES) and (task.stage, task.tile) == (1, 0) and not stuck.is_set():
+                stuck.set()
+                await asyncio.sleep(PATIENCE / 10)
+
+        workers = Workers(store, script)
+        pushing = driver(workers, store)
+        for _ in range(20):
+            assert (await pushing.run(CROPS, 1, PATIENCE)).hedges == 0
+        answer = await pushing.run(CROPS, 1, PATIENCE)
+        assert (answer.hedges, answer.retries) == (1, 0)
+        assert answer.ended - answer.started < PATIENCE / 10
+        await pushing.close()
+        assert store.keys == set()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))

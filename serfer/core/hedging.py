@@ -1,0 +1,52 @@
+"""When a task is late: later than the tasks of its stage have lately been (Dean and Barroso, The Tail at Scale, 2013).
+
+A duplicate costs an invocation, so duplicates have a budget: a small share of all tasks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+
+_REMEMBERED = 256  # tasks of a stage
+_KNOWN = 20  # tasks from which on something is said
+_QUANTILE = 0.9
+_FACTOR = 2.0
+_LEAST_S = 0.02  # below that, what looks late is the driver's own turn
+_SHARE = 0.05  # of all tasks
+_HANDFUL = 4
+
+
+class LearntHedging:
+    """A task is late after twice the ninth decile of its stage's latest times; at most one in twenty gets a duplicate.
+
+    Until some tasks of a stage have answered, none of it is late. `spend` allows a handful in advance, so that the
+    first burst may have its stragglers.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[int, tuple[deque[float], list[float]]] = {}
+        self._budget = float(_HANDFUL)
+
+    def learn(self, stage: int, seconds: float) -> None:
+        """Take the time of a task that answered."""
+        recent, ordered = self._times.setdefault(stage, (deque(), []))
+        recent.append(seconds)
+        insort(ordered, seconds)
+        if len(recent) > _REMEMBERED:
+            del ordered[bisect_left(ordered, recent.popleft())]
+        self._budget = min(self._budget + _SHARE, _HANDFUL + _SHARE * _REMEMBERED)
+
+    def late_after(self, stage: int) -> float | None:
+        """Return after how many seconds a task of a stage is late; None where that is not known."""
+        _, ordered = self._times.get(stage, ((), []))
+        if len(ordered) < _KNOWN:
+            return None
+        return max(_LEAST_S, _FACTOR * ordered[int(_QUANTILE * len(ordered))])
+
+    def spend(self) -> bool:
+        """Take one duplicate out of the budget, if there is one left."""
+        if self._budget < 1:
+            return False
+        self._budget -= 1
+        return True

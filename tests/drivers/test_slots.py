@@ -1,0 +1,67 @@
+"""Whose turn it is: the oldest query's, and nothing is lost when somebody gives up waiting."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.slots import Slots
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, 10))
+
+
+def test_the_oldest_goes_first_and_within_an_age_the_first_come():
+    async def main():
+        slots, served = Slots(1), []
+
+        async def work(age, name):
+            await slots.take(age)
+            served.append(name)
+            slots.give()
+
+        await slots.take(0)
+        waiting = [
+            asyncio.create_task(work(age, f"{age}{name}")) for age, name in [(2, "a"), (1, "a"), (1, "b"), (0, "a")]
+        ]
+        await asyncio.sleep(0)
+        slots.give()
+        await asyncio.gather(*waiting)
+        assert served == ["0a", "1a", "1b", "2a"]
+
+    run(main())
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
+def test_never_more_at_once_than_allowed_and_every_slot_comes_back(limit, work):
+    async def main():
+        slots, busy, most = Slots(limit), 0, 0
+
+        async def task(age):
+            nonlocal busy, most
+            await slots.take(age)
+            busy += 1
+            most = max(most, busy)
+            try:
+                await asyncio.sleep(0)
+            finally:
+                busy -= 1
+                slots.give()
+
+        tasks = [(asyncio.create_task(task(age)), dropped) for age, dropped in work]
+        await asyncio.sleep(0)
+        for started, dropped in tasks:
+            if dropped:
+                started.cancel()
+        done = await asyncio.gather(*(started for started, _ in tasks), return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in done)
+        assert most <= limit
+        return slots
+
+    async def checked():
+        slots = await main()
+        for _ in range(limit):
+            await asyncio.wait_for(slots.take(0), 1)
+
+    run(checked())

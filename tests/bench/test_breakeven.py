@@ -1,0 +1,33 @@
+"""What the measured break-even says, and that its networks need no container image."""
+
+import pytest
+
+from bench.breakeven_here import Measured, _Roomy, markdown, table
+from serfer.core.aws import shipped_aws
+
+
+def measured(one, two, split):
+    return Measured("lenet", 224, one, two, split, "1x2, 1", 0.25)
+
+
+def test_ratios_say_how_many_times_faster_the_split_is():
+    found = measured(100.0, 60.0, 50.0)
+    assert found.speedup == pytest.approx(2.0)
+    assert found.against_large == pytest.approx(1.2)
+    assert found.as_dict()["speedup"] == found.speedup
+
+
+def test_tables_name_what_was_measured_and_its_spread():
+    found = [measured(100.0, 60.0, 50.0), measured(10.0, 6.0, 20.0)]
+    for text in (table(found), markdown(found)):
+        assert "2.00x" in text
+        assert "0.50x" in text
+        assert "at most +25%" in text
+    assert markdown(found).startswith("| network |")
+
+
+def test_only_the_package_limit_is_lifted():
+    mine, shipped = _Roomy().facts(), shipped_aws()
+    assert mine.functions.package_limit > shipped.functions.package_limit
+    assert mine.functions.price_gb_second == shipped.functions.price_gb_second
+    assert mine.redis == shipped.redis

@@ -5,27 +5,38 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from math import inf, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from bench.cli import bench_app
 from serfer import __version__, display
+from serfer.cli_options import (
+    DriverOption,
+    JsonOption,
+    ModelOption,
+    PlanOption,
+    ProfilesOption,
+    StoreOption,
+    WorkersOption,
+    opened,
+    plan_directory,
+    print_json,
+    status_line,
+)
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.structure import unstructure
 from serfer.settings import load_settings
-from serfer.terminal import complain, err, ignore_signals, out, run
+from serfer.terminal import complain, err, out, run
 from splitter.exactness import TOLERANCE, difference
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
-    from serfer.pipeline import Pipeline
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,26 +47,11 @@ app = typer.Typer(
     epilog="Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input, 4 something unavailable, 130 interrupted, "
     "143 terminated.",
 )
-bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
 app.add_typer(bench_app, name="bench")
 
 
-PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="A model of the zoo: efficientnet-lite0 or alexnet.")]
-WorkersOption = Annotated[
-    str, typer.Option(help="local: the local Lambda service, a process for each environment; inprocess: threads here.")
-]
-StoreOption = Annotated[
-    str | None, typer.Option(help="A store's URL (redis://, file:///, memory://); by default one is started.")
-]
-DriverOption = Annotated[str, typer.Option(help="push: an invoke's own return says that a tile is done.")]
-ProfilesOption = Annotated[
-    Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/cost.md).")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 
-_DEFAULT_MODEL = "efficientnet-lite0"
 _QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
 _RGB = 3  # channels, unless said otherwise
 
@@ -73,24 +69,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Show the current step on a terminal; say nothing where nobody watches."""
-    with err.status("") as status:
-        yield lambda text: status.update(display.plain(text))
-
-
-def _plan_directory(plan: Path | None, model: str | None) -> Path:
-    from serfer.wiring import zoo_plan  # noqa: PLC0415 - the command line starts fast
-
-    if plan is not None and model is not None:
-        raise UsageError("give --plan or --model, not both")
-    if plan is not None:
-        return plan
-    with _progress() as progress:
-        return zoo_plan(model or _DEFAULT_MODEL, load_settings(), progress)
 
 
 @app.command()
@@ -115,9 +93,9 @@ def classify(
 
     if images.count("-") > 1:
         raise UsageError("standard input can be read only once")
-    directory = _plan_directory(plan, model)
+    directory = plan_directory(plan, model)
     failures = []
-    with _opened(directory, store, workers, driver) as pipeline:
+    with opened(directory, store, workers, driver) as pipeline:
         whole = original(pipeline.plan, directory) if compare else None
         for name in images:
             try:
@@ -129,7 +107,7 @@ def classify(
                 failures.append(error)
                 continue
             if as_json:
-                _print_json(pipeline.last_report.as_dict())
+                print_json(pipeline.last_report.as_dict())
             else:
                 display.print_answer(out, pipeline.plan, pipeline.last_report, delta)
     if failures:
@@ -206,7 +184,7 @@ def split(
     from splitter.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
-    with _progress() as progress:
+    with status_line() as progress:
         plan = split_model(
             model,
             _example(size, channels),
@@ -285,7 +263,7 @@ def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa:
     found = choices(plan)
     if as_json:
         for each in found:
-            _print_json({"number": each.number, **asdict(each.plan), "best": each.best})
+            print_json({"number": each.number, **asdict(each.plan), "best": each.best})
     else:
         display.print_pareto(out, plan, found)
     if file is not None:
@@ -322,7 +300,7 @@ def cost(
         Circumstances(store, memory, _share("--cold-share", cold_share, 1), burst),
     )
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         display.print_prices(out, found)
 
@@ -333,18 +311,18 @@ def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Measure less: one to three minutes, less exact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure on this machine what operators cost, for split --profiles: some 10 minutes, more on a busy machine."""
+    """Measure on this machine what operators cost, for split --profiles: three to five minutes on a quiet machine."""
     from serfer.core.profile import dump_profiles  # noqa: PLC0415 - the command line starts fast
     from serfer.files import check_place, write_whole  # noqa: PLC0415 - same
 
     check_place(file)
     from splitter.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
 
-    with _progress() as progress:
+    with status_line() as progress:
         found = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)
     write_whole(file, dump_profiles(found).encode())
     if as_json:
-        _print_json(json.loads(dump_profiles(found)))
+        print_json(json.loads(dump_profiles(found)))
     else:
         display.print_profiles(out, found)
     err.print(f"wrote {display.plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it")
@@ -373,12 +351,12 @@ def verify(
     count = random if random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
-    with _opened(directory, store, workers) as pipeline, _progress() as progress:
+    with opened(directory, store, workers) as pipeline, status_line() as progress:
         found = compare(pipeline, directory, images or [], count, progress)
     if as_json:
         for row in found.rows:
-            _print_json(row.as_dict())
-        _print_json(found.summary())
+            print_json(row.as_dict())
+        print_json(found.summary())
     else:
         display.print_verification(out, found)
     if not found.exact:
@@ -395,204 +373,11 @@ def doctor(as_json: JsonOption = False) -> None:
     checks = examine(load_settings())
     if as_json:
         for check in checks:
-            _print_json(asdict(check))
+            print_json(asdict(check))
     else:
         display.print_checks(out, checks)
     if not all(check.ok for check in checks):
         raise UnavailableError("something is missing: see the lines above")
-
-
-@bench_app.command()
-def overhead(
-    model: ModelOption = None,
-    plan: PlanOption = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Pairs of measurements.")] = 7,
-    queries: Annotated[int, typer.Option(min=1, help="Queries in each measurement.")] = 20,
-    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
-    from bench.overhead import measure  # noqa: PLC0415 - only this command needs it
-    from serfer.unsplit import unsplit  # noqa: PLC0415 - same
-
-    directory = _plan_directory(plan, model or (None if plan else "alexnet"))
-    with _opened(directory, None, "local") as pipeline, _progress() as progress:
-        result = measure(pipeline, unsplit(pipeline.plan, directory), rounds, queries, progress)
-    if as_json:
-        _print_json(asdict(result))
-    else:
-        display.print_overhead(out, result)
-    if at_most is not None and result.ratio > at_most:
-        raise SerferError(f"the pipeline takes {result.ratio:.2f} times the unsplit pass, more than {at_most:g}")
-
-
-@bench_app.command()
-def inflation(
-    model: Annotated[str, typer.Option(help="A model of the zoo.")] = "alexnet",
-    size: Annotated[int, typer.Option(min=1, help="The image's height and width.")] = 224,
-    grid: Annotated[str, typer.Option(help="The grid of every group.")] = "2x2",
-    groups: Annotated[int, typer.Option(min=1, help="How many tiled stages, placed by search.")] = 3,
-    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Count what halos cost: multiply-accumulates over all tiles against the unsplit network."""
-    from bench.inflation import measure  # noqa: PLC0415 - only this command needs it
-
-    with _progress() as progress:
-        found = measure(model, size, grid, groups, load_settings().facts(), progress)
-    if as_json:
-        _print_json({**asdict(found), "ratio": found.ratio})
-    else:
-        display.print_inflation(out, found)
-    if at_most is not None and found.ratio > at_most:
-        raise SerferError(f"the tiles compute {found.ratio:.3f} times the network's work, more than {at_most:g}")
-
-
-@bench_app.command("gap")
-def gap_bench(
-    data: Annotated[
-        Path | None, typer.Option(help="A folder 0.json to 9.json of digits; by default scikit-learn's.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many networks to train.")] = 3,
-    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if more points are lost than this.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train small networks on real digits, replace their heads by global average pooling, and compare."""
-    from bench.gap import measure  # noqa: PLC0415 - only this command needs it
-
-    with _progress() as progress:
-        found = measure(data, range(seeds), progress)
-    if as_json:
-        _print_json({**asdict(found), "drop_points": found.drop_points})
-    else:
-        display.print_gap(out, found)
-    if at_most is not None and found.drop_points > at_most:
-        raise SerferError(f"pooling lost {found.drop_points:.2f} points, more than {at_most:g}")
-
-
-@bench_app.command()
-def planner(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model of the zoo; may be repeated. By default five of different kinds."),
-    ] = None,
-    size: Annotated[
-        list[int] | None,
-        typer.Option(min=32, help="Height and width; may be repeated. By default the model's and 896."),
-    ] = None,
-    store: Annotated[str, typer.Option(help="The kind of store of our plans: redis or s3.")] = "redis",
-    codec_mb: Annotated[float, typer.Option(min=1, help="MB/s of Gillis's codec, at each end.")] = 25,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare our plans with Gillis's planner and with one function, all at the same predicted prices."""
-    from bench import planner as versus  # noqa: PLC0415 - only this command needs it
-    from bench.baselines.gillis import Options  # noqa: PLC0415 - same
-
-    with _progress() as progress:
-        found = versus.measure(
-            load_settings().facts(),
-            model or versus.NETWORKS,
-            size or (),
-            _store_kind(store),
-            Options(codec_rate=codec_mb * 1e6),
-            progress,
-        )
-    if as_json:
-        for case in found.cases:
-            _print_json({**case.as_dict(), "profiles": found.profiled_on})
-    else:
-        typer.echo(versus.markdown(found) if as_markdown else versus.table(found))
-
-
-@bench_app.command()
-def breakeven(
-    model: Annotated[
-        list[str] | None, typer.Option(help="A model of the zoo; may be repeated. By default eight of them.")
-    ] = None,
-    size: Annotated[
-        list[int] | None, typer.Option(min=32, help="Height and width; may be repeated. By default 224 to 1120.")
-    ] = None,
-    store: Annotated[str, typer.Option(help="The kind of store of split plans: redis or s3.")] = "redis",
-    here: Annotated[
-        bool, typer.Option("--here", help="Measure on this machine: one function against a split over two.")
-    ] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Predict from which network and which image on splitting beats one large function, and where it never does."""
-    if here:
-        _breakeven_here(model, size, as_markdown=as_markdown, as_json=as_json)
-        return
-    from bench import breakeven as sweep  # noqa: PLC0415 - only this command needs it
-
-    with _progress() as progress:
-        found = sweep.measure(
-            load_settings().facts(), model or sweep.NETWORKS, size or sweep.SIZES, _store_kind(store), progress
-        )
-    if as_json:
-        for one in found.races:
-            _print_json({**one.as_dict(), "profiles": found.profiled_on})
-    else:
-        typer.echo(sweep.markdown(found) if as_markdown else sweep.table(found))
-
-
-def _breakeven_here(model: list[str] | None, size: list[int] | None, *, as_markdown: bool, as_json: bool) -> None:
-    from bench import breakeven_here as race  # noqa: PLC0415 - only this command needs it
-
-    with _progress() as progress:
-        found = race.measure(load_settings(), model or race.NETWORKS, size or race.SIZES, progress=progress)
-    if as_json:
-        for one in found:
-            _print_json(one.as_dict())
-    else:
-        typer.echo(race.markdown(found) if as_markdown else race.table(found))
-
-
-@bench_app.command()
-def prediction(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model of the zoo; may be repeated. By default those that no profile was filled from."),
-    ] = None,
-    profiles: ProfilesOption = None,
-    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the mean error is higher than this.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare the stage latencies that the planner predicts with those measured on this machine."""
-    from bench import prediction as judged  # noqa: PLC0415 - only this command needs it
-
-    with _progress() as progress:
-        found = judged.measure(load_settings().profiles(profiles), model or judged.HELD_OUT, progress)
-    if as_json:
-        for stage in found.stages:
-            _print_json({**asdict(stage), "error": stage.error, "profiles": found.profiled_on})
-    else:
-        typer.echo(judged.table(found))
-    if at_most is not None and found.mean_error > at_most:
-        raise SerferError(f"predictions miss by {found.mean_error:.1%} on average, more than {at_most:.1%}")
-
-
-def _store_kind(store: str) -> str:
-    from splitter.planner import STORES  # noqa: PLC0415 - the command line starts fast
-
-    if store not in STORES:
-        raise UsageError(f"store is {' or '.join(STORES)}, not {store!r}")
-    return store
-
-
-@contextmanager
-def _opened(directory: Path, store: str | None, workers: str, driver: str = "push") -> Iterator[Pipeline]:
-    from serfer.wiring import open_pipeline  # noqa: PLC0415 - the command line starts fast
-
-    with _progress() as progress:
-        progress("starting workers and store")
-        pipeline = open_pipeline(directory, store=store, workers=workers, driver=driver)
-    try:
-        yield pipeline
-    finally:
-        ignore_signals()  # cleaning up takes no time; a second Ctrl-C must not leave it half done
-        pipeline.close()
 
 
 def _standard_input() -> bytes:
@@ -642,13 +427,9 @@ def _names_in(text: str | None) -> list[str]:
 
 def _print_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
     if as_json:
-        _print_json(unstructure(plan))
+        print_json(unstructure(plan))
     else:
         display.print_plan(out, plan, load_settings().facts().functions)
-
-
-def _print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
-    print(json.dumps(value))  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal
 
 
 def main() -> None:

@@ -1,0 +1,205 @@
+"""The commands of `serfer bench`. They parse, call and print; what they call is imported when they run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer import display
+from serfer.cli_options import (
+    JsonOption,
+    ModelOption,
+    PlanOption,
+    ProfilesOption,
+    opened,
+    plan_directory,
+    print_json,
+    status_line,
+)
+from serfer.core.errors import SerferError, UsageError
+from serfer.settings import load_settings
+from serfer.terminal import out
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
+
+
+@bench_app.command()
+def overhead(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of measurements.")] = 7,
+    queries: Annotated[int, typer.Option(min=1, help="Queries in each measurement.")] = 20,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
+    from bench.overhead import measure  # noqa: PLC0415 - only this command needs it
+    from serfer.unsplit import unsplit  # noqa: PLC0415 - same
+
+    directory = plan_directory(plan, model or (None if plan else "alexnet"))
+    with opened(directory, None, "local") as pipeline, status_line() as progress:
+        result = measure(pipeline, unsplit(pipeline.plan, directory), rounds, queries, progress)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        display.print_overhead(out, result)
+    if at_most is not None and result.ratio > at_most:
+        raise SerferError(f"the pipeline takes {result.ratio:.2f} times the unsplit pass, more than {at_most:g}")
+
+
+@bench_app.command()
+def inflation(
+    model: Annotated[str, typer.Option(help="A model of the zoo.")] = "alexnet",
+    size: Annotated[int, typer.Option(min=1, help="The image's height and width.")] = 224,
+    grid: Annotated[str, typer.Option(help="The grid of every group.")] = "2x2",
+    groups: Annotated[int, typer.Option(min=1, help="How many tiled stages, placed by search.")] = 3,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count what halos cost: multiply-accumulates over all tiles against the unsplit network."""
+    from bench.inflation import measure  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = measure(model, size, grid, groups, load_settings().facts(), progress)
+    if as_json:
+        print_json({**asdict(found), "ratio": found.ratio})
+    else:
+        display.print_inflation(out, found)
+    if at_most is not None and found.ratio > at_most:
+        raise SerferError(f"the tiles compute {found.ratio:.3f} times the network's work, more than {at_most:g}")
+
+
+@bench_app.command("gap")
+def gap_bench(
+    data: Annotated[
+        Path | None, typer.Option(help="A folder 0.json to 9.json of digits; by default scikit-learn's.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many networks to train.")] = 3,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if more points are lost than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train small networks on real digits, replace their heads by global average pooling, and compare."""
+    from bench.gap import measure  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = measure(data, range(seeds), progress)
+    if as_json:
+        print_json({**asdict(found), "drop_points": found.drop_points})
+    else:
+        display.print_gap(out, found)
+    if at_most is not None and found.drop_points > at_most:
+        raise SerferError(f"pooling lost {found.drop_points:.2f} points, more than {at_most:g}")
+
+
+@bench_app.command()
+def planner(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model of the zoo; may be repeated. By default five of different kinds."),
+    ] = None,
+    size: Annotated[
+        list[int] | None,
+        typer.Option(min=32, help="Height and width; may be repeated. By default the model's and 896."),
+    ] = None,
+    store: Annotated[str, typer.Option(help="The kind of store of our plans: redis or s3.")] = "redis",
+    codec_mb: Annotated[float, typer.Option(min=1, help="MB/s of Gillis's codec, at each end.")] = 25,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare our plans with Gillis's planner and with one function, all at the same predicted prices."""
+    from bench import planner as versus  # noqa: PLC0415 - only this command needs it
+    from bench.baselines.gillis import Options  # noqa: PLC0415 - same
+
+    with status_line() as progress:
+        found = versus.measure(
+            load_settings().facts(),
+            model or versus.NETWORKS,
+            size or (),
+            _store_kind(store),
+            Options(codec_rate=codec_mb * 1e6),
+            progress,
+        )
+    if as_json:
+        for case in found.cases:
+            print_json({**case.as_dict(), "profiles": found.profiled_on})
+    else:
+        typer.echo(versus.markdown(found) if as_markdown else versus.table(found))
+
+
+@bench_app.command()
+def breakeven(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model of the zoo; may be repeated. By default eight of them.")
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=32, help="Height and width; may be repeated. By default 224 to 1120.")
+    ] = None,
+    store: Annotated[str, typer.Option(help="The kind of store of split plans: redis or s3.")] = "redis",
+    here: Annotated[
+        bool, typer.Option("--here", help="Measure on this machine: one function against a split over two.")
+    ] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict from which network and which image on splitting beats one large function, and where it never does."""
+    if here:
+        _breakeven_here(model, size, as_markdown=as_markdown, as_json=as_json)
+        return
+    from bench import breakeven as sweep  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = sweep.measure(
+            load_settings().facts(), model or sweep.NETWORKS, size or sweep.SIZES, _store_kind(store), progress
+        )
+    if as_json:
+        for one in found.races:
+            print_json({**one.as_dict(), "profiles": found.profiled_on})
+    else:
+        typer.echo(sweep.markdown(found) if as_markdown else sweep.table(found))
+
+
+def _breakeven_here(model: list[str] | None, size: list[int] | None, *, as_markdown: bool, as_json: bool) -> None:
+    from bench import breakeven_here as race  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = race.measure(load_settings(), model or race.NETWORKS, size or race.SIZES, progress=progress)
+    if as_json:
+        for one in found:
+            print_json(one.as_dict())
+    else:
+        typer.echo(race.markdown(found) if as_markdown else race.table(found))
+
+
+@bench_app.command()
+def prediction(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model of the zoo; may be repeated. By default those that no profile was filled from."),
+    ] = None,
+    profiles: ProfilesOption = None,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the mean error is higher than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the stage latencies that the planner predicts with those measured on this machine."""
+    from bench import prediction as judged  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = judged.measure(load_settings().profiles(profiles), model or judged.HELD_OUT, progress)
+    if as_json:
+        for stage in found.stages:
+            print_json({**asdict(stage), "error": stage.error, "profiles": found.profiled_on})
+    else:
+        typer.echo(judged.table(found))
+    if at_most is not None and found.mean_error > at_most:
+        raise SerferError(f"predictions miss by {found.mean_error:.1%} on average, more than {at_most:.1%}")
+
+
+def _store_kind(store: str) -> str:
+    from splitter.planner import STORES  # noqa: PLC0415 - the command line starts fast
+
+    if store not in STORES:
+        raise UsageError(f"store is {' or '.join(STORES)}, not {store!r}")
+    return store

@@ -1,0 +1,74 @@
+"""What the commands of `serfer` and of `serfer bench` share: their options, the plan they mean, how they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serfer import display
+from serfer.core.errors import UsageError
+from serfer.settings import load_settings
+from serfer.terminal import err, ignore_signals
+
+if TYPE_CHECKING:
+    from serfer.pipeline import Pipeline
+
+PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="A model of the zoo: efficientnet-lite0 or alexnet.")]
+WorkersOption = Annotated[
+    str, typer.Option(help="local: the local Lambda service, a process for each environment; inprocess: threads here.")
+]
+StoreOption = Annotated[
+    str | None, typer.Option(help="A store's URL (redis://, file:///, memory://); by default one is started.")
+]
+DriverOption = Annotated[str, typer.Option(help="push: an invoke's own return says that a tile is done.")]
+ProfilesOption = Annotated[
+    Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/cost.md).")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+
+_DEFAULT_MODEL = "efficientnet-lite0"
+
+
+@contextmanager
+def status_line() -> Iterator[Any]:
+    """Show the current step on a terminal; say nothing where nobody watches."""
+    with err.status("") as status:
+        yield lambda text: status.update(display.plain(text))
+
+
+def plan_directory(plan: Path | None, model: str | None) -> Path:
+    """Return the directory of --plan, or of --model in the cache; raises UsageError where both are given."""
+    from serfer.wiring import zoo_plan  # noqa: PLC0415 - the command line starts fast
+
+    if plan is not None and model is not None:
+        raise UsageError("give --plan or --model, not both")
+    if plan is not None:
+        return plan
+    with status_line() as progress:
+        return zoo_plan(model or _DEFAULT_MODEL, load_settings(), progress)
+
+
+@contextmanager
+def opened(directory: Path, store: str | None, workers: str, driver: str = "push") -> Iterator[Pipeline]:
+    """Open a plan directory for a command, and close it however the command ends."""
+    from serfer.wiring import open_pipeline  # noqa: PLC0415 - the command line starts fast
+
+    with status_line() as progress:
+        progress("starting workers and store")
+        pipeline = open_pipeline(directory, store=store, workers=workers, driver=driver)
+    try:
+        yield pipeline
+    finally:
+        ignore_signals()  # cleaning up takes no time; a second Ctrl-C must not leave it half done
+        pipeline.close()
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Print a value as one line."""
+    print(json.dumps(value))  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal

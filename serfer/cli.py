@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf, prod
 from pathlib import Path
@@ -37,6 +38,7 @@ from splitter.exactness import TOLERANCE, difference
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
+    from serfer.trace import TracedQuery
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,15 +88,22 @@ def classify(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write where time went, for chrome://tracing and ui.perfetto.dev."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images, each as one query through a split network."""
-    from serfer.unsplit import original  # noqa: PLC0415 - the command line starts fast
+    from serfer.trace import TracedQuery, check_trace  # noqa: PLC0415 - the command line starts fast
+    from serfer.unsplit import original  # noqa: PLC0415 - same
 
     if images.count("-") > 1:
         raise UsageError("standard input can be read only once")
+    if trace is not None:
+        check_trace(trace)
     directory = plan_directory(plan, model)
-    failures = []
+    failures, traced = [], []
     with opened(directory, store, workers, driver) as pipeline:
         whole = original(pipeline.plan, directory) if compare else None
         for name in images:
@@ -110,8 +119,21 @@ def classify(
                 print_json(pipeline.last_report.as_dict())
             else:
                 display.print_answer(out, pipeline.plan, pipeline.last_report, delta)
+            if trace is not None:
+                traced.append(TracedQuery.of(name, pipeline.last))
+    if trace is not None and traced:
+        _write_trace(trace, pipeline.plan, traced)
     if failures:
         raise typer.Exit(failures[0].exit_code)
+
+
+def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
+    from serfer.trace import write_trace  # noqa: PLC0415 - the command line starts fast
+
+    write_trace(path, plan, queries)
+    err.print(
+        f"wrote {display.plain(str(path))}: open it in chrome://tracing or at https://ui.perfetto.dev", soft_wrap=True
+    )
 
 
 @app.command()

@@ -32,13 +32,16 @@ MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 class Result:
     """A query's end: (N, K) float32 logits, its report, and the most often that any of its workers read its weights.
 
-    `answer` is what the driver knows of it: every attempt of every task, with times.
+    `answer` is what the driver knows of it: every attempt of every task, with times. On the same clock, in seconds, are
+    when decoding and cutting into crops began and ended (`split`), and when the logits were there (`answered`).
     """
 
     logits: Logits
     report: QueryReport
     weight_loads: int
     answer: Answer
+    split: tuple[float, float]
+    answered: float
 
 
 class Pipeline:
@@ -80,20 +83,21 @@ class Pipeline:
         `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
         the workers preprocess. Raises InputError for any other array.
         """
-        started = time.perf_counter()
+        started = _now()
         array = np.asarray(batch)
-        return self._query(self._crops(array), len(array), (), 0, started, deadline_s).logits
+        crops = self._crops(array)
+        return self._query(crops, len(array), (), 0, (started, _now()), deadline_s).logits
 
     def submit(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Future[Result]:  # noqa: ANN401 - as run's
         """Start a query of what `run` takes and return its result to come, so that any number may be under way.
 
         Raises InputError at once for any other array; a query that fails ends its future with the error.
         """
-        started = time.perf_counter()
+        started = _now()
         array = np.asarray(batch)
         crops = self._crops(array)
         self._check(deadline_s)
-        return self._loop.submit(self._answer(crops, len(array), (), 0, started, deadline_s))
+        return self._loop.submit(self._answer(crops, len(array), (), 0, (started, _now()), deadline_s))
 
     def _crops(self, array: NDArray[Any]) -> list[Crop]:
         """Cut a batch into what each first-stage tile reads."""
@@ -148,10 +152,11 @@ class Pipeline:
             raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
         if names is not None and len(names) != len(images):
             raise UsageError(f"{len(names)} names were given for {len(images)} images")
-        started = time.perf_counter()
+        started = _now()
         names = _names(images) if names is None else names
         crops = self._crops(self.pixels(images, names))
-        return list(self._query(crops, len(images), names, top_k, started, deadline_s).report.images)
+        split = started, _now()
+        return list(self._query(crops, len(images), names, top_k, split, deadline_s).report.images)
 
     def _query(
         self,
@@ -159,11 +164,11 @@ class Pipeline:
         batch: int,
         names: Sequence[str],
         top_k: int,
-        started: float,
+        split: tuple[float, float],
         deadline_s: float,
     ) -> Result:
         self._check(deadline_s)
-        return self._loop.wait(self._answer(crops, batch, names, top_k, started, deadline_s))
+        return self._loop.wait(self._answer(crops, batch, names, top_k, split, deadline_s))
 
     def _check(self, deadline_s: float) -> None:
         if self._closed:
@@ -177,7 +182,7 @@ class Pipeline:
         batch: int,
         names: Sequence[str],
         top_k: int,
-        started: float,
+        split: tuple[float, float],
         deadline_s: float,
     ) -> Result:
         answer = await self._driver.run(crops, batch, deadline_s)
@@ -186,12 +191,14 @@ class Pipeline:
         images = [
             ImageAnswer(name, best_classes(self.plan, row, top_k)) for name, row in zip(names, logits, strict=False)
         ]
-        elapsed = time.perf_counter() - started
+        answered = _now()
         result = self._last = Result(
             logits,
-            make_report(self.plan, answer, images, elapsed, self._facts),
+            make_report(self.plan, answer, images, answered - split[0], self._facts),
             max(report.weight_loads for run in answer.stages for report in run.reports),
             answer,
+            split,
+            answered,
         )
         return result
 
@@ -211,6 +218,10 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _now() -> float:
+    return time.monotonic()  # as the event loop's, and so the driver's, clock
 
 
 async def _run(close: Callable[[], Awaitable[None]]) -> None:

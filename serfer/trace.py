@@ -1,0 +1,268 @@
+"""Where queries spent their time, as a file for chrome://tracing and ui.perfetto.dev (docs/trace.md).
+
+    driver           queries      | split | stage-0 ................................... | stage-1 ... | merge |
+                     invocations          | queue | invoke ............................ |
+                                                   ╲ an arrow
+    stage-0 workers  e1f2a3b4                        | cold start | read | compute | write |
+
+Viewers drop spans that overlap in a row without nesting, so what runs side by side gets rows of its own, and times are
+whole microseconds: a child ends where its parent does, whatever a viewer does to fractions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from drivers.push import Answer
+from serfer.core.errors import InputError, UsageError
+from serfer.core.plan import Plan
+from serfer.core.run import Attempt, Failure, StageRun, TileRun
+from serfer.core.wire import Report
+from serfer.files import check_place, write_whole
+from serfer.pipeline import Result
+
+Row = tuple[str, str]  # a process of the viewer and a thread in it, whatever they are here
+_QUERIES, _INVOCATIONS = ("driver", "queries"), ("driver", "invocations")
+_CLOCKS = (
+    "Times are the driver's. A worker's clock is not, so its work stands in the middle of its invocation: what is left "
+    "on both sides, network_and_service_ms, is network and service together."
+)
+
+
+@dataclass(frozen=True)
+class TracedQuery:
+    """An answered query and what to call it; in seconds on the driver's clock, when it came, was cut, was answered."""
+
+    name: str
+    asked: float
+    cut: float
+    answered: float
+    answer: Answer
+
+    @classmethod
+    def of(cls, name: str, result: Result) -> Self:
+        """Return what a trace shows of a pipeline's result."""
+        return cls(name, *result.split, result.answered, result.answer)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What took from `start` to `end`, in whole microseconds since the trace began, and what stands inside it.
+
+    `arrow` is the number of the arrow that begins ("s") or ends ("f") here.
+    """
+
+    name: str
+    kind: str
+    start: int
+    end: int
+    args: dict[str, Any] = field(default_factory=dict)
+    children: Sequence[Span] = ()
+    arrow: tuple[str, int] | None = None
+
+
+def check_trace(path: Path) -> None:
+    """Refuse what cannot become a trace, before the queries that it is to show.
+
+    Raises UsageError for `-`, InputError for a directory, a device, and a place where nobody may write.
+    """
+    if str(path) == "-":
+        raise UsageError("--trace takes the path of a file: answers go to standard output, traces do not")
+    check_place(path)
+    if path.exists() and not path.is_file():
+        raise InputError(f"{str(path)!r} cannot be written: it is there and no regular file")
+
+
+def write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
+    """Write a trace of a plan's queries, whole or not at all; raises InputError where that cannot be."""
+    trace = {
+        "displayTimeUnit": "ms",
+        "otherData": {"model": plan.model, "plan": plan.digest, "clocks": _CLOCKS},
+        "traceEvents": trace_events(plan, queries),
+    }
+    write_whole(path, json.dumps(trace).encode())
+
+
+def trace_events(plan: Plan, queries: Sequence[TracedQuery]) -> list[dict[str, Any]]:
+    """Return queries in the Chrome trace event format: names of rows, spans, and arrows from driver to workers."""
+    epoch, arrows = min((query.asked for query in queries), default=0.0), itertools.count(1)
+    rows = _rows([placed for query in queries for placed in _Spans(plan, query, epoch, arrows)])
+    pids = {process: pid for pid, process in enumerate(dict.fromkeys(process for process, _ in rows), 1)}
+    events = [event for process, pid in pids.items() for event in _named("process", process, pid, 0, pid)]
+    for tid, ((process, thread), spans) in enumerate(rows.items(), 1):
+        events.extend(_named("thread", thread, pids[process], tid, tid))
+        for span in spans:
+            events.extend(_events(span, pids[process], tid))
+    return events
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """One query's spans, each with the row that it belongs to."""
+
+    plan: Plan
+    query: TracedQuery
+    epoch: float
+    arrows: Iterator[int]
+
+    def __iter__(self) -> Iterator[tuple[Row, Span]]:
+        yield _QUERIES, self._whole()
+        for number, stage in enumerate(self.query.answer.stages):
+            for tile, run in enumerate(stage.tiles):
+                for attempt in run.attempts:
+                    yield from self._attempt(number, tile, run, attempt)
+
+    def _whole(self) -> Span:
+        """Return the query as its driver saw it, from before the image was decoded until its answer was complete."""
+        query, answer = self.query, self.query.answer
+        first, last = answer.stages[0], answer.stages[-1]
+        parts = [self._span("split", "split", query.asked, query.cut)]
+        if answer.driver_counts.puts:
+            parts.append(self._span("store crops", "split", answer.started, first.started))
+        for number, (stage, run) in enumerate(zip(self.plan.stages, answer.stages, strict=True)):
+            args = {"grid": str(stage.grid), "tasks": stage.grid.tiles, "memory_mb": stage.memory_mb}
+            parts.append(self._span(f"stage-{number}", "stage", run.started, _end(run, answer), args))
+        parts.append(self._span("merge", "merge", _end(last, answer), query.answered))
+        args = {"query": answer.query, "retries": answer.retries, "hedges": answer.hedges}
+        return self._span(_text(query.name), "query", query.asked, query.answered, args, parts)
+
+    def _attempt(self, stage: int, tile: int, run: TileRun, attempt: Attempt) -> Iterator[tuple[Row, Span]]:
+        """Yield an attempt as the driver saw it and, if it answered, its worker's part; one given up ends with it."""
+        ended = _attempt_end(run, attempt, self.query.answer)
+        sent = ended if attempt.started is None else attempt.started
+        name = f"stage-{stage} tile {tile}{_again(run, attempt)}"
+        function = self.plan.function(stage, self.plan.stages[stage].tiles[tile].function)
+        args = {"name": _text(self.query.name), "query": self.query.answer.query, "function": function}
+        parts = [self._span("queue", "queue", attempt.asked, sent)]
+        report = attempt.result if isinstance(attempt.result, Report) else None
+        number = next(self.arrows)
+        invoke = self._span("invoke", "invoke", sent, ended, arrow=("s", number) if report else None)
+        if attempt.started is not None:
+            parts.append(invoke)
+        outcome = {**args, "outcome": _outcome(attempt)}
+        yield _INVOCATIONS, self._span(name, "task", attempt.asked, ended, outcome, parts)
+        if report:
+            row = f"stage-{stage} workers", _text(report.environment)
+            yield row, _work(name, report, invoke, args, number)
+
+    def _span(
+        self,
+        name: str,
+        kind: str,
+        start: float,
+        end: float,
+        args: dict[str, Any] | None = None,
+        children: Sequence[Span] = (),
+        arrow: tuple[str, int] | None = None,
+    ) -> Span:
+        """Return a span between two times of the driver's clock, in seconds."""
+        begun, ended = (round((time - self.epoch) * 1e6) for time in (start, end))
+        return Span(name, kind, begun, ended, args or {}, children, arrow)
+
+
+def _work(name: str, report: Report, invoke: Span, args: dict[str, Any], arrow: int) -> Span:
+    """Return a worker's part in the middle of its invocation, cut short where it does not fit.
+
+    A cold start gives way first: an environment may have started before it was invoked.
+    """
+    room = invoke.end - invoke.start
+    total = min(_us(report.total_ms), room)
+    init = min(_us(report.init_ms), room - total)
+    start = invoke.start + (room - init - total) // 2
+    end = start + init + total
+    steps = {"read": report.read_ms, "compute": report.compute_ms, "write": report.write_ms}
+    marks = [min(start + init + _us(ms), end) for ms in itertools.accumulate(steps.values(), initial=0.0)]
+    parts = [Span("cold start", "cold start", start, start + init, {"ms": report.init_ms})] if report.init_ms else []
+    for (step, ms), (begun, ended) in zip(steps.items(), itertools.pairwise(marks), strict=True):
+        parts.append(Span(step, step, begun, ended, {"ms": ms}))
+    said = {
+        "environment": _text(report.environment),
+        "init_ms": report.init_ms,
+        "total_ms": report.total_ms,
+        "network_and_service_ms": (room - init - total) / 1000,
+        "placed": "in the middle of its invocation",
+        "sessions": report.sessions,
+        "weight_loads": report.weight_loads,
+        **asdict(report.counts),
+    }
+    return Span(name, "work", start, end, {**args, **said}, parts, ("f", arrow))
+
+
+def _rows(placed: Sequence[tuple[Row, Span]]) -> dict[Row, list[Span]]:
+    """Give each span the first of its rows that is free when it starts; those after the first are numbered from 2."""
+    lanes: dict[Row, list[list[Span]]] = {}
+    for row, span in sorted(placed, key=lambda one: one[1].start):
+        free = next((lane for lane in lanes.setdefault(row, []) if lane[-1].end <= span.start), None)
+        if free is None:
+            lanes[row].append([span])
+        else:
+            free.append(span)
+    return {
+        (process, thread if number == 1 else f"{thread} ({number})"): lane
+        for (process, thread), found in lanes.items()
+        for number, lane in enumerate(found, 1)
+    }
+
+
+def _events(span: Span, pid: int, tid: int) -> Iterator[dict[str, Any]]:
+    """Yield a span, its arrow, and what is inside: among events of the same time, viewers nest in this order."""
+    place = {"pid": pid, "tid": tid, "ts": span.start}
+    yield {"ph": "X", "name": span.name, "cat": span.kind, **place, "dur": span.end - span.start, "args": span.args}
+    if span.arrow:
+        phase, number = span.arrow
+        binding = {"bp": "e"} if phase == "f" else {}  # without it the arrow ends at the next span
+        yield {"ph": phase, "name": "invoke", "cat": "arrow", **place, "id": number, **binding}
+    for child in span.children:
+        yield from _events(child, pid, tid)
+
+
+def _named(kind: str, name: str, pid: int, tid: int, place: int) -> list[dict[str, Any]]:
+    """Return the events that name a process or thread and give it its place among the others."""
+    where = {"ph": "M", "pid": pid, "tid": tid}
+    return [
+        {**where, "name": f"{kind}_name", "args": {"name": name}},
+        {**where, "name": f"{kind}_sort_index", "args": {"sort_index": place}},
+    ]
+
+
+def _end(run: StageRun, answer: Answer) -> float:
+    return answer.ended if run.ended is None else run.ended
+
+
+def _attempt_end(run: TileRun, attempt: Attempt, answer: Answer) -> float:
+    """Return when an attempt ended, or was given up: when another one of its tile answered."""
+    if attempt.ended is not None:
+        return attempt.ended
+    return max((one.ended for one in run.attempts if one.ended is not None), default=answer.ended)
+
+
+def _again(run: TileRun, attempt: Attempt) -> str:
+    """Say why there is more than one attempt: a hedge begins while another may answer, a retry when all have failed."""
+    before = run.attempts[: attempt.number]
+    if not before:
+        return ""
+    hedge = any(other.ended is None or other.ended > attempt.asked for other in before)
+    return f" ({'hedge' if hedge else 'retry'} {attempt.number})"
+
+
+def _outcome(attempt: Attempt) -> str:
+    match attempt.result:
+        case Report():
+            return "answered"
+        case Failure(kind, _, message):
+            return f"{kind.value}: {_text(message)}"
+    return "given up: another attempt answered first"
+
+
+def _us(ms: float) -> int:
+    return round(ms * 1000)
+
+
+def _text(text: str) -> str:
+    """Return text that every viewer can show: names of files need not be text."""
+    return text.encode(errors="backslashreplace").decode()

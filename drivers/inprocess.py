@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
+from drivers.invoker import settled
 from serfer.core.run import Failure, FailureKind
-from serfer.core.wire import Report, Task
+from serfer.core.wire import Report, Task, TaskError
 
 Handler = Callable[[Task], Report]
+SharedHandler = Callable[[Sequence[Task]], Sequence[Report | TaskError]]
+_Asked = TypeVar("_Asked")
+_Result = TypeVar("_Result")
 
 
 class InProcessInvoker:
-    """Calls a worker's `run`, the same code as in Lambda, for every function name alike."""
+    """Calls a worker's `run` and `run_shared`, the same code as in Lambda, for every function name alike.
 
-    def __init__(self, handler: Handler, threads: int) -> None:
+    Without `shared`, tasks that should share an invocation run one after the other in one thread.
+    """
+
+    def __init__(self, handler: Handler, threads: int, shared: SharedHandler | None = None) -> None:
         self._handler = handler
+        self._shared = shared or (lambda tasks: [handler(task) for task in tasks])
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serfer-worker")
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
         """Run the task in a thread; whatever it raises comes back as a failure."""
+        return await self._call(self._handler, task, function, timeout_s)
+
+    async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
+        """Run the tasks in one thread; whatever that raises is the failure of all."""
+        results = await self._call(self._shared, tasks, function, timeout_s)
+        if isinstance(results, Failure):
+            return [results] * len(tasks)
+        return [settled(result) for result in results]
+
+    async def _call(
+        self, handler: Callable[[_Asked], _Result], asked: _Asked, function: str, timeout_s: float
+    ) -> _Result | Failure:
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, task)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, handler, asked)
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} took longer than {timeout_s:g} s")
         except MemoryError:

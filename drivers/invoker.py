@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
-from serfer.core.run import Failure
-from serfer.core.wire import Report, Task
+from serfer.core.run import Failure, FailureKind
+from serfer.core.wire import Report, Task, TaskError
 
 
 class Invoker(Protocol):
@@ -21,3 +22,22 @@ class Invoker(Protocol):
     async def close(self) -> None:
         """Give back connections and threads."""
         ...
+
+
+@runtime_checkable
+class SharedInvoker(Invoker, Protocol):
+    """An invoker that also runs tasks of several queries for one tile as one invocation."""
+
+    async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
+        """Run tasks of one tile together and return what became of each, in their order.
+
+        Where the invocation itself fails, all of them have failed.
+        """
+        ...
+
+
+def settled(result: Report | TaskError) -> Report | Failure:
+    """Take the error that a task of a shared invocation had for itself for a failure in code, as Lambda would."""
+    if isinstance(result, TaskError):
+        return Failure(FailureKind.FAILED_IN_CODE, result.error_type, result.message)
+    return result

@@ -7,18 +7,21 @@ these. Everything that is not hot goes through boto3.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import aiohttp
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from drivers.invoker import settled
 from serfer.core.errors import InputError
 from serfer.core.run import Failure, FailureKind
-from serfer.core.wire import Report, Task, decode_report, encode_task
+from serfer.core.wire import Report, Task, decode_report, decode_reports, encode_task, encode_tasks
 
 _MARGIN_S = 5.0  # for what happens around a task that uses all of its function's time
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
@@ -27,6 +30,7 @@ _KINDS = {
     "Sandbox.Timedout": FailureKind.TIMED_OUT,
     "Runtime.OutOfMemory": FailureKind.OUT_OF_MEMORY,
 }
+_Answer = TypeVar("_Answer")
 
 
 class LambdaInvoker:
@@ -40,8 +44,20 @@ class LambdaInvoker:
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
         """Invoke synchronously: the response is the task's end."""
+        return await self._post(function, encode_task(task), timeout_s, decode_report)
+
+    async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
+        """Invoke synchronously, once for all of the tasks; what the service refuses it refuses to all."""
+        decode = functools.partial(decode_reports, count=len(tasks))
+        results = await self._post(function, encode_tasks(tasks), timeout_s, decode)
+        if isinstance(results, Failure):
+            return [results] * len(tasks)
+        return [settled(result) for result in results]
+
+    async def _post(
+        self, function: str, body: bytes, timeout_s: float, decode: Callable[[Any], _Answer]
+    ) -> _Answer | Failure:
         url = f"{self._endpoint}/2015-03-31/functions/{function}/invocations"
-        body = encode_task(task)
         request = AWSRequest("POST", url, headers={"X-Amz-Invocation-Type": "RequestResponse"}, data=body)
         self._signer.add_auth(request)
         data = body if len(body) <= _AT_ONCE else io.BytesIO(body)
@@ -51,7 +67,7 @@ class LambdaInvoker:
                 self._http.post(url, data=data, headers=dict(request.headers), skip_auto_headers=_UNUSED) as response,
             ):
                 answer = await response.read()
-                return _result(function, response.status, response.headers, answer)
+                return _result(function, response.status, response.headers, answer, decode)
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} did not answer within {timeout_s:g} s")
         except aiohttp.ClientError as error:
@@ -66,15 +82,21 @@ class LambdaInvoker:
 _UNUSED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
-def _result(function: str, status: int, headers: Any, body: bytes) -> Report | Failure:  # noqa: ANN401 - a mapping
-    """Read a response: a report, a function's error, or the service's refusal."""
+def _result(
+    function: str,
+    status: int,
+    headers: Any,  # noqa: ANN401 - a mapping
+    body: bytes,
+    decode: Callable[[Any], _Answer],
+) -> _Answer | Failure:
+    """Read a response: what the function answered, its error, or the service's refusal."""
     try:
         answer = json.loads(body) if body else {}
     except ValueError:
         answer = {}
     if status == _OK and "X-Amz-Function-Error" not in headers:
         try:
-            return decode_report(answer)
+            return decode(answer)
         except InputError as error:
             return Failure(FailureKind.FAILED_IN_CODE, "InputError", f"{function}: {error}")
     fields = answer if isinstance(answer, dict) else {}

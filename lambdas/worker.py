@@ -1,31 +1,61 @@
 """A task from payload to report: read the pieces, compute the tile, write its cells.
 
 A task is a pure function of (plan digest, query, stage, tile): it may run twice, anywhere, and writes the same bytes
-under the same key, or answers with them.
+under the same key, or answers with them. Tasks of several queries for one tile may run as one batch; what each writes
+stays its own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lambdas.sessions import SessionCache
-from serfer.core.errors import InputError, PlanError
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import InputError, PlanError, StoreError
 from serfer.core.geometry import Rect
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile
-from serfer.core.wire import DTYPES, Buffer, Crop, Report, Task, decode_task, encode_report
-from storage.counting import CountingStore
+from serfer.core.wire import (
+    DTYPES,
+    Buffer,
+    Crop,
+    Report,
+    Task,
+    TaskError,
+    decode_task,
+    decode_tasks,
+    encode_report,
+    encode_reports,
+    is_shared,
+)
 from storage.store import Range as ByteRange
 from storage.store import Store
 
 Array = NDArray[np.float32]
 _FLOAT_BYTES = 4
+
+
+class _Read(NamedTuple):
+    """A task with its inputs, and what reading them asked of the store."""
+
+    task: Task
+    data: list[Array]
+    counts: StoreCounts
+
+
+class _Times(NamedTuple):
+    """When a batch was started, read, computed and written, on this process's clock."""
+
+    started: float
+    read: float
+    computed: float
+    ended: float
 
 
 class Worker:
@@ -44,36 +74,63 @@ class Worker:
         self._init_ms = init_ms
 
     def handle(self, event: Any) -> dict[str, str]:  # noqa: ANN401 - whatever an invoker sent
-        """Run the task in a payload and return the response; raises InputError for what is no task of this plan."""
+        """Run what is in a payload and return the response; raises InputError for what is no task of this plan."""
+        if is_shared(event):
+            return encode_reports(self.run_shared(decode_tasks(event)))
         return encode_report(self.run(decode_task(event)))
 
     def run(self, task: Task) -> Report:
         """Run a task; raises InputError for one that is not of this plan."""
         started = time.perf_counter()
         stage, tile = self._find(task)
-        store = CountingStore(self._store)
-        data = self._read(task, stage, tile, store)
+        [report] = self._compute(self._read([task], stage, tile), stage, tile, started)
+        return report
+
+    def run_shared(self, tasks: Sequence[Task]) -> list[Report | TaskError]:
+        """Run tasks of several queries for one tile as one batch, and return what became of each, in their order.
+
+        A task whose input is wrong or gone fails alone; what all have in common is raised, as by `run`.
+        """
+        started = time.perf_counter()
+        stage, tile = self._find(tasks[0])
+        found = self._read_each(tasks, stage, tile)
+        sound = [one for one in found if isinstance(one, _Read)]
+        reports = iter(self._compute(sound, stage, tile, started) if sound else ())
+        return [one if isinstance(one, TaskError) else next(reports) for one in found]
+
+    def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
+        """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
         read = time.perf_counter()
         session = self._sessions.get(stage, tile)
-        outputs = session.run(None, {f"input{number}": value for number, value in enumerate(data)})
+        outputs = session.run(None, {f"input{number}": value for number, value in enumerate(_joined(reads))})
         computed = time.perf_counter()
-        value = cells_to_bytes(outputs, tile)
-        if not task.inline:
-            store.put(output_key(task.query, task.stage, task.tile), value, task.ttl)
-        ended = time.perf_counter()
+        values = [cells_to_bytes(part, tile) for part in _parted(outputs, reads)]
+        for (task, _, _), value in zip(reads, values, strict=True):
+            if not task.inline:
+                self._store.put(output_key(task.query, task.stage, task.tile), value, task.ttl)
+        times = _Times(started, read, computed, time.perf_counter())
+        return self._reports(reads, values, times)
+
+    def _reports(self, reads: Sequence[_Read], values: Sequence[memoryview], times: _Times) -> list[Report]:
+        """Report on each task, with its images' share of the times."""
         init_ms, self._init_ms = self._init_ms, 0.0
-        return Report(
-            environment=self._environment,
-            init_ms=init_ms,
-            read_ms=_ms(started, read),
-            compute_ms=_ms(read, computed),
-            write_ms=_ms(computed, ended),
-            total_ms=_ms(started, ended),
-            weight_loads=self._sessions.weight_loads,
-            sessions=self._sessions.built,
-            counts=store.counts,
-            output=value if task.inline else None,
-        )
+        images = sum(one.task.batch for one in reads)
+        return [
+            Report(
+                environment=self._environment,
+                init_ms=task.batch / images * init_ms,
+                read_ms=task.batch / images * _ms(times.started, times.read),
+                compute_ms=task.batch / images * _ms(times.read, times.computed),
+                write_ms=task.batch / images * _ms(times.computed, times.ended),
+                total_ms=task.batch / images * _ms(times.started, times.ended),
+                weight_loads=self._sessions.weight_loads,
+                sessions=self._sessions.built,
+                counts=counts if task.inline else counts + StoreCounts(bytes_put=len(value), puts=1),
+                output=value if task.inline else None,
+                shared=len(reads),
+            )
+            for (task, _, counts), value in zip(reads, values, strict=True)
+        ]
 
     def _find(self, task: Task) -> tuple[Stage, Tile]:
         if task.plan != self._plan.digest:
@@ -84,17 +141,54 @@ class Worker:
         stage = stages[task.stage]
         return stage, stage.tiles[task.tile]
 
-    def _read(self, task: Task, stage: Stage, tile: Tile, store: Store) -> list[Array]:
+    def _read_each(self, tasks: Sequence[Task], stage: Stage, tile: Tile) -> list[_Read | TaskError]:
+        """Read what all tasks need; where that fails, one task after the other, which says whose fault it was."""
+        try:
+            return [*self._read(tasks, stage, tile)]
+        except (InputError, StoreError):
+            return [self._read_alone(task, stage, tile) for task in tasks]
+
+    def _read_alone(self, task: Task, stage: Stage, tile: Tile) -> _Read | TaskError:
+        try:
+            [read] = self._read([task], stage, tile)
+        except (InputError, StoreError) as error:
+            return TaskError(type(error).__name__, str(error).partition("\n")[0])
+        return read
+
+    def _read(self, tasks: Sequence[Task], stage: Stage, tile: Tile) -> list[_Read]:
+        """Read what tasks of a tile need, in one round trip, and put each one's inputs together."""
+        wanted = [self._wanted(task, tile) for task in tasks]
+        asked = [place for places in wanted for place in places]
+        values = self._store.get_many(asked) if asked else []
+        reads, end = [], 0
+        for task, places in zip(tasks, wanted, strict=True):
+            start, end = end, end + len(places)
+            stored = values[start:end]
+            counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
+            reads.append(_Read(task, self._inputs(task, stored, stage, tile), counts))
+        return reads
+
+    def _wanted(self, task: Task, tile: Tile) -> list[ByteRange]:
+        """Return what a task has to read from the store: what it does not carry."""
         if task.stage == 0:
-            return [crop_to_input(_crop_bytes(task, store), task, stage, tile, self._plan.preprocess)]
+            carried = task.crop is not None and task.crop.data is not None
+            return [] if carried else [ByteRange(input_key(task.query, task.tile))]
         ranges = self._ranges(task, tile)
-        carried = task.parts or (None,) * len(ranges)
-        if len(carried) != len(ranges):
-            raise InputError(f"the task carries {len(carried)} parts, its tile reads {len(ranges)}")
-        asked = [place for place, part in zip(ranges, carried, strict=True) if part is None]
-        stored = iter(store.get_many(asked) if asked else ())
-        values = [next(stored) if part is None else part for part in carried]
-        return pieces_to_inputs(values, task.batch, stage, tile)
+        if not task.parts:
+            return ranges
+        if len(task.parts) != len(ranges):
+            raise InputError(f"the task carries {len(task.parts)} parts, its tile reads {len(ranges)}")
+        return [place for place, part in zip(ranges, task.parts, strict=True) if part is None]
+
+    def _inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage, tile: Tile) -> list[Array]:
+        """Put a task's inputs together from what it carries and what was `stored`."""
+        values = iter(stored)
+        if task.stage == 0:
+            crop = task.crop or Crop("float32", None)
+            data = next(values) if crop.data is None else crop.data
+            return [crop_to_input((crop.dtype, data), task, stage, tile, self._plan.preprocess)]
+        pieces = [next(values) if part is None else part for part in task.parts] if task.parts else stored
+        return pieces_to_inputs(pieces, task.batch, stage, tile)
 
     def _ranges(self, task: Task, tile: Tile) -> list[ByteRange]:
         """Return where in the store everything that a tile reads lies, or would lie."""
@@ -114,9 +208,19 @@ def _ms(start: float, stop: float) -> float:
     return (stop - start) * 1000
 
 
-def _crop_bytes(task: Task, store: Store) -> tuple[str, Buffer]:
-    crop = task.crop or Crop("float32", None)
-    return crop.dtype, store.get(input_key(task.query, task.tile)) if crop.data is None else crop.data
+def _joined(reads: Sequence[_Read]) -> list[Array]:
+    """Join the inputs of all tasks into those of one batch."""
+    if len(reads) == 1:
+        return reads[0].data
+    return [np.concatenate(values) for values in zip(*(one.data for one in reads), strict=True)]
+
+
+def _parted(outputs: Sequence[Array], reads: Sequence[_Read]) -> Iterator[list[Array]]:
+    """Give each task its images' share of a batch's outputs."""
+    end = 0
+    for one in reads:
+        start, end = end, end + one.task.batch
+        yield [output[start:end] for output in outputs]
 
 
 def crop_to_input(

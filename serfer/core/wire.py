@@ -1,5 +1,7 @@
 """What travels between driver and worker: a task out, a report back, each msgpack in base64 in a JSON payload.
 
+A shared invocation carries tasks of several queries for one tile, and answers with a report, or an error, of each.
+
 Lambda payloads are JSON, so binary must be text; msgpack keeps it one string. Nothing is decoded before its size and
 shape are bounded, and nothing decodes into anything but plain values (no pickle).
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from types import NoneType
 from typing import Any
@@ -66,7 +69,8 @@ class Report:
     """What a task did. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
 
     `environment` names the worker; `weight_loads` and `sessions` count, over its life, how often it read its weights
-    file and built an inference session. `output` is what an inline task wrote: its tile's cells, float32.
+    file and built an inference session. `output` is what an inline task wrote: its tile's cells, float32. Where
+    `shared` tasks were one invocation, its times are divided among them by their images, so that sums stay true.
     """
 
     environment: str
@@ -79,6 +83,7 @@ class Report:
     sessions: int
     counts: StoreCounts
     output: Buffer | None = None
+    shared: int = 1
 
     @property
     def billed_ms(self) -> float:
@@ -86,17 +91,55 @@ class Report:
         return self.init_ms + self.total_ms
 
 
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """Why a task of a shared invocation has no report where others have: its error's type, and a line for people."""
+
+    error_type: str
+    message: str
+
+
 def encode_task(task: Task) -> bytes:
     """Pack a task into a Lambda payload; base64 needs no escapes, so nobody looks for any."""
+    return b'{"task":"%b"}' % _pack(_task_to_plain(task))
+
+
+def encode_tasks(tasks: Sequence[Task]) -> bytes:
+    """Pack the tasks of a shared invocation into a Lambda payload."""
+    return b'{"tasks":"%b"}' % _pack([_task_to_plain(task) for task in tasks])
+
+
+def _task_to_plain(task: Task) -> tuple[Any, ...]:
     crop = (task.crop.dtype, task.crop.data) if task.crop else None
     place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
-    fields = (*place, crop, task.inline, task.parts)
-    return b'{"task":"%b"}' % _pack(fields)
+    return (*place, crop, task.inline, task.parts)
 
 
 def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
     """Unpack a payload; raises InputError for anything that no driver of ours sends."""
-    match _unpack(event, "task"):
+    return _plain_to_task(_unpack(event, "task"))
+
+
+def is_shared(event: Any) -> bool:  # noqa: ANN401 - whatever an invoker sent
+    """Say whether a payload claims to be of a shared invocation."""
+    return isinstance(event, dict) and "tasks" in event
+
+
+def decode_tasks(event: Any) -> list[Task]:  # noqa: ANN401 - whatever an invoker sent
+    """Unpack the payload of a shared invocation; raises InputError for anything that no driver of ours sends."""
+    plain = _unpack(event, "tasks")
+    if not (isinstance(plain, list) and 1 <= len(plain) <= MAX_BATCH):
+        raise InputError("the payload has no tasks, or too many")
+    tasks = [_plain_to_task(value) for value in plain]
+    if len({(task.plan, task.stage, task.tile) for task in tasks}) > 1:
+        raise InputError("the payload's tasks are not all of one tile")
+    if sum(task.batch for task in tasks) > MAX_BATCH:
+        raise InputError(f"the payload's tasks have more than {MAX_BATCH} images")
+    return tasks
+
+
+def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
+    match value:
         case [str(plan), str(query), int(stage), int(tile), int(batch), float(ttl), crop, bool(inline), [*parts]]:
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
             if not (counted and 1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= MAX_TTL):
@@ -122,14 +165,44 @@ def _decode_crop(value: Any) -> Crop | None:  # noqa: ANN401 - any plain value
 
 def encode_report(report: Report) -> dict[str, str]:
     """Pack a report into a Lambda response."""
+    return {"report": _pack(_report_to_plain(report)).decode("ascii")}
+
+
+def encode_reports(results: Sequence[Report | TaskError]) -> dict[str, str]:
+    """Pack what became of a shared invocation's tasks, in their order, into a Lambda response."""
+    plain = [
+        (result.error_type, result.message) if isinstance(result, TaskError) else _report_to_plain(result)
+        for result in results
+    ]
+    return {"reports": _pack(plain).decode("ascii")}
+
+
+def _report_to_plain(report: Report) -> dict[str, Any]:
     plain = {name: getattr(report, name) for name in report.__slots__}
-    plain["counts"] = asdict(report.counts)
-    return {"report": _pack(plain).decode("ascii")}
+    return {**plain, "counts": asdict(report.counts)}
 
 
 def decode_report(payload: Any) -> Report:  # noqa: ANN401 - whatever a function answered
     """Unpack a response; raises InputError for anything that no worker of ours answers."""
-    plain = _unpack(payload, "report")
+    return _plain_to_report(_unpack(payload, "report"))
+
+
+def decode_reports(payload: Any, count: int) -> list[Report | TaskError]:  # noqa: ANN401 - whatever a function answered
+    """Unpack the response to a shared invocation of `count` tasks; raises InputError as decode_report does."""
+    plain = _unpack(payload, "reports")
+    if not (isinstance(plain, list) and len(plain) == count):
+        raise InputError(f"the function's answer is no list of {count} reports; is it a function of this plan?")
+    return [_plain_to_result(value) for value in plain]
+
+
+def _plain_to_result(value: Any) -> Report | TaskError:  # noqa: ANN401 - any plain value
+    match value:
+        case [str(error_type), str(message)]:
+            return TaskError(error_type, message)
+    return _plain_to_report(value)
+
+
+def _plain_to_report(plain: Any) -> Report:  # noqa: ANN401 - any plain value
     try:
         report = Report(**{**plain, "counts": StoreCounts(**plain["counts"])})
     except (TypeError, KeyError) as error:
@@ -148,6 +221,8 @@ def _is_sound(report: Report) -> bool:
         and all(type(value) in (int, float) and 0 <= value < math.inf for value in times)
         and all(type(value) is int and value >= 0 for value in numbers)
         and (report.output is None or type(report.output) is bytes)
+        and type(report.shared) is int
+        and 1 <= report.shared <= MAX_BATCH
     )
 
 

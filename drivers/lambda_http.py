@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import aiohttp
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from yarl import URL
 
 from drivers.invoker import settled
 from serfer.core.errors import InputError
@@ -26,6 +28,7 @@ from serfer.core.wire import Report, Task, decode_report, decode_reports, encode
 _MARGIN_S = 5.0  # for what happens around a task that uses all of its function's time
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
 _THROTTLED, _OK = 429, 200
+_UNUSED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _KINDS = {
     "Sandbox.Timedout": FailureKind.TIMED_OUT,
     "Runtime.OutOfMemory": FailureKind.OUT_OF_MEMORY,
@@ -33,14 +36,40 @@ _KINDS = {
 _Answer = TypeVar("_Answer")
 
 
+class _Signer(SigV4Auth):
+    """botocore's signer, which keeps the key that it derives: it is the same for a whole day."""
+
+    def __init__(self, credentials: Credentials, region: str) -> None:
+        super().__init__(credentials, "lambda", region)
+        self._key: tuple[object, bytes] = (None, b"")
+
+    def signature(self, string_to_sign: str, request: AWSRequest) -> str:
+        """Return the hexadecimal signature (AWS Signature Version 4, calculating the signature)."""
+        day = request.context["timestamp"][:8]
+        valid = (self.credentials.secret_key, day)
+        if self._key[0] != valid:
+            key = f"AWS4{self.credentials.secret_key}".encode()
+            for part in (day, self._region_name, self._service_name, "aws4_request"):
+                key = hmac.digest(key, part.encode(), "sha256")
+            self._key = valid, key
+        return hmac.digest(self._key[1], string_to_sign.encode(), "sha256").hex()
+
+
 class LambdaInvoker:
     """Invokes functions of the Lambda service at `endpoint`, at most `connections` at once."""
 
     def __init__(self, endpoint: str, region: str, credentials: Credentials, connections: int) -> None:
         self._endpoint = endpoint.rstrip("/")
-        self._signer = SigV4Auth(credentials, "lambda", region)
-        connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=60)
-        self._http = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        self._signer = _Signer(credentials, region)
+        self._headers = {"Host": URL(self._endpoint).authority, "X-Amz-Invocation-Type": "RequestResponse"}
+        self._urls: dict[str, URL] = {}
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),  # each invocation has its own
+            auto_decompress=False,
+            skip_auto_headers=_UNUSED,
+        )
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
         """Invoke synchronously: the response is the task's end."""
@@ -57,14 +86,16 @@ class LambdaInvoker:
     async def _post(
         self, function: str, body: bytes, timeout_s: float, decode: Callable[[Any], _Answer]
     ) -> _Answer | Failure:
-        url = f"{self._endpoint}/2015-03-31/functions/{function}/invocations"
-        request = AWSRequest("POST", url, headers={"X-Amz-Invocation-Type": "RequestResponse"}, data=body)
+        url = self._urls.get(function)
+        if url is None:
+            url = self._urls[function] = URL(f"{self._endpoint}/2015-03-31/functions/{function}/invocations")
+        request = AWSRequest("POST", str(url), headers=self._headers, data=body)
         self._signer.add_auth(request)
         data = body if len(body) <= _AT_ONCE else io.BytesIO(body)
         try:
             async with (
                 asyncio.timeout(timeout_s + _MARGIN_S),
-                self._http.post(url, data=data, headers=dict(request.headers), skip_auto_headers=_UNUSED) as response,
+                self._http.post(url, data=data, headers=dict(request.headers)) as response,
             ):
                 answer = await response.read()
                 return _result(function, response.status, response.headers, answer, decode)
@@ -77,9 +108,6 @@ class LambdaInvoker:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
-
-
-_UNUSED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 def _result(

@@ -12,7 +12,7 @@ import base64
 import binascii
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, fields
 from types import NoneType
 from typing import Any
 
@@ -24,6 +24,7 @@ from serfer.core.keys import check_query_id
 
 _MAX_BYTES = 16 * 1024 * 1024
 MAX_BATCH = 1024
+_COUNTS = tuple(field.name for field in fields(StoreCounts))
 DTYPES = {"uint8": 1, "float32": 4}
 Buffer = bytes | memoryview
 
@@ -215,7 +216,8 @@ def _plain_to_report(plain: Any) -> Report:  # noqa: ANN401 - any plain value
 def _is_sound(report: Report) -> bool:
     """Say whether every field has its type, every time is finite and no number is negative."""
     times = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms, report.total_ms)
-    numbers = (report.weight_loads, report.sessions, *astuple(report.counts))
+    counts = report.counts
+    numbers = (report.weight_loads, report.sessions, *(getattr(counts, name) for name in _COUNTS))
     return (
         type(report.environment) is str
         and all(type(value) in (int, float) and 0 <= value < math.inf for value in times)

@@ -1,7 +1,8 @@
 """The push driver: a synchronous invoke's return says that a tile is done, so nothing is ever polled.
 
 The run machine decides (serfer/core/run.py); this file carries its decisions out: it starts invocations, as many at
-once as the account allows and the oldest query's first, sets the clock, and deletes what a query leaves in the store.
+once as the account allows and the oldest query's first, several queries' tasks as one where they may share it
+(sharing.py), sets the clock, and deletes what a query leaves in the store.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.invoker import Invoker
+from drivers.invoker import Invoker, SharedInvoker
+from drivers.sharing import Groups, Sharing, Waiting
 from drivers.slots import Slots
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import StoreUnavailableError
+from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.hedging import LearntHedging
 from serfer.core.inline import FLOAT_BYTES, inline_stages
 from serfer.core.keys import input_key, output_key
@@ -66,6 +68,22 @@ class Answer:
     driver_counts: StoreCounts
 
 
+@dataclass(frozen=True, eq=False)
+class _Attempt(Waiting):
+    """A try of a query's task."""
+
+    query: _Query
+    number: int
+
+
+@dataclass(frozen=True)
+class _Together:
+    """How attempts share invocations."""
+
+    groups: Groups[_Attempt]
+    invoker: SharedInvoker
+
+
 @dataclass(frozen=True)
 class _Route:
     """What all queries of a driver share."""
@@ -80,6 +98,7 @@ class _Route:
     slots: Slots
     oldest_first: bool
     hedging: LearntHedging | None
+    together: _Together | None
 
 
 class PushDriver:
@@ -88,10 +107,11 @@ class PushDriver:
     A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any answer or payload
     would carry more; a task may take `timeout_s`. At most `concurrency` invocations are under way at once; those of the
     oldest query start first, unless `oldest_first` is off. With `hedge`, a task that is later than the others of its
-    stage have been gets a duplicate.
+    stage have been gets a duplicate. With `sharing`, tasks of several queries that wait for the same tile may go as one
+    invocation; raises UsageError where the invoker knows of no such thing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what can be chosen, by name
         self,
         plan: Plan,
         invoker: Invoker,
@@ -102,14 +122,16 @@ class PushDriver:
         concurrency: int = 1000,
         oldest_first: bool = True,
         hedge: bool = True,
+        sharing: Sharing | None = None,
     ) -> None:
         functions = [
             [plan.function(number, tile.function) for tile in stage.tiles] for number, stage in enumerate(plan.stages)
         ]
         inline = functools.cache(lambda batch: inline_stages(plan, batch, inline_limit))
         slots, hedging = Slots(concurrency), LearntHedging() if hedge else None
+        together = _together(invoker, sharing, inline_limit) if sharing else None
         self._route = _Route(
-            plan, functions, invoker, store, inline_limit, inline, timeout_s, slots, oldest_first, hedging
+            plan, functions, invoker, store, inline_limit, inline, timeout_s, slots, oldest_first, hedging, together
         )
         self._cleanups: set[asyncio.Task[None]] = set()
         self._arrivals = itertools.count()
@@ -137,6 +159,12 @@ class PushDriver:
         cleanup.add_done_callback(self._cleanups.discard)
 
 
+def _together(invoker: Invoker, sharing: Sharing, limit: int) -> _Together:
+    if not isinstance(invoker, SharedInvoker):
+        raise UsageError(f"{type(invoker).__name__} cannot run several queries' tasks as one: leave `sharing` out")
+    return _Together(Groups(sharing, limit), invoker)
+
+
 class _Query:
     """One query's events, invocations and keys."""
 
@@ -148,8 +176,9 @@ class _Query:
         self._ttl = deadline_s + TTL_MARGIN_S
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
+        self._deadline = self._started + deadline_s
         tiles = [stage.grid.tiles for stage in route.plan.stages]
-        self._run = Run(tiles, self._started + deadline_s, seed=secrets.randbits(32), hedging=route.hedging)
+        self._run = Run(tiles, self._deadline, seed=secrets.randbits(32), hedging=route.hedging)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._under_way: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
         self._queued: dict[tuple[int, int, int], asyncio.Task[None]] = {}  # attempts that wait for a slot
@@ -202,9 +231,12 @@ class _Query:
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start what a query's end waits for before it deletes the query's keys."""
         task = self._loop.create_task(work)
+        self._watch(task)
+        return task
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
-        return task
 
     def _finish(self, error: Exception | None) -> None:
         for timer in self._timers:
@@ -217,33 +249,90 @@ class _Query:
             else:
                 self._ended.set_result(None)
 
-    def _give_up(self, attempt: tuple[int, int, int]) -> None:
+    def _give_up(self, place: tuple[int, int, int]) -> None:
         """Take an attempt out of the queue; one on its way runs to its end, which cleaning up waits for."""
-        if attempt in self._queued:
-            self._queued.pop(attempt).cancel()
+        if place in self._queued:
+            self._queued.pop(place).cancel()
+            if self._route.together:
+                self._route.together.groups.leave(*place[:2], self._name)
 
-    async def _invoke(self, stage: int, tile: int, attempt: int) -> None:
-        route = self._route
-        await route.slots.take(self._age)
-        self._queued.pop((stage, tile, attempt), None)
+    async def _invoke(self, stage: int, tile: int, number: int) -> None:
+        """Wait for a slot, run an attempt with those that share its invocation, and tell each one's query."""
+        route, together = self._route, self._may_share(stage, tile)
+        members: list[_Attempt] = []
         try:
-            started = self._loop.time()
-            self._handle(TaskStarted(stage, tile, attempt))
-            task = self._task(stage, tile)
-            answer = await route.invoker.invoke(route.functions[stage][tile], task, route.timeout_s)
-            result = self._checked(task, answer)
+            first = self._attempt(stage, tile, number)
+            await route.slots.take(self._turn(first, together) if together else self._age)
+            try:
+                started = self._loop.time()
+                members = together.groups.take(first, started) if together else [first]
+                carrier = self._queued[stage, tile, number]
+                for member in members:
+                    member.query.set_out(member, carrier)
+                results = await self._results(members)
+            finally:
+                route.slots.give()
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; whoever waits must see it
-            self._finish(bug)
-            self._handle(Cancelled())
+            for query in {self, *(member.query for member in members)}:
+                query.break_off(bug)
             return
-        finally:
-            route.slots.give()
+        took = self._loop.time() - started
+        for member, result in zip(members, results, strict=True):
+            member.query.settle(member, result, took)
+
+    def _may_share(self, stage: int, tile: int) -> _Together | None:
+        """Say how an attempt may share its invocation; one that failed or is late has to go alone."""
+        together, known = self._route.together, self._run.stages[stage].tiles[tile]
+        if together is None or stage not in together.groups.sharing.stages or known.failures or known.hedged:
+            return None
+        return together
+
+    def _attempt(self, stage: int, tile: int, number: int) -> _Attempt:
+        task = self._task(stage, tile)
+        answered = self._written(task) if task.inline else 0
+        return _Attempt(self._age, task, answered, self._deadline, self, number)
+
+    def _turn(self, attempt: _Attempt, together: _Together) -> int:
+        """Let an attempt be found by others, and return the age at which it waits for its own slot."""
+        together.groups.enter(attempt)
+        if not self._route.oldest_first:
+            return self._age
+        left_s = self._deadline - self._loop.time()
+        return self._age + together.groups.sharing.patience(attempt.task.stage, self._batch, left_s)
+
+    def set_out(self, attempt: _Attempt, carrier: asyncio.Task[None]) -> None:
+        """Take an attempt out of the queue: `carrier` runs it, its own asyncio task or another query's."""
+        place = attempt.task.stage, attempt.task.tile, attempt.number
+        waiting = self._queued.pop(place)
+        if waiting is not carrier:
+            waiting.cancel()
+            self._watch(carrier)
+        self._handle(TaskStarted(*place))
+
+    async def _results(self, members: Sequence[_Attempt]) -> list[Report | Failure]:
+        """Invoke a function for one task, or once for several, and return what became of each."""
+        route, tasks = self._route, [member.task for member in members]
+        function = route.functions[tasks[0].stage][tasks[0].tile]
+        if route.together and len(tasks) > 1:
+            answers = await route.together.invoker.invoke_shared(function, tasks, route.timeout_s)
+        else:
+            answers = [await route.invoker.invoke(function, tasks[0], route.timeout_s)]
+        return [member.query.checked(member.task, answer) for member, answer in zip(members, answers, strict=True)]
+
+    def settle(self, attempt: _Attempt, result: Report | Failure, took_s: float) -> None:
+        """Tell the run machine how an attempt ended."""
+        place = attempt.task.stage, attempt.task.tile, attempt.number
         if isinstance(result, Failure):
-            self._handle(TaskFailed(stage, tile, attempt, result))
+            self._handle(TaskFailed(*place, result))
             return
-        if route.hedging:
-            route.hedging.learn(stage, self._loop.time() - started)
-        self._handle(TaskDone(stage, tile, attempt, result))
+        if self._route.hedging:
+            self._route.hedging.learn(attempt.task.stage, took_s)
+        self._handle(TaskDone(*place, result))
+
+    def break_off(self, bug: Exception) -> None:
+        """End the query with a bug of ours."""
+        self._finish(bug)
+        self._handle(Cancelled())
 
     def _task(self, stage: int, tile: int) -> Task:
         """Return a tile's task, the same one however often it is tried."""
@@ -267,16 +356,20 @@ class _Query:
                 parts.extend([None] * len(piece.ranges))
         return tuple(parts)
 
-    def _checked(self, task: Task, result: Report | Failure) -> Report | Failure:
+    def checked(self, task: Task, result: Report | Failure) -> Report | Failure:
         """Take a report of an inline task that lacks its output, or some of it, for the failure that it is."""
         if not task.inline or isinstance(result, Failure):
             return result
-        stage = self._route.plan.stages[task.stage]
-        wanted = FLOAT_BYTES * self._batch * stage.written(stage.tiles[task.tile])
+        wanted = self._written(task)
         found = len(result.output or b"")
         if found == wanted:
             return result
         return Failure(FailureKind.FAILED_IN_CODE, "PlanError", f"answered with {found} bytes, the plan says {wanted}")
+
+    def _written(self, task: Task) -> int:
+        """Return how many bytes a task writes, or answers with."""
+        stage = self._route.plan.stages[task.stage]
+        return FLOAT_BYTES * task.batch * stage.written(stage.tiles[task.tile])
 
     async def _outputs(self) -> list[Buffer]:
         """Return what the last stage's tiles computed, from the store where no answer could carry it."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from botocore.credentials import Credentials
 
@@ -13,10 +14,10 @@ from drivers.inprocess import InProcessInvoker
 from drivers.invoker import Invoker
 from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
+from drivers.sharing import plan_sharing
 from serfer.background import LoopThread
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, check_artefacts, load_plan
-from serfer.core.wire import Report, Task
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
@@ -27,6 +28,9 @@ from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
 from storage import Store, open_store
+
+if TYPE_CHECKING:
+    from lambdas.worker import Worker
 
 WORKERS = ("inprocess", "local")
 DRIVERS = ("push",)
@@ -41,13 +45,15 @@ def open_pipeline(
     store: str | None = None,
     workers: str = "inprocess",
     driver: str = "push",
+    share: bool = True,
     settings: Settings | None = None,
 ) -> Pipeline:
     """Open a plan directory for queries.
 
     `workers` is "inprocess" (threads of this process) or "local" (the local Lambda service, one process for each
     execution environment). `store` is a URL; by default workers in process share memory, and local ones a Redis server
-    that is started for them. `driver` is "push". Every artefact's digest is checked first.
+    that is started for them. `driver` is "push". With `share`, queries that wait for the same tile of a fully connected
+    stage may be one invocation (drivers/sharing.py). Every artefact's digest is checked first.
 
     Raises PlanError for a directory that is not whole, UsageError for a pair that cannot work, UnavailableError where
     something does not come up; then nothing is left running.
@@ -59,7 +65,7 @@ def open_pipeline(
     check_artefacts(plan, path)
     loop = LoopThread()
     try:
-        return loop.wait(_assemble(plan, path, store, workers, settings, loop))
+        return loop.wait(_assemble(plan, path, store, workers, settings, loop, share=share))
     except BaseException:
         loop.close()
         raise
@@ -106,7 +112,14 @@ def _check_choices(store: str | None, workers: str, driver: str) -> None:
 
 
 async def _assemble(
-    plan: Plan, directory: Path, store_url: str | None, workers: str, settings: Settings, loop: LoopThread
+    plan: Plan,
+    directory: Path,
+    store_url: str | None,
+    workers: str,
+    settings: Settings,
+    loop: LoopThread,
+    *,
+    share: bool,
 ) -> Pipeline:
     """Start the parts, each to be stopped in the opposite order: workers, driver, invoker, store."""
     facts = settings.facts().functions
@@ -118,7 +131,8 @@ async def _assemble(
             await _start(service)
             invoker: Invoker = LambdaInvoker(service.url, REGION, Credentials("local", "local"), _CONNECTIONS)
         else:
-            invoker = InProcessInvoker(_worker(plan, directory, store), threads=os.cpu_count() or 1)
+            worker = _worker(plan, directory, store)
+            invoker = InProcessInvoker(worker.run, os.cpu_count() or 1, worker.run_shared)
         driver = PushDriver(
             plan,
             invoker,
@@ -126,6 +140,7 @@ async def _assemble(
             inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
             timeout_s=_TASK_TIMEOUT_S,
             concurrency=settings.local_concurrency,
+            sharing=plan_sharing(plan, facts.memory_per_vcpu, settings.local_concurrency) if share else None,
         )
         parts.push_async_callback(invoker.close)
         parts.push_async_callback(driver.close)
@@ -184,7 +199,7 @@ async def _start(service: LambdaService) -> None:
         raise UnavailableError(f"the local Lambda service cannot listen at {service.url}: {error.strerror}") from error
 
 
-def _worker(plan: Plan, directory: Path, store: Store) -> Callable[[Task], Report]:
+def _worker(plan: Plan, directory: Path, store: Store) -> Worker:
     from lambdas.worker import Worker  # noqa: PLC0415 - it imports ONNX Runtime, which only workers in process need
 
-    return Worker(plan, directory, store, "inprocess", threads=1, init_ms=0.0).run
+    return Worker(plan, directory, store, "inprocess", threads=1, init_ms=0.0)

@@ -3,7 +3,7 @@
     driver           queries      | split | stage-0 ................................... | stage-1 ... | merge |
                      invocations          | queue | invoke ............................ |
                                                    ╲ an arrow
-    stage-0 workers  e1f2a3b4                        | cold start | read | compute | write |
+    stage-0 workers  environment 1cb1c25d            | cold start | read | compute | write |
 
 Viewers drop spans that overlap in a row without nesting, so what runs side by side gets rows of its own, and times are
 whole microseconds: a child ends where its parent does, whatever a viewer does to fractions.
@@ -74,8 +74,8 @@ def check_trace(path: Path) -> None:
     if str(path) == "-":
         raise UsageError("--trace takes the path of a file: answers go to standard output, traces do not")
     check_place(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"{str(path)!r} cannot be written: it is there and no regular file")
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        raise InputError(f"{str(path)!r} cannot be written: it should be a regular file in a directory")
 
 
 def write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
@@ -147,7 +147,7 @@ class _Spans:
         outcome = {**args, "outcome": _outcome(attempt)}
         yield _INVOCATIONS, self._span(name, "task", attempt.asked, ended, outcome, parts)
         if report:
-            row = f"stage-{stage} workers", _text(report.environment)
+            row = f"stage-{stage} workers", _text(f"environment {report.environment}")
             yield row, _work(name, report, invoke, args, number)
 
     def _span(

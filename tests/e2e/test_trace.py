@@ -1,0 +1,74 @@
+"""`serfer classify --trace`, and a trace of queries that were under way together."""
+
+import json
+
+import pytest
+
+import serfer
+from serfer.trace import TracedQuery, trace_events
+from tests.e2e.small import batch
+
+
+def spans(trace, kind):
+    return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == kind]
+
+
+def test_a_trace_shows_driver_and_workers_of_every_image(serfer_, lean, examples, tmp_path):
+    images = [examples / "rocket.jpg", examples / "coffee.png"]
+    path = tmp_path / "out.json"
+    result = serfer_("classify", "--plan", lean, *images, "--json", "--trace", path)
+    assert (result.code, result.err.startswith(f"wrote {path}: open it in chrome://tracing")) == (0, True)
+    trace, answers = json.loads(path.read_bytes()), list(map(json.loads, result.lines))
+    queries = spans(trace, "query")
+    assert [one["name"] for one in queries] == [str(image) for image in images]
+    assert [one["dur"] / 1000 for one in queries] == pytest.approx([one["latency_ms"] for one in answers], abs=0.002)
+    stages = [stage for answer in answers for stage in answer["stages"]]
+    assert [one["dur"] / 1000 for one in spans(trace, "stage")] == pytest.approx(
+        [one["ms"] for one in stages], abs=0.002
+    )
+    tasks = sum(stage["tasks"] for stage in stages)
+    for kind in ("queue", "invoke", "work", "read", "compute", "write"):
+        assert len(spans(trace, kind)) >= tasks, kind
+    cold = sum(stage["cold"] for stage in stages)
+    assert len(spans(trace, "cold start")) == cold > 0
+    assert len({one["args"]["environment"] for one in spans(trace, "work")}) >= cold
+    assert len(spans(trace, "split")) == len(spans(trace, "merge")) == len(images)
+
+
+def test_a_trace_shows_the_queries_that_were_answered(serfer_, plan, examples, tmp_path):
+    common = ("classify", "--plan", plan, "--workers", "inprocess", "nowhere.jpg")
+    path = tmp_path / "out.json"
+    assert serfer_(*common, examples / "rocket.jpg", "--trace", path).code == 3
+    assert [one["name"] for one in spans(json.loads(path.read_bytes()), "query")] == [str(examples / "rocket.jpg")]
+    before = path.read_bytes()
+    serfer_(*common, "--trace", path).complains(3, "nowhere.jpg")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "words"),
+    [
+        ("-", 2, "--trace takes the path of a file"),
+        (".", 3, "'.' cannot be written"),
+        ("nowhere/out.json", 3, "'nowhere/out.json' cannot be written"),
+        ("/dev/null", 3, "'/dev/null' cannot be written: it should be a regular file"),
+    ],
+)
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(serfer_, examples, path, code, words):
+    result = serfer_("classify", "--plan", "nowhere", examples / "rocket.jpg", "--trace", path)
+    result.complains(code, words)
+
+
+def test_queries_under_way_together_are_traced_together(plan, settings):
+    with serfer.open(plan, workers="inprocess", settings=settings) as pipeline:
+        results = [future.result() for future in [pipeline.submit(batch(seed=seed)) for seed in range(8)]]
+        events = trace_events(
+            pipeline.plan, [TracedQuery.of(f"query {number}", result) for number, result in enumerate(results)]
+        )
+    shown = {"traceEvents": events}
+    assert {one["name"] for one in spans(shown, "query")} == {f"query {number}" for number in range(8)}
+    for result in results:
+        came, cut = result.split
+        assert came <= cut <= result.answer.started <= result.answer.ended <= result.answered
+    compute = sum(report.compute_ms for result in results for run in result.answer.stages for report in run.reports)
+    assert sum(one["args"]["ms"] for one in spans(shown, "compute")) == pytest.approx(compute)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.stamp import make_stamp
 from serfer import display
 from serfer.cli_options import (
     JsonOption,
@@ -19,9 +23,14 @@ from serfer.cli_options import (
     print_json,
     status_line,
 )
-from serfer.core.errors import SerferError, UsageError
+from serfer.core.errors import QueryError, SerferError, UsageError
+from serfer.core.structure import unstructure
 from serfer.settings import load_settings
-from serfer.terminal import out
+from serfer.terminal import complain, out
+
+if TYPE_CHECKING:
+    from bench.results import Result
+    from bench.rows import Row
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
 
@@ -195,6 +204,181 @@ def prediction(
         typer.echo(judged.table(found))
     if at_most is not None and found.mean_error > at_most:
         raise SerferError(f"predictions miss by {found.mean_error:.1%} on average, more than {at_most:.1%}")
+
+
+QueriesOption = Annotated[int, typer.Option("--queries", min=1, help="How many queries come at once.")]
+RoundsOption = Annotated[int, typer.Option(min=1, help="How often each system is loaded; rounds take turns.")]
+SystemOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="serfer, function (one function for all), unsplit (ONNX Runtime on all processors), or a baseline of "
+        "bench/systems.py; may be repeated. By default serfer and unsplit."
+    ),
+]
+NetworkOption = Annotated[
+    str | None, typer.Option("--model", help="A fixed plan of bench/plans.py, or else a model of the zoo.")
+]
+LoadWorkersOption = Annotated[
+    str, typer.Option("--workers", help="local: processes; inprocess: threads; null: answer, and compute nothing.")
+]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option(min=1, max=10_000, help="Invocations at once; by default as many as processors.")
+]
+OrderOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Whose tasks start first, oldest (query) or arrival (task); may be repeated, null workers only."),
+]
+ServiceOption = Annotated[float, typer.Option(min=0, help="Milliseconds that a null worker takes.")]
+WarmUpOption = Annotated[
+    int | None, typer.Option(min=0, help="Queries before the first round; by default 4 for each invocation at once.")
+]
+PatienceOption = Annotated[float, typer.Option(min=1, help="Seconds after which a query without an answer failed.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="A directory to write result.json, queries.csv and picture.png to.")
+]
+
+
+@bench_app.command()
+def burst(
+    queries: QueriesOption = 100,
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    system: SystemOption = None,
+    rounds: RoundsOption = 3,
+    workers: LoadWorkersOption = "local",
+    concurrency: ConcurrencyOption = None,
+    order: OrderOption = None,
+    service_ms: ServiceOption = 5.0,
+    warm_up: WarmUpOption = None,
+    patience_s: PatienceOption = 600.0,
+    directory: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send all queries at once to each system, in turn, and measure each one's latency."""
+    from bench.burst import Burst  # noqa: PLC0415 - only this command needs it
+    from bench.offer import Choice, measure  # noqa: PLC0415 - same
+
+    choice = Choice(model, plan, system, rounds, workers, concurrency, order, service_ms, warm_up, patience_s)
+    with status_line() as progress:
+        found = measure(Burst(queries), choice, directory, load_settings(), progress)
+    _show_load(found, as_json=as_json)
+
+
+@bench_app.command()
+def uniform(
+    rps: Annotated[float, typer.Option(help="Queries a second.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="How long they come.")] = 20.0,
+    pattern: Annotated[str, typer.Option(help="even, or poisson: as independent users send them.")] = "even",
+    seed: Annotated[int, typer.Option(min=0, help="Of the first round's arrivals, with poisson.")] = 0,
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    system: SystemOption = None,
+    rounds: RoundsOption = 3,
+    workers: LoadWorkersOption = "local",
+    concurrency: ConcurrencyOption = None,
+    order: OrderOption = None,
+    service_ms: ServiceOption = 5.0,
+    warm_up: WarmUpOption = None,
+    patience_s: PatienceOption = 600.0,
+    directory: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send queries at a rate to each system, in turn, whatever becomes of those before, and measure latencies."""
+    from bench.offer import Choice, measure  # noqa: PLC0415 - only this command needs it
+    from bench.uniform import Uniform  # noqa: PLC0415 - same
+
+    choice = Choice(model, plan, system, rounds, workers, concurrency, order, service_ms, warm_up, patience_s)
+    with status_line() as progress:
+        found = measure(Uniform(rps, seconds, pattern, seed), choice, directory, load_settings(), progress)
+    _show_load(found, as_json=as_json)
+
+
+def _show_load(found: Result, *, as_json: bool) -> None:
+    """Print a load's result; raises QueryError where a query failed, so that scripts notice."""
+    from bench.planner import aligned  # noqa: PLC0415 - the command line starts fast
+    from bench.rounds import HEAD, remarks, rows  # noqa: PLC0415 - same
+
+    if as_json:
+        print_json(unstructure(found))
+    else:
+        typer.echo("\n".join([*aligned(HEAD, rows(found)), *remarks(found)]))
+    failed = sum(one.sent - one.answered for one in found.rounds)
+    if failed:
+        raise QueryError(f"{failed:,} of {sum(one.sent for one in found.rounds):,} queries had no right answer")
+
+
+@bench_app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A", help="A result.json of bench burst or uniform, or its place.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same work.")],
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether B differs from A, system by system: the paired rounds' difference, with its interval."""
+    from bench import compare as judge  # noqa: PLC0415 - only this command needs it
+    from bench.results import read_result  # noqa: PLC0415 - same
+
+    one, other = read_result(before), read_result(after)
+    found = judge.compare(one, other, confidence)
+    for warning in judge.warnings(one, other):
+        complain(warning)
+    if as_json:
+        for each in found:
+            print_json(each.as_dict())
+    else:
+        typer.echo(judge.table(found, confidence))
+
+
+@bench_app.command()
+def stores(
+    store: Annotated[
+        list[str] | None,
+        typer.Option(help="A store's URL; may be repeated. By default memory, file, and a Redis that is started."),
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=1, help="Bytes of an object; may be repeated. By default 1 kB to 4 MB.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every operation is measured; stores take turns.")] = 15,
+    directory: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the round trips and bandwidth of stores: put, get, get_many and delete, by size."""
+    from bench import stores as measuring  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = measuring.measure(store, size or measuring.SIZES, rounds, progress)
+    _show_table(found, directory, as_json=as_json)
+
+
+@bench_app.command()
+def micro(
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; they take turns.")] = 15,
+    directory: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the parts of the hot path on a plan: processor time, and bytes that each allocates."""
+    from bench import micro as measuring  # noqa: PLC0415 - only this command needs it
+    from bench.offer import network  # noqa: PLC0415 - same
+
+    settings = load_settings()
+    with status_line() as progress:
+        found = measuring.measure(network(model, plan, settings, progress), settings, rounds, progress)
+    _show_table(found, directory, as_json=as_json)
+
+
+def _show_table(found: Sequence[Row], directory: Path | None, *, as_json: bool) -> None:
+    from bench.rows import as_text, stamped, write_rows  # noqa: PLC0415 - the command line starts fast
+
+    stamp = make_stamp(sys.argv[1:], datetime.now(UTC))
+    if directory is not None:
+        write_rows(directory, found, stamp)
+    if as_json:
+        for row in found:
+            print_json(stamped(row, stamp))
+    else:
+        typer.echo(as_text(found, stamp))
 
 
 def _store_kind(store: str) -> str:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 from serfer.core.plan import Plan, Preprocess
 from serfer.images import ImageLimits, decode_image, read_image
+from serfer.pictures.draw_latency import latency_scene
 from serfer.pictures.draw_network import network_scene
 from serfer.pictures.draw_pareto import pareto_scene
 from serfer.pictures.draw_tiles import tiles_scene
+from serfer.pictures.latency import Chart
 from serfer.pictures.pareto import choices
 from serfer.pictures.render import SUFFIXES, check_suffix, save
 from serfer.pictures.scene import stacked
@@ -25,6 +28,7 @@ from serfer.pictures.text import text_picture
 __all__ = [
     "SUFFIXES",
     "choices",
+    "draw_latency",
     "draw_network",
     "draw_pareto",
     "draw_plan",
@@ -32,6 +36,12 @@ __all__ = [
     "picture_pixels",
     "text_picture",
 ]
+
+
+def draw_latency(title: str, charts: Sequence[Chart], keys: Sequence[str], stamp: Sequence[str], out: Path) -> None:
+    """Draw the latencies of a load as charts, with a line of the key for each system and the stamp below."""
+    check_suffix(out)
+    save(latency_scene(title, charts, keys, stamp), out)
 
 
 def draw_network(plan: Plan, directory: Path, out: Path) -> None:

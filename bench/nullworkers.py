@@ -1,0 +1,77 @@
+"""Workers that compute nothing: they answer after a fixed time, so that a burst of thousands shows the driver alone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from drivers.push import PushDriver
+from serfer.background import LoopThread
+from serfer.core.counts import StoreCounts
+from serfer.core.inline import FLOAT_BYTES
+from serfer.core.keys import output_key
+from serfer.core.plan import Plan, load_plan
+from serfer.core.run import Failure
+from serfer.core.wire import Report, Task
+from serfer.pipeline import Pipeline
+from serfer.settings import Settings
+from storage.memory import MemoryStore
+from storage.store import Store
+
+_MS_PER_S = 1000.0
+_BASE64_SHARE = 0.7  # as in serfer/wiring.py
+
+
+class NullInvoker:
+    """Answers every task after `service_s` seconds with zeros of the length that its tile writes.
+
+    What no answer carries is written for the last stage only: nobody else reads it.
+    """
+
+    def __init__(self, plan: Plan, store: Store, service_s: float) -> None:
+        self._plan = plan
+        self._store = store
+        self._service_s = service_s
+
+    async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:  # noqa: ARG002 - a contract
+        """Wait, and answer."""
+        await asyncio.sleep(self._service_s)
+        stage = self._plan.stages[task.stage]
+        output = bytes(FLOAT_BYTES * task.batch * stage.written(stage.tiles[task.tile]))
+        if not task.inline and stage is self._plan.stages[-1]:
+            self._store.put(output_key(task.query, task.stage, task.tile), output, task.ttl)
+        ms = self._service_s * _MS_PER_S
+        return Report("null", 0.0, 0.0, ms, 0.0, ms, 1, 1, StoreCounts(), output if task.inline else None)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def null_pipeline(directory: Path, settings: Settings, *, oldest_first: bool, service_s: float) -> Pipeline:
+    """Open a plan directory with the true driver and null workers; raises PlanError for one that is none."""
+    plan, loop = load_plan(directory), LoopThread()
+    try:
+        return loop.wait(_assemble(plan, settings, loop, oldest_first=oldest_first, service_s=service_s))
+    except BaseException:
+        loop.close()
+        raise
+
+
+async def _assemble(
+    plan: Plan, settings: Settings, loop: LoopThread, *, oldest_first: bool, service_s: float
+) -> Pipeline:
+    facts = settings.facts().functions
+    async with AsyncExitStack() as parts:
+        store = parts.enter_context(MemoryStore())
+        driver = PushDriver(
+            plan,
+            NullInvoker(plan, store, service_s),
+            store,
+            inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
+            concurrency=settings.local_concurrency,
+            oldest_first=oldest_first,
+        )
+        parts.push_async_callback(driver.close)
+        return Pipeline(plan, driver, loop, parts.pop_all().aclose, facts, settings.image_limits())
+    raise AssertionError("unreachable: the exit stack swallows nothing")

@@ -1,0 +1,118 @@
+"""Round trips and bandwidth of stores: what putting, reading and deleting takes by size, one thread, stores in turn."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from serfer.local.redis_server import RedisServer
+from storage import Range, Store, open_store, redact
+
+SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
+RANGES = 8
+_OPERATIONS = ("put", "get", "get_many", "delete")
+_TTL_S = 600.0
+_US_PER_S = 1e6
+_MB = 1e6
+
+Progress = Callable[[str], None]
+Now = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class StoreTime:
+    """Microseconds of an operation on one object of `bytes` (`get_many`: 8 ranges that make one up), wall time.
+
+    `mb_per_s` is of the bytes moved; None where none are.
+    """
+
+    store: str
+    bytes: int
+    operation: str
+    median_us: float
+    least_us: float
+    greatest_us: float
+    mb_per_s: float | None
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Its columns as people read them."""
+        return {
+            "store": self.store,
+            "bytes": f"{self.bytes:,}",
+            "operation": self.operation,
+            "us": f"{self.median_us:,.1f}",
+            "from": f"{self.least_us:,.1f}",
+            "to": f"{self.greatest_us:,.1f}",
+            "MB/s": "-" if self.mb_per_s is None else f"{self.mb_per_s:,.0f}",
+        }
+
+
+def measure(
+    urls: Sequence[str] | None,
+    sizes: Sequence[int] = SIZES,
+    rounds: int = 15,
+    progress: Progress = lambda _: None,
+    now: Now = time.perf_counter,
+) -> list[StoreTime]:
+    """Measure stores at each size; without `urls` memory, files and a Redis server of our own.
+
+    Raises UsageError for a URL that names no store, StoreUnavailableError for one that does not answer.
+    """
+    found = []
+    with _opened(urls) as stores:
+        for size in sizes:
+            progress(f"objects of {size:,} bytes")
+            found += _measure_size(stores, size, rounds, now)
+    return found
+
+
+@contextmanager
+def _opened(urls: Sequence[str] | None) -> Iterator[dict[str, Store]]:
+    with ExitStack() as parts:
+        if urls is None:
+            folder = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="serfer-bench-")))
+            server = parts.enter_context(RedisServer())
+            named = {"memory": "memory://", "file": f"file://{folder}", "redis": server.url}
+        else:
+            named = {redact(url): url for url in urls}
+        yield {name: parts.enter_context(open_store(url)) for name, url in named.items()}
+
+
+def _measure_size(stores: dict[str, Store], size: int, rounds: int, now: Now) -> list[StoreTime]:
+    times: dict[tuple[str, str], list[float]] = {(name, op): [] for name in stores for op in _OPERATIONS}
+    value = bytes(size)
+    for number in range(-1, rounds):  # the first round warms up
+        for name, store in stores.items():
+            key = f"serfer-bench:{number}"
+            for operation, call in zip(_OPERATIONS, _calls(store, key, value), strict=True):
+                started = now()
+                call()
+                if number >= 0:
+                    times[name, operation].append(now() - started)
+    return [_told(name, size, operation, found) for (name, operation), found in times.items()]
+
+
+def _calls(store: Store, key: str, value: bytes) -> tuple[Callable[[], object], ...]:
+    """Return the operations on one object in an order in which they leave nothing behind."""
+    edges = [len(value) * number // RANGES for number in range(RANGES + 1)]
+    ranges = [Range(key, start, stop - start) for start, stop in pairwise(edges)]
+    return (
+        lambda: store.put(key, value, _TTL_S),
+        lambda: store.get(key),
+        lambda: store.get_many(ranges),
+        lambda: store.delete([key]),
+    )
+
+
+def _told(name: str, size: int, operation: str, times: Sequence[float]) -> StoreTime:
+    middle = median(times)
+    rate = None if operation == "delete" or not middle else size / middle / _MB
+    us, least, greatest = (seconds * _US_PER_S for seconds in (middle, min(times), max(times)))
+    return StoreTime(name, size, operation, us, least, greatest, rate)

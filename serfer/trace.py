@@ -168,15 +168,17 @@ class _Spans:
 def _work(name: str, report: Report, invoke: Span, args: dict[str, Any], arrow: int) -> Span:
     """Return a worker's part in the middle of its invocation, cut short where it does not fit.
 
-    A cold start gives way first: an environment may have started before it was invoked.
+    A cold start gives way first: an environment may have started before it was invoked. A report has its query's share
+    of a shared invocation's time; the span shows all of it, exactly where all queries have as many images.
     """
     room = invoke.end - invoke.start
-    total = min(_us(report.total_ms), room)
-    init = min(_us(report.init_ms), room - total)
+    total = min(_us(report.total_ms * report.shared), room)
+    init = min(_us(report.init_ms * report.shared), room - total)
     start = invoke.start + (room - init - total) // 2
     end = start + init + total
     steps = {"read": report.read_ms, "compute": report.compute_ms, "write": report.write_ms}
-    marks = [min(start + init + _us(ms), end) for ms in itertools.accumulate(steps.values(), initial=0.0)]
+    done = itertools.accumulate(steps.values(), initial=0.0)
+    marks = [min(start + init + _us(ms * report.shared), end) for ms in done]
     parts = [Span("cold start", "cold start", start, start + init, {"ms": report.init_ms})] if report.init_ms else []
     for (step, ms), (begun, ended) in zip(steps.items(), itertools.pairwise(marks), strict=True):
         parts.append(Span(step, step, begun, ended, {"ms": ms}))
@@ -184,6 +186,7 @@ def _work(name: str, report: Report, invoke: Span, args: dict[str, Any], arrow: 
         "environment": _text(report.environment),
         "init_ms": report.init_ms,
         "total_ms": report.total_ms,
+        "shared": report.shared,
         "network_and_service_ms": (room - init - total) / 1000,
         "placed": "in the middle of its invocation",
         "sessions": report.sessions,

@@ -53,7 +53,7 @@ def last(run):
 
 MS = st.one_of(st.just(0.0), st.floats(0, 3000))
 SECONDS = st.one_of(st.just(0.0), st.floats(0, 2))
-REPORTS = st.builds(report, MS, MS, MS, MS, st.sampled_from("ef"))
+REPORTS = st.builds(replace, st.builds(report, MS, MS, MS, MS, st.sampled_from("ef")), shared=st.integers(1, 3))
 
 
 @st.composite
@@ -236,7 +236,7 @@ def test_a_span_says_whose_it_is():
     events = trace_events(PLAN, [ONE])
     work = next(one for one in spans(events, "work") if one["args"]["init_ms"])
     whose = {"name": "a.jpg", "query": "q", "function": PLAN.function(0, 0), "environment": "x"}
-    times = {"init_ms": 50.0, "total_ms": 6.0, "network_and_service_ms": 42.0}
+    times = {"init_ms": 50.0, "total_ms": 6.0, "shared": 1, "network_and_service_ms": 42.0}
     counts = {"bytes_put": 5, "bytes_get": 6, "puts": 0, "gets": 0, "exists": 0, "sessions": 1, "weight_loads": 1}
     assert work["args"] == {**whose, **times, **counts, "placed": "in the middle of its invocation"}
     assert spans(events, "task")[0]["args"]["outcome"] == "answered"
@@ -248,6 +248,15 @@ def test_a_cold_start_from_before_the_invocation_gives_way_to_the_work():
     work, *parts = inside(events, spans(events, "work")[0])
     assert [(one["cat"], one["dur"]) for one in parts] == [*zip(STEPS, (4_000, 1_000, 2_000, 3_000), strict=True)]
     assert (parts[0]["args"]["ms"], work["args"]["network_and_service_ms"]) == (500, 0)
+
+
+def test_a_query_waits_for_all_of_an_invocation_that_it_shares():
+    shared = replace(report(init_ms=1), shared=4)
+    events = trace_events(PLAN, [query([tile(answered(0, 0, 0.030, shared))], [tile(answered(1, 1, 2))])])
+    work, *parts = inside(events, spans(events, "work")[0])
+    assert [(one["cat"], one["dur"]) for one in parts] == [*zip(STEPS, (4_000, 4_000, 8_000, 12_000), strict=True)]
+    assert [one["args"]["ms"] for one in parts] == [1, 1, 2, 3]
+    assert (work["dur"], work["args"]["shared"], work["args"]["network_and_service_ms"]) == (28_000, 4, 2)
 
 
 def test_crops_that_went_through_the_store_are_seen():

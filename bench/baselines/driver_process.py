@@ -1,0 +1,149 @@
+"""One process of SerFer's driver: it takes one query at a time, from frames on its standard input.
+
+    here:  DriverProcess.ask ── [shape, pixels] ──▶ main: PollDriver.run ──▶ Redis, Invoke API
+                             ◀── [counts, shape, logits, problem] ──
+
+A frame is its length in 4 bytes and msgpack.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.baselines.handlers.objects import Array
+from bench.baselines.poll_driver import PollDriver
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import QueryError
+from serfer.core.plan import load_plan
+from serfer.local.die_with_parent import dying_with_me
+from serfer.local.function import REGION
+from storage import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LENGTH = 4
+_READY = "ready"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a driver process needs to know: plan directory, store's URL, the Invoke API's endpoint, kind of tiles."""
+
+    directory: str
+    store: str
+    endpoint: str
+    contiguous: bool
+
+
+class DriverProcess:
+    """A driver's process, which dies with the thread that makes it; one thread at a time may use it."""
+
+    def __init__(self) -> None:
+        command = dying_with_me(sys.executable, "-P", "-m", __name__)
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self.counts = StoreCounts()
+
+    def configure(self, configuration: Configuration) -> None:
+        """Tell it what it works on, and return once it is ready; raises QueryError where it has died instead."""
+        self._send(asdict(configuration))
+        self._receive()
+
+    def ask(self, pixels: NDArray[np.uint8]) -> Array:
+        """Run one query and return its logits, (N, K); raises QueryError in the driver's own words."""
+        self._send([pixels.shape, np.ascontiguousarray(pixels).data])
+        counts, shape, logits, problem = self._receive()
+        self.counts = StoreCounts(*counts)
+        if problem:
+            raise QueryError(problem)
+        return np.frombuffer(logits, dtype="<f4").reshape(shape)
+
+    def kill(self) -> None:
+        """End the process; who waits for an answer gets QueryError."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Wait for the end of a killed process, and close its pipes, which nobody may use any more."""
+        self._process.wait()
+        with suppress(BrokenPipeError):  # of a question that it never read
+            _pipe(self._process.stdin).close()
+        _pipe(self._process.stdout).close()
+
+    def _send(self, value: Any) -> None:  # noqa: ANN401 - any plain value
+        try:
+            _write(_pipe(self._process.stdin), value)
+        except OSError as error:
+            raise QueryError("the driver's process has ended") from error
+
+    def _receive(self) -> Any:  # noqa: ANN401 - any plain value
+        value = _read(_pipe(self._process.stdout))
+        if value is None:
+            raise QueryError("the driver's process has ended")
+        return value
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None  # noqa: S101 - Popen was asked for it
+    return pipe
+
+
+def _write(stream: IO[bytes], value: Any) -> None:  # noqa: ANN401 - any plain value
+    data = msgpack.packb(value)
+    stream.write(len(data).to_bytes(_LENGTH, "little") + data)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:  # noqa: ANN401 - any plain value
+    """Read a frame; None where the other side is gone."""
+    length = int.from_bytes(stream.read(_LENGTH), "little")
+    data = stream.read(length)
+    return msgpack.unpackb(data) if length and len(data) == length else None
+
+
+def _event_invoker(endpoint: str) -> Callable[[str, bytes], object]:
+    """Return SerFer's way to invoke: boto3, as an event."""
+    import boto3  # noqa: PLC0415 - only a driver's process needs it
+
+    client = boto3.client(
+        "lambda",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id="local",
+        aws_secret_access_key="local",  # noqa: S106 - the local service checks no signature
+    )
+    return lambda function, payload: client.invoke(FunctionName=function, InvocationType="Event", Payload=payload)
+
+
+def main() -> None:
+    """Answer queries until standard input ends."""
+    questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    configuration = Configuration(**_read(questions))
+    plan, invoke = load_plan(Path(configuration.directory)), _event_invoker(configuration.endpoint)
+    with open_store(configuration.store) as store:
+        driver = PollDriver(plan, store, invoke, contiguous=configuration.contiguous)
+        _write(answers, _READY)
+        while (question := _read(questions)) is not None:
+            _write(answers, _answer(driver, *question))
+
+
+def _answer(driver: PollDriver, shape: list[int], data: bytes) -> list[Any]:
+    try:
+        logits = driver.run(np.frombuffer(data, dtype=np.uint8).reshape(shape))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the one who asked must hear it
+        return [astuple(driver.counts), [], b"", f"{type(error).__name__}: {error}"]
+    return [astuple(driver.counts), logits.shape, np.ascontiguousarray(logits, dtype="<f4").data, ""]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What runs inside the baselines' functions; beside a worker's own dependencies it needs nothing."""

@@ -1,0 +1,138 @@
+"""SerFer's Poll Driver (section 5.1.1), as its authors built it; for speed and bytes it differs from ours everywhere.
+
+cut, put ─▶ invoke, one after the other ─▶ barrier: get tile 0, 1, ... again and again ─▶ merge ─┐
+   ▲                                                                                             │
+   └─────────────────────────────── the next lambda layer ◀──────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.baselines.handlers.environment import Array, merge
+from bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import DeadlineError, MissingKeyError
+from serfer.core.plan import IMAGE, Plan
+from serfer.unsplit import normalised
+from storage.counting import CountingStore
+from storage.store import Store
+
+POLLS_BEFORE_RETRY = 10_000
+DEADLINE_S = 120.0
+Tensors = dict[tuple[int, int], Array]
+
+
+@dataclass(frozen=True)
+class Mechanics:
+    """What differs between SerFer's versions: its workers' handler, and whether a stored tile is only that tile."""
+
+    name: str
+    handler: str
+    contiguous: bool
+
+
+PUBLISHED = Mechanics("serfer-published", "published", contiguous=False)
+REPAIRED = Mechanics("serfer-repaired", "repaired", contiguous=True)
+
+
+class PollDriver:
+    """Takes queries through a plan, one at a time; `invoke` starts a function with a payload and does not wait.
+
+    The authors give up never, this one after `deadline_s` of `clock`'s seconds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        invoke: Callable[[str, bytes], object],
+        *,
+        contiguous: bool,
+        deadline_s: float = DEADLINE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = plan
+        self._store = CountingStore(store)
+        self._invoke = invoke
+        self._contiguous = contiguous
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._others = StoreCounts()
+
+    @property
+    def counts(self) -> StoreCounts:
+        """What all queries so far have moved, driver and workers together.
+
+        A read that finds nothing is a poll and counts in `exists`; a worker's read and write count as often as it was
+        invoked.
+        """
+        return self._store.counts + self._others
+
+    def run(self, pixels: NDArray[np.uint8]) -> Array:
+        """Return a query's logits, (N, K); raises DeadlineError."""
+        query, deadline = secrets.token_hex(16), self._clock() + self._deadline_s
+        known: Tensors = {(IMAGE, IMAGE): normalised(self._plan, pixels)}
+        for number, stage in enumerate(self._plan.stages):
+            outputs = self._layer(query, number, known, deadline)
+            known.update({(number, place): whole for place, whole in enumerate(merge(stage, outputs))})
+        return known[len(self._plan.stages) - 1, 0]
+
+    def _layer(self, query: str, number: int, known: Tensors, deadline: float) -> list[list[Array]]:
+        """Cut, put, invoke and wait for one lambda layer; return what each of its tiles wrote."""
+        tiles = range(len(self._plan.stages[number].tiles))
+        put = [self._put(query, number, tile, known) for tile in tiles]
+        for tile in tiles:
+            self._start(query, number, tile)
+        invoked = [1 for _ in tiles]
+        values = self._barrier(query, number, invoked, deadline)
+        for times, read, written in zip(invoked, put, values, strict=True):
+            self._others += StoreCounts(times * len(written), times * read, times, times)
+        return [[view.array for view in decode(value)] for value in values]
+
+    def _put(self, query: str, number: int, index: int, known: Mapping[tuple[int, int], Array]) -> int:
+        """Store what a tile reads and return its bytes: as published, the whole tensor that it is a part of."""
+        stage = self._plan.stages[number]
+        views = [
+            View.of(known[source.stage, source.output], source.shape.slices(rect))
+            for source, rect in zip(stage.inputs, stage.tiles[index].inputs, strict=True)
+        ]
+        value = encode([view.alone() for view in views] if self._contiguous else views)
+        self._store.put(read_key(query, number, index), value, TTL_S)
+        return len(value)
+
+    def _start(self, query: str, number: int, index: int) -> None:
+        function = self._plan.function(number, self._plan.stages[number].tiles[index].function)
+        self._invoke(function, json.dumps({"query": query, "stage": number, "tile": index}).encode())
+
+    def _barrier(self, query: str, number: int, invoked: list[int], deadline: float) -> Sequence[bytes]:
+        """Read all tiles' values from the first one on, and from the first one again whenever one is missing.
+
+        The one that is missing is invoked again after every 10,000 polls.
+        """
+        keys = [written_key(query, number, tile) for tile in range(len(invoked))]
+        found: list[bytes] = []
+        polls = 0
+        while len(found) < len(keys):
+            try:
+                value = self._store.get(keys[len(found)])
+            except MissingKeyError:
+                polls += 1
+                self._others += StoreCounts(exists=1)
+                if polls % POLLS_BEFORE_RETRY == 0:
+                    self._start(query, number, len(found))
+                    invoked[len(found)] += 1
+                found = []
+                if self._clock() > deadline:
+                    raise DeadlineError(f"stage {number} did not end within {self._deadline_s:g} s") from None
+            else:
+                decode(value)  # each time, whether or not the others are there
+                found.append(value)
+        return found

@@ -1,0 +1,326 @@
+"""Every system that is put under load: the same answer, bytes and polls counted rightly, nothing left running."""
+
+import itertools
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import serfer
+from bench.baselines.deployment import queries_at_once
+from bench.baselines.fork_join import ForkJoin, held_groups
+from bench.baselines.handlers.environment import Environment
+from bench.baselines.handlers.gillis_worker import work
+from bench.baselines.handlers.lambda_layer import run_task
+from bench.baselines.handlers.objects import View, decode, encode
+from bench.baselines.handlers.payload import from_json, to_json
+from bench.baselines.poll_driver import POLLS_BEFORE_RETRY, PollDriver
+from bench.systems import SYSTEMS, Ours, open_system
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
+from serfer.core.plan import PackageLimit, dump_plan, load_plan, sealed
+from serfer.settings import Settings
+from serfer.unsplit import unsplit
+from splitter.exactness import difference
+from storage import open_store
+from storage.memory import MemoryStore
+from tests.e2e.small import CLASSES, GRIDS, SIZE, split_small
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (3, SIZE, SIZE, 3), dtype=np.uint8)
+PATIENCE = 180.0  # s until a test that waits for an answer gives up
+IMAGE_BYTES = 4 * 3 * SIZE * SIZE
+HEADERS = 1.1  # of what is stored: what the baselines' objects may have besides tensors
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return Settings(cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Four tiles, four tiles, one."""
+    return split_small(tmp_path_factory.mktemp("small"), grids=GRIDS)
+
+
+@pytest.fixture(scope="module")
+def plan(directory):
+    return load_plan(directory)
+
+
+@pytest.fixture(scope="module")
+def whole(plan, directory):
+    return unsplit(plan, directory)
+
+
+def check_answers(system, whole):
+    """Have queries of one image and of several answered, more of them than may be in flight."""
+    asked = [PIXELS[:1], PIXELS, PIXELS[1:2]]
+    for pixels, future in [(pixels, system.submit(pixels)) for pixels in asked]:
+        logits = future.result(PATIENCE)
+        assert (logits.shape, logits.dtype) == ((len(pixels), CLASSES), np.float32)
+        assert difference(logits, whole(pixels)).exact
+
+
+def descendants():
+    """Return the process ids of all processes below this one."""
+    found, pending = set(), [Path("/proc/self")]
+    while pending:
+        for thread in (pending.pop() / "task").iterdir():
+            with suppress(FileNotFoundError):  # it has just ended
+                children = (thread / "children").read_text().split()
+                found.update(children)
+                pending.extend(Path("/proc", child) for child in children)
+    return found
+
+
+class TestEverySystem:
+    @pytest.mark.parametrize("name", SYSTEMS)
+    def test_it_answers_as_the_unsplit_model_and_leaves_no_process(self, name, directory, settings, whole):
+        before = descendants()
+        with open_system(name, directory, settings=settings, in_flight=2) as system:
+            assert system.name == name
+            check_answers(system, whole)
+            assert descendants() > before
+        assert descendants() == before
+
+    @pytest.mark.parametrize("name", SYSTEMS)
+    def test_closing_ends_queries_that_are_under_way(self, name, directory, settings):
+        before = descendants()
+        with open_system(name, directory, settings=settings, in_flight=1) as system:
+            futures = [system.submit(PIXELS) for _ in range(3)]
+        assert descendants() == before
+        assert all(future.done() for future in futures)
+
+    @pytest.mark.parametrize("name", SYSTEMS)
+    def test_pixels_that_do_not_fit_are_refused_at_once(self, name, directory, settings):
+        with open_system(name, directory, settings=settings, in_flight=1) as system:
+            for pixels in (PIXELS[:, 1:], PIXELS[0], PIXELS[:0]):
+                with pytest.raises(InputError, match="the batch is uint8 with shape"):
+                    system.submit(pixels)
+
+    def test_an_unknown_one_is_told_what_there_is(self, directory, settings):
+        with pytest.raises(
+            UsageError, match="systems are ours, serfer-published, serfer-repaired, gillis, not 'pocket'"
+        ):
+            open_system("pocket", directory, settings=settings)
+
+    def test_one_that_does_not_open_leaves_no_process(self, directory, settings, monkeypatch):
+        before = descendants()
+        monkeypatch.setattr("bench.baselines.driver_process.dying_with_me", lambda *_: ["/bin/false"])
+        with pytest.raises(QueryError, match="the driver's process has ended"):
+            open_system("serfer-repaired", directory, settings=settings, in_flight=2)
+        assert descendants() == before
+
+
+class TestCounts:
+    def test_ours_are_those_of_the_reports(self, directory, settings):
+        with serfer.open(directory, workers="inprocess", settings=settings) as pipeline:
+            system = Ours(pipeline)
+            system.submit(PIXELS[:1]).result(PATIENCE)
+            one = pipeline.last_report.store
+            system.submit(PIXELS[:1]).result(PATIENCE)
+            assert system.counts() == one + one
+            assert one.exists == 0
+
+    @pytest.mark.parametrize("name", ["serfer-published", "serfer-repaired"])
+    def test_serfers_are_those_of_redis_and_its_keys_stay(self, name, plan, directory, settings):
+        with open_system(name, directory, settings=settings, in_flight=2) as system:
+            for future in [system.submit(PIXELS[:1]) for _ in range(3)]:
+                future.result(PATIENCE)
+            counts = system.counts()
+            with open_store(system.store_url) as store:
+                keys = store._ask([("KEYS", "*")])[0]
+                sizes = store._ask([("STRLEN", key) for key in keys])
+                calls = {name: _calls(store, name) for name in ("get", "set", "del", "unlink")}
+        assert len(keys) == counts.puts == calls["set"] == 3 * 2 * plan.tasks
+        assert counts.bytes_put == sum(sizes)
+        assert counts.gets + counts.exists == calls["get"]
+        assert counts.exists > 0
+        assert counts.bytes_get >= counts.bytes_put  # everything is read once at least
+        assert calls["del"] == calls["unlink"] == 0
+
+
+def _calls(store, name):
+    """Return how often a Redis server has got a command."""
+    lines = store._ask([("INFO", "commandstats")])[0].decode().splitlines()
+    return next((int(line.partition("calls=")[2].split(",")[0]) for line in lines if f"_{name}:" in line), 0)
+
+
+class Functions:
+    """Runs events at once and in this thread, but for those whose number is in `lost`."""
+
+    def __init__(self, plan, directory, lost=()):
+        self.store = MemoryStore()
+        self.events = []
+        self._lost = lost
+        self._environment = Environment(plan, directory, threads=1)
+
+    def invoke(self, function, payload):
+        self.events.append((function, json.loads(payload)))
+        if len(self.events) - 1 not in self._lost:
+            run_task(self.events[-1][1], self._environment, self.store)
+
+    def tiles(self):
+        return [(event["stage"], event["tile"]) for _, event in self.events]
+
+
+def every_tile(plan):
+    return [(number, tile) for number, stage in enumerate(plan.stages) for tile in range(len(stage.tiles))]
+
+
+class TestPollDriver:
+    def driver(self, plan, functions, *, contiguous=True, **settings):
+        return PollDriver(plan, functions.store, functions.invoke, contiguous=contiguous, **settings)
+
+    def test_it_invokes_one_tile_after_the_other_each_in_its_function(self, plan, directory, whole):
+        functions = Functions(plan, directory)
+        assert difference(self.driver(plan, functions).run(PIXELS), whole(PIXELS)).exact
+        assert functions.tiles() == every_tile(plan)
+        assert all(function == plan.function(event["stage"], 0) for function, event in functions.events)
+
+    def test_as_published_a_tile_is_stored_with_the_whole_tensor_that_it_is_cut_from(self, plan, directory):
+        stored = {}
+        for contiguous in (False, True):
+            driver = self.driver(plan, Functions(plan, directory), contiguous=contiguous)
+            driver.run(PIXELS[:1])
+            stored[contiguous] = driver.counts.bytes_put
+        written = [4 * sum(stage.written(tile) for tile in stage.tiles) for stage in plan.stages]
+        maps = [4 * sum(shape.elements for shape in stage.outputs) for stage in plan.stages]
+        wholes = 4 * IMAGE_BYTES + 4 * maps[0] + maps[1] + sum(maps)
+        tiles = sum(
+            4 * stage.inputs[0].shape.channels * tile.inputs[0].area for stage in plan.stages for tile in stage.tiles
+        )
+        assert wholes < stored[False] < HEADERS * wholes
+        assert tiles + sum(maps) < stored[True] < HEADERS * (tiles + sum(maps))
+        ours = sum(written[:-1])  # crops ride along, and so does the answer
+        assert stored[False] > 8 * ours
+        assert stored[True] > 2 * ours
+
+    def test_a_straggler_is_invoked_again_after_ten_thousand_polls_and_not_before(self, plan, directory, whole):
+        functions = Functions(plan, directory, lost={2})
+        driver = self.driver(plan, functions)
+        assert difference(driver.run(PIXELS), whole(PIXELS)).exact
+        first, second, third, fourth, *later = every_tile(plan)
+        assert functions.tiles() == [first, second, third, fourth, third, *later]
+        assert driver.counts.exists == POLLS_BEFORE_RETRY == 10_000
+
+    def test_what_is_missing_has_everything_before_it_read_again(self, plan, directory):
+        functions, calm = Functions(plan, directory, lost={2}), Functions(plan, directory)
+        late, early = self.driver(plan, functions), self.driver(plan, calm)
+        late.run(PIXELS[:1])
+        early.run(PIXELS[:1])
+        again = late.counts - early.counts
+        assert again.gets == 2 * POLLS_BEFORE_RETRY + 1  # tiles 0 and 1 each time, and the lost task's own
+        assert again.puts == 1
+
+    def test_it_gives_up_at_its_deadline(self, plan, directory):
+        ticks = itertools.count()
+        functions = Functions(plan, directory, lost=range(4, 9))
+        driver = self.driver(plan, functions, deadline_s=50.0, clock=lambda: float(next(ticks)))
+        with pytest.raises(DeadlineError, match="stage 1 did not end within 50 s"):
+            driver.run(PIXELS)
+        assert driver.counts.exists == 51
+
+
+class TestForkJoin:
+    def test_a_master_takes_the_first_groups_that_fit_its_memory_and_its_package(self, plan):
+        sizes = [stage.functions[0].bytes for stage in plan.stages]
+        everything = [(0, 0), (1, 0), (2, 0)]
+        assert held_groups(plan, 1769) == everything
+        assert held_groups(plan, 120) == []
+        for room, held in ((sum(sizes), 3), (sum(sizes) - 1, 2), (sizes[0] + sizes[1], 2), (sizes[0] - 1, 0)):
+            small = replace(plan, limit=PackageLimit(1000 + room, 1000))
+            assert len([one for one in held_groups(small, 1769) if one in everything[:held]]) == held
+
+    def test_without_room_for_any_weights_every_part_goes_to_a_worker(self, tmp_path, settings, whole):
+        directory = split_small(tmp_path, grids=GRIDS)
+        plan = load_plan(directory)
+        small = sealed(replace(plan, limit=PackageLimit(1000, 1000)))
+        (directory / "plan.json").write_text(dump_plan(small), encoding="utf-8")
+        with ForkJoin(directory, settings, in_flight=1) as system:
+            assert system.held == []
+            logits = system.submit(PIXELS[:1]).result(PATIENCE)
+            everything = system.payload_bytes
+        assert difference(logits, whole(PIXELS[:1])).exact
+        assert everything == sum(carried(plan, tile) for tile in every_tile(plan))
+
+    def test_payloads_carry_every_part_but_the_masters_both_ways(self, plan, directory, settings):
+        with ForkJoin(directory, settings, in_flight=1) as system:
+            system.submit(PIXELS[:1]).result(PATIENCE)
+            assert system.payload_bytes == sum(carried(plan, tile) for tile in every_tile(plan) if tile[1] > 0)
+            assert system.counts() == StoreCounts()
+
+    def test_a_worker_that_fails_ends_the_query_with_its_words(self, directory, settings, monkeypatch):
+        monkeypatch.setattr("bench.baselines.fork_join.to_json", lambda array: {**to_json(array), "shape": [1, 1]})
+        with (
+            ForkJoin(directory, settings, in_flight=1) as system,
+            pytest.raises(QueryError, match="tensor does not have the bytes that its shape needs"),
+        ):
+            system.submit(PIXELS).result(PATIENCE)
+
+
+def carried(plan, place):
+    """Return the bytes of a part's activations in one image's payloads: an image travels as bytes."""
+    stage, tile = plan.stages[place[0]], plan.stages[place[0]].tiles[place[1]]
+    scale = 4 if place[0] else 1
+    read = sum(source.shape.channels * rect.area for source, rect in zip(stage.inputs, tile.inputs, strict=True))
+    written = sum(shape.channels * rect.area for shape, rect in zip(stage.outputs, tile.outputs, strict=True))
+    return scale * read + 4 * written
+
+
+class TestInFlight:
+    @pytest.mark.parametrize(("chosen", "tasks", "found"), [(None, 4, 4), (3, 4, 3), (None, 16, 1), (1, 5, 1)])
+    def test_as_many_queries_as_are_never_refused(self, chosen, tasks, found):
+        assert queries_at_once(chosen, tasks, Settings(local_concurrency=16)) == found
+
+    @pytest.mark.parametrize(("chosen", "tasks"), [(5, 4), (None, 17), (0, 4)])
+    def test_more_or_none_are_an_error(self, chosen, tasks):
+        with pytest.raises(UsageError, match="SERFER_LOCAL_CONCURRENCY=16"):
+            queries_at_once(chosen, tasks, Settings(local_concurrency=16))
+
+
+class TestFormats:
+    def test_an_object_keeps_a_views_whole_storage_and_shows_its_part(self):
+        whole = np.arange(2 * 3 * 5 * 5, dtype=np.float32).reshape(2, 3, 5, 5)
+        view = View.of(whole, (slice(None), slice(None), slice(1, 4), slice(2, 5)))
+        for stored, size in ((view, whole.nbytes), (view.alone(), view.array.nbytes)):
+            value = encode([stored, View.of(whole[:1])])
+            assert 0 < len(value) - size - whole[:1].nbytes < 100
+            first, second = decode(value)
+            assert np.array_equal(first.array, whole[:, :, 1:4, 2:5])
+            assert np.array_equal(second.array, whole[:1])
+
+    @pytest.mark.parametrize("value", [b"", b"\x01\0\0\0\xc1", encode([View.of(np.ones((2, 2), np.float32))])[:-1]])
+    def test_an_object_that_is_none_is_refused(self, value):
+        with pytest.raises(InputError, match="holds no tensors"):
+            decode(value)
+
+    @pytest.mark.parametrize("array", [PIXELS, PIXELS[:, 3:, 2:], np.ones((2, 3), np.float32)])
+    def test_a_payload_carries_arrays_as_they_are(self, array):
+        found = from_json(json.loads(json.dumps(to_json(array))))
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array)
+
+    @pytest.mark.parametrize(
+        "change", [{"dtype": "object"}, {"shape": [7]}, {"shape": ["x"]}, {"data": "?"}, {"data": 1}]
+    )
+    def test_a_payload_that_carries_none_is_refused(self, change):
+        with pytest.raises(InputError, match="the payload"):
+            from_json({**to_json(np.ones(2, np.float32)), **change})
+
+    @pytest.mark.parametrize("event", [None, {}, {"query": "x", "stage": 0, "tile": 0}, {"stage": 0, "tile": 0}])
+    def test_events_that_name_no_task_are_refused(self, event, plan, directory):
+        environment = Environment(plan, directory, threads=1)
+        with pytest.raises(InputError):
+            run_task(event, environment, MemoryStore())
+        with pytest.raises(InputError):
+            work(event, environment)
+
+    @pytest.mark.parametrize("place", [(0, 4), (3, 0), (-1, 0), (0, -1)])
+    def test_a_tile_that_the_plan_does_not_have_is_refused(self, place, plan, directory):
+        with pytest.raises(InputError, match="the plan has no tile"):
+            Environment(plan, directory, threads=1).compute(*place, [])

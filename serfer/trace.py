@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Self
 
@@ -198,18 +200,34 @@ def _work(name: str, report: Report, invoke: Span, args: dict[str, Any], arrow: 
 
 def _rows(placed: Sequence[tuple[Row, Span]]) -> dict[Row, list[Span]]:
     """Give each span the first of its rows that is free when it starts; those after the first are numbered from 2."""
-    lanes: dict[Row, list[list[Span]]] = {}
+    lanes: defaultdict[Row, _Lanes] = defaultdict(_Lanes)
     for row, span in sorted(placed, key=lambda one: one[1].start):
-        free = next((lane for lane in lanes.setdefault(row, []) if lane[-1].end <= span.start), None)
-        if free is None:
-            lanes[row].append([span])
-        else:
-            free.append(span)
+        lanes[row].add(span)
     return {
         (process, thread if number == 1 else f"{thread} ({number})"): lane
         for (process, thread), found in lanes.items()
-        for number, lane in enumerate(found, 1)
+        for number, lane in enumerate(found.spans, 1)
     }
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """Spans of one kind, in lanes where none overlaps another; they come by their start."""
+
+    spans: list[list[Span]] = field(default_factory=list)
+    _busy: list[tuple[int, int]] = field(default_factory=list)  # a heap: until when, which lane
+    _free: list[int] = field(default_factory=list)  # a heap
+
+    def add(self, span: Span) -> None:
+        """Put a span into the first lane that is free."""
+        while self._busy and self._busy[0][0] <= span.start:
+            heappush(self._free, heappop(self._busy)[1])
+        if not self._free:
+            heappush(self._free, len(self.spans))
+            self.spans.append([])
+        lane = heappop(self._free)
+        self.spans[lane].append(span)
+        heappush(self._busy, (span.end, lane))
 
 
 def _events(span: Span, pid: int, tid: int) -> Iterator[dict[str, Any]]:

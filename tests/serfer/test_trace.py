@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivers.push import Answer
@@ -130,6 +130,7 @@ def reports(found):
 
 
 class TestAnyQueries:
+    @settings(deadline=None)
     @given(SOME)
     def test_spans_of_a_row_nest_in_the_order_of_the_file(self, found):
         """Viewers sort by start, keep the file's order among equals, and drop whatever overlaps without nesting."""
@@ -146,6 +147,7 @@ class TestAnyQueries:
                 assert not around or end(event) <= end(around[-1])
                 around.append(event)
 
+    @settings(deadline=None)
     @given(SOME)
     def test_a_worker_stands_in_the_middle_of_its_invocation(self, found):
         drawn = arrows(trace_events(PLAN, found))
@@ -157,6 +159,7 @@ class TestAnyQueries:
             assert 0 <= after - before <= 1
             assert work["args"]["network_and_service_ms"] == pytest.approx((before + after) / 1000)
 
+    @settings(deadline=None)
     @given(SOME)
     def test_what_workers_reported_is_all_there(self, found):
         events = trace_events(PLAN, found)
@@ -169,6 +172,7 @@ class TestAnyQueries:
             shown = [one["dur"] for one in inside(events, work) if one["cat"] in STEPS]
             assert sum(shown) == pytest.approx(work["dur"], abs=2)
 
+    @settings(deadline=None)
     @given(SOME)
     def test_an_attempt_is_the_queue_and_the_invocation(self, found):
         events = trace_events(PLAN, found)
@@ -182,6 +186,7 @@ class TestAnyQueries:
         shown = sum(one["dur"] for one in closed) / 1e6
         assert shown == pytest.approx(wanted + sum(one.started - one.asked for one in sent if one.ended), abs=1e-4)
 
+    @settings(deadline=None)
     @given(SOME)
     def test_a_query_is_its_parts(self, found):
         events = trace_events(PLAN, found)
@@ -196,6 +201,7 @@ class TestAnyQueries:
             shown = sum(one["dur"] for one in spans(events, kind) if one["name"] != "store crops")
             assert shown / 1e6 == pytest.approx(wanted, abs=1e-5)
 
+    @settings(deadline=None)
     @given(SOME)
     def test_every_row_has_a_name_of_its_own_and_belongs_to_a_named_process(self, found):
         events = trace_events(PLAN, found)
@@ -205,6 +211,7 @@ class TestAnyQueries:
         assert {tid for _, tid in places} == set(rows)
         assert len({(pid, rows[tid]) for pid, tid in places}) == len(rows)
 
+    @settings(deadline=None)
     @given(SOME)
     def test_the_events_are_json(self, found):
         events = trace_events(PLAN, found)

@@ -1,0 +1,47 @@
+"""What the pipeline is held against computes the same, and the null service answers what a driver accepts."""
+
+import numpy as np
+import pytest
+
+from bench.invokes import measure, text
+from bench.plans import PLANS, bench_plan
+from bench.threads import Threads
+from serfer.core.errors import UsageError
+from serfer.core.plan import load_plan
+from serfer.settings import Settings
+from serfer.unsplit import unsplit
+from splitter import zoo
+from tests.e2e.small import GRIDS, SIZE, split_small
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(3).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def test_threads_without_orchestration_give_the_unsplit_answer(directory, pixels):
+    plan = load_plan(directory)
+    with Threads(plan, directory, threads=2) as threads:
+        np.testing.assert_allclose(threads(pixels), unsplit(plan, directory)(pixels), rtol=0, atol=1e-4)
+
+
+def test_a_burst_over_functions_that_do_nothing_loses_no_query(directory):
+    found = measure(directory, queries=30)
+    assert found.lost == 0
+    assert found.tasks == 30 * sum(rows * cols for rows, cols in GRIDS)
+    assert min(found.driver_rate, found.client_rate, found.driver_ms, found.client_ms, found.boto3_ms) > 0
+    assert "0 queries lost" in text(found)
+
+
+def test_fixed_plans_are_of_networks_that_the_zoo_has():
+    assert all(zoo.find(plan.model) and len(plan.grids) == len(plan.cuts) + 1 for plan in PLANS.values())
+
+
+def test_a_fixed_plan_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(UsageError, match="alexnet"):
+        bench_plan("lenet", Settings(cache_dir=tmp_path))

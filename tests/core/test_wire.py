@@ -11,7 +11,21 @@ from hypothesis import strategies as st
 from serfer.core import wire
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError
-from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
+from serfer.core.wire import (
+    Crop,
+    Report,
+    Task,
+    TaskError,
+    decode_report,
+    decode_reports,
+    decode_task,
+    decode_tasks,
+    encode_report,
+    encode_reports,
+    encode_task,
+    encode_tasks,
+    is_shared,
+)
 
 QUERY = "0123456789abcdef" * 2
 TASK = Task("d" * 64, QUERY, 1, 2, 3, 60.0, Crop("uint8", b"\0\xff\x80"), inline=True, parts=(b"\0\xfe", None, b""))
@@ -78,6 +92,7 @@ def test_a_task_survives_the_trip(task):
         sessions=COUNT,
         counts=st.builds(StoreCounts, COUNT, COUNT, COUNT, COUNT, COUNT),
         output=st.none() | st.binary(max_size=100),
+        shared=st.integers(1, wire.MAX_BATCH),
     )
 )
 def test_a_report_survives_the_trip(report):
@@ -172,7 +187,8 @@ def test_a_report_with_one_odd_field_is_refused_or_well_typed(name, value):
         assert type(time) in (int, float)
         assert math.isfinite(time)
         assert time >= 0
-    assert type(report.weight_loads) is type(report.sessions) is int
+    assert type(report.weight_loads) is type(report.sessions) is type(report.shared) is int
+    assert 1 <= report.shared <= wire.MAX_BATCH
     assert isinstance(report.counts, StoreCounts)
     assert report.output is None or type(report.output) is bytes
 
@@ -200,6 +216,7 @@ def test_a_task_out_of_bounds_is_refused(place, value):
         *[{name: value} for name in ("init_ms", "total_ms") for value in (-1.0, math.nan, math.inf, "1", None, True)],
         *[{name: value} for name in ("weight_loads", "sessions") for value in (-1, 1.0, "1", True)],
         *[{"output": value} for value in ("text", 1, [])],
+        *[{"shared": value} for value in (0, -1, 1025, 1.0, True, None)],
         *[{"counts": value} for value in (None, {"moves": 1}, [1, 2, 3, 4, 5])],
         *[
             {"counts": {"bytes_put": bad, "bytes_get": 2, "puts": 3, "gets": 4, "exists": 5}}
@@ -240,3 +257,63 @@ def test_text_that_hides_no_value_is_refused(text):
 
 def test_a_payload_is_json_text_without_escapes():
     assert json.loads(encode_task(TASK).decode("ascii")).keys() == {"task"}
+
+
+class TestShared:
+    """Several tasks in one payload, and what became of each in one answer."""
+
+    def others(self, count, **changes):
+        return [replace(TASK, query=f"{number:032x}", **changes) for number in range(count)]
+
+    def test_tasks_survive_the_trip_in_their_order(self):
+        tasks = [TASK, *self.others(3, batch=5, crop=None, inline=False, parts=(memoryview(b"abc"), None))]
+        payload = json.loads(encode_tasks(tasks))
+        assert payload.keys() == {"tasks"}
+        assert decode_tasks(payload) == tasks
+        assert is_shared(payload)
+        assert not is_shared(sent(TASK))
+
+    def test_reports_and_errors_survive_the_trip_in_their_order(self):
+        results = [replace(REPORT, shared=2), TaskError("MissingKeyError", "größer"), replace(REPORT, output=None)]
+        response = json.loads(json.dumps(encode_reports(results)))
+        assert decode_reports(response, 3) == results
+
+    @pytest.mark.parametrize("count", [0, 1, 3])
+    def test_an_answer_about_more_or_fewer_tasks_is_refused(self, count):
+        with pytest.raises(InputError, match=f"no list of {count} reports"):
+            decode_reports(encode_reports([REPORT, REPORT]), count)
+
+    @pytest.mark.parametrize("change", [{"plan": "e" * 64}, {"stage": 2}, {"tile": 0}])
+    def test_tasks_of_several_tiles_are_refused(self, change):
+        with pytest.raises(InputError, match="not all of one tile"):
+            decode_tasks(json.loads(encode_tasks([TASK, replace(TASK, **change)])))
+
+    def test_the_images_of_all_tasks_together_are_bounded(self):
+        most = self.others(4, batch=wire.MAX_BATCH // 4)
+        assert len(decode_tasks(json.loads(encode_tasks(most)))) == 4
+        with pytest.raises(InputError, match="more than 1024 images"):
+            decode_tasks(json.loads(encode_tasks([*most, TASK])))
+        with pytest.raises(InputError, match="too many"):
+            decode_tasks(json.loads(encode_tasks(self.others(wire.MAX_BATCH + 1, batch=1))))
+
+    def test_no_tasks_are_no_payload(self):
+        with pytest.raises(InputError, match="no tasks"):
+            decode_tasks(json.loads(encode_tasks([])))
+
+    def test_one_odd_task_spoils_the_payload(self):
+        with pytest.raises(InputError, match="out of bounds"):
+            decode_tasks(packed("tasks", [PLAIN, [*PLAIN[:4], 0, *PLAIN[5:]]]))
+
+    @settings(max_examples=50)
+    @given(ANYTHING)
+    def test_nothing_whatever_gets_more_than_an_input_error(self, value):
+        for payload in (value, packed("tasks", value), packed("tasks", [value]), packed("tasks", [PLAIN, value])):
+            with pytest.raises(InputError):
+                decode_tasks(payload)
+        for payload in (value, packed("reports", value), packed("reports", [value, value])):
+            with pytest.raises(InputError):
+                decode_reports(payload, 2)
+
+    def test_an_oversize_payload_is_refused(self):
+        with pytest.raises(InputError, match="carries no tasks"):
+            decode_tasks({"tasks": "A" * (16 * 1024 * 1024 + 1)})

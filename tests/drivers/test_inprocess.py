@@ -7,7 +7,7 @@ from drivers.inprocess import InProcessInvoker
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.run import FailureKind
-from serfer.core.wire import Report, Task
+from serfer.core.wire import Report, Task, TaskError
 
 PATIENCE = 10.0
 TASK = Task("d" * 64, "0" * 32, 0, 1, 2, 60.0)
@@ -81,3 +81,46 @@ def test_whatever_a_worker_raises_is_a_failure_as_in_lambda(bug, kind):
     (failure,) = invoke(handler)
     assert (failure.kind.value, failure.error_type) == (kind, type(bug).__name__)
     assert "\n" not in failure.message
+
+
+def invoke_shared(handler, shared, count=2):
+    async def main():
+        calling = InProcessInvoker(handler, 1, shared)
+        try:
+            return await calling.invoke_shared("f", [TASK] * count, PATIENCE)
+        finally:
+            await calling.close()
+
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+class TestShared:
+    def test_tasks_are_handed_over_together_and_one_may_fail_alone(self):
+        def shared(tasks):
+            assert tasks == [TASK, TASK]
+            return [REPORT, TaskError("MissingKeyError", "gone")]
+
+        report, failure = invoke_shared(None, shared)
+        assert report == REPORT
+        assert (failure.kind, failure.error_type, failure.message) == (
+            FailureKind.FAILED_IN_CODE,
+            "MissingKeyError",
+            "gone",
+        )
+
+    def test_what_the_worker_raises_is_the_failure_of_all(self):
+        def shared(_tasks):
+            raise MemoryError
+
+        failures = invoke_shared(None, shared, count=3)
+        assert [failure.kind for failure in failures] == [FailureKind.OUT_OF_MEMORY] * 3
+
+    def test_a_worker_that_cannot_batch_runs_them_one_after_the_other(self):
+        seen = []
+
+        def handler(task):
+            seen.append(task)
+            return REPORT
+
+        assert invoke_shared(handler, None) == [REPORT, REPORT]
+        assert seen == [TASK, TASK]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from drivers.lambda_http import LambdaInvoker
 from serfer.core.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.run import Failure, FailureKind
-from serfer.core.wire import Crop, Report, Task, decode_task, encode_report
+from serfer.core.wire import Crop, Report, Task, TaskError, decode_task, decode_tasks, encode_report, encode_reports
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
@@ -131,8 +132,8 @@ def test_a_closed_port_is_unreachable():
     assert SECRET not in repr(failure)
 
 
-def answering(handler):
-    """Invoke against a server of the test's own and return (result, requests seen)."""
+def answering(handler, tasks=None):
+    """Invoke one task, or several as one, against a server of the test's own and return (result, requests seen)."""
     seen = []
 
     async def record(request):
@@ -145,7 +146,8 @@ def answering(handler):
         async with TestServer(application) as server:
             calling = invoker(f"http://127.0.0.1:{server.port}/")
             try:
-                return await calling.invoke("f", TASK, 0.1), server.port
+                call = calling.invoke_shared("f", tasks, 0.1) if tasks else calling.invoke("f", TASK, 0.1)
+                return await call, server.port
             finally:
                 await calling.close()
 
@@ -226,3 +228,32 @@ def test_a_service_that_does_not_answer_in_time_has_timed_out(monkeypatch):
     failure, _, _ = answering(sleep)
     assert failure.kind is FailureKind.TIMED_OUT
     assert "f did not answer within 0.1 s" in failure.message
+
+
+class TestShared:
+    tasks = (TASK, replace(TASK, query="f" * 32, batch=3))
+
+    def test_tasks_travel_in_one_request_and_each_gets_its_own_answer(self):
+        async def answer(_request):
+            return web.json_response(encode_reports([REPORT, TaskError("MissingKeyError", "gone")]))
+
+        (report, failure), [(method, path, _, body)], _ = answering(answer, self.tasks)
+        assert (method, path) == ("POST", "/2015-03-31/functions/f/invocations")
+        assert decode_tasks(json.loads(body)) == [*self.tasks]
+        assert report == REPORT
+        assert failure == Failure(FailureKind.FAILED_IN_CODE, "MissingKeyError", "gone")
+
+    def test_what_the_service_refuses_it_refuses_to_all(self):
+        async def refuse(_request):
+            return web.Response(status=429, text="{}")
+
+        failures, _, _ = answering(refuse, self.tasks)
+        assert [failure.kind for failure in failures] == [FailureKind.THROTTLED] * 2
+
+    def test_an_answer_about_another_number_of_tasks_fails_all(self):
+        async def one(_request):
+            return web.json_response(encode_reports([REPORT]))
+
+        failures, _, _ = answering(one, self.tasks)
+        assert [failure.kind for failure in failures] == [FailureKind.FAILED_IN_CODE] * 2
+        assert "no list of 2 reports" in failures[0].message

@@ -15,7 +15,7 @@ from lambdas.worker import Worker
 from serfer.core.errors import InputError, MissingKeyError, PlanError
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import load_plan
-from serfer.core.wire import Crop, Task, decode_report, encode_task
+from serfer.core.wire import Crop, Task, TaskError, decode_report, decode_reports, encode_task, encode_tasks
 from serfer.unsplit import normalised, unsplit
 from storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small
@@ -172,6 +172,115 @@ def test_a_crop_may_lie_in_the_store(worker, plan, store):
     assert store.get(output_key(QUERY, 0, 5)) == inline
 
 
+class TestShared:
+    """Tasks of several queries as one batch: each gets what it would have got alone."""
+
+    def queries(self, plan, counts, stage, tile=0):
+        """Return a task of each query, all of them of one tile."""
+        return [
+            replace(task(plan, stage, tile, batch(count, seed=seed)), query=f"{seed:032x}", batch=count)
+            for seed, count in enumerate(counts)
+        ]
+
+    def earlier(self, worker, plan, counts, stage):
+        """Run the stages before `stage` for each query, one by one."""
+        for number in range(stage):
+            for tile in range(len(plan.stages[number].tiles)):
+                for job in self.queries(plan, counts, number, tile):
+                    worker.run(job)
+
+    def same(self, got, expected):
+        values, wanted = np.frombuffer(got, "<f4"), np.frombuffer(expected, "<f4")
+        assert len(values) == len(wanted)
+        assert np.abs(values - wanted).max() <= 1e-5 * max(1.0, np.ptp(wanted))
+
+    @pytest.mark.parametrize("counts", [(1, 1), (3, 1, 2), (1,) * 16])
+    @pytest.mark.parametrize("stage", [0, 1, 2])
+    def test_every_task_writes_or_answers_what_it_would_alone(self, worker, plan, store, counts, stage):
+        self.earlier(worker, plan, counts, stage)
+        jobs = self.queries(plan, counts, stage)
+        reports = worker.run_shared(jobs)
+        together = [
+            report.output or store.get(output_key(job.query, stage, 0))
+            for report, job in zip(reports, jobs, strict=True)
+        ]
+        for job, value in zip(jobs, together, strict=True):
+            alone = worker.run(job).output or store.get(output_key(job.query, stage, 0))
+            self.same(value, alone)
+
+    def test_pixels_and_floats_and_crops_in_the_store_mix(self, worker, plan, store):
+        rect = plan.stages[0].tiles[4].inputs[0]
+        pixels = np.random.default_rng(3).integers(0, 256, (2, 34, 34, 3), dtype=np.uint8)
+        as_pixels = Crop("uint8", np.ascontiguousarray(pixels[:, *rect.slices]).tobytes())
+        floats, stored = self.queries(plan, (2, 1), 0, 4)
+        store.put(input_key(stored.query, 4), stored.crop.data, 60)
+        jobs = [
+            floats,
+            replace(stored, crop=Crop("float32", None)),
+            replace(floats, query="a" * 32, crop=as_pixels),
+        ]
+        reports = worker.run_shared(jobs)
+        assert [report.counts.gets for report in reports] == [0, 1, 0]
+        together = [store.get(output_key(job.query, 0, 4)) for job in jobs]
+        for job, value in zip(jobs, together, strict=True):
+            worker.run(job)
+            self.same(value, store.get(output_key(job.query, 0, 4)))
+
+    def test_what_they_read_is_one_round_trip_and_counted_for_each(self, worker, plan, store, monkeypatch):
+        counts = (1, 2, 3)
+        self.earlier(worker, plan, counts, 2)
+        jobs = self.queries(plan, counts, 2)
+        alone = [worker.run(job).counts for job in jobs]
+        trips, get_many = [], store.get_many
+        monkeypatch.setattr(store, "get_many", lambda ranges: trips.append(len(ranges)) or get_many(ranges))
+        reports = worker.run_shared(jobs)
+        assert [report.counts for report in reports] == alone
+        assert trips == [sum(one.gets for one in alone)]
+
+    def test_times_are_divided_by_images_so_that_their_sums_stay_true(self, plan, directory, store):
+        worker = Worker(plan, directory, store, "e", 1, 100.0)
+        reports = worker.run_shared(self.queries(plan, (1, 3), 0))
+        assert [report.init_ms for report in reports] == [25.0, 75.0]
+        assert {report.shared for report in reports} == {2}
+        for name in ("read_ms", "compute_ms", "write_ms", "total_ms"):
+            one, other = (getattr(report, name) for report in reports)
+            assert other == pytest.approx(3 * one)
+        assert worker.run(task(plan, 0, 0, batch())).shared == 1
+
+    def test_whose_pieces_are_gone_fails_alone(self, worker, plan, store):
+        counts = (1, 1, 1)
+        self.earlier(worker, plan, counts, 1)
+        jobs = self.queries(plan, counts, 1)
+        store.delete([output_key(jobs[1].query, 0, tile) for tile in range(9)])
+        first, gone, last = worker.run_shared(jobs)
+        assert (gone.error_type, jobs[1].query in gone.message) == ("MissingKeyError", True)
+        assert (first.shared, last.shared) == (2, 2)
+        assert store.exists([output_key(job.query, 1, 0) for job in jobs]) == [True, False, True]
+
+    def test_whose_parts_or_crop_are_wrong_fails_alone(self, worker, plan):
+        good, bad = self.queries(plan, (1, 1), 0)
+        results = worker.run_shared([replace(bad, crop=Crop("float32", b"")), good])
+        assert results[0] == TaskError("InputError", results[0].message)
+        assert results[1].shared == 1
+        self.earlier(worker, plan, (1, 1), 2)
+        good, bad = self.queries(plan, (1, 1), 2)
+        assert [type(one) for one in worker.run_shared([good, replace(bad, parts=(b"",) * 3)])][1] is TaskError
+
+    def test_where_everybodys_pieces_are_gone_everybody_is_told(self, worker, plan):
+        results = worker.run_shared(self.queries(plan, (1, 1), 1))
+        assert [one.error_type for one in results] == ["MissingKeyError"] * 2
+
+    def test_what_all_have_in_common_is_raised(self, worker, plan):
+        jobs = [replace(job, plan="f" * 64) for job in self.queries(plan, (1, 1), 0)]
+        with pytest.raises(InputError, match="another plan"):
+            worker.run_shared(jobs)
+
+    def test_a_payload_of_several_becomes_a_response_about_each(self, worker, plan):
+        payload = json.loads(encode_tasks(self.queries(plan, (1, 2), 0)))
+        reports = decode_reports(json.loads(json.dumps(worker.handle(payload))), 2)
+        assert [report.counts.puts for report in reports] == [1, 1]
+
+
 class TestRefused:
     def test_a_task_of_another_plan(self, worker, plan):
         with pytest.raises(InputError, match="another plan"):
@@ -228,7 +337,10 @@ class TestRefused:
         with pytest.raises(InputError, match=f"carries {count} parts, its tile reads 4"):
             worker.run(replace(task(plan, 2, 0), parts=(b"",) * count))
 
-    @pytest.mark.parametrize("event", [None, {}, [], "x", {"task": 5}, {"task": "!"}, {"task": "gqFhAaFiAg=="}])
+    @pytest.mark.parametrize(
+        "event",
+        [None, {}, [], "x", {"task": 5}, {"task": "!"}, {"task": "gqFhAaFiAg=="}, {"tasks": 5}, {"tasks": "gA=="}],
+    )
     def test_what_is_no_task(self, worker, event):
         with pytest.raises(InputError):
             worker.handle(event)

@@ -1,0 +1,376 @@
+"""The push driver when queries share invocations: fewer of them, and every query is none the wiser."""
+
+import asyncio
+import gc
+import random
+import weakref
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivers import push
+from drivers.sharing import Sharing, Terms
+from serfer.core.errors import DeadlineError, SerferError, TaskFailedError, UsageError
+from serfer.core.run import Failure, FailureKind
+from tests.drivers.test_push import CROPS, PATIENCE, TILES, WatchedStore, Workers, driver, written
+
+MOST = 8
+SHARING = Sharing({2: Terms(image_s=0.0, rest_s=0.0)}, MOST, passing_s=0.0)
+OOPS = Failure(FailureKind.TIMED_OUT, "Sandbox.Timedout", "on purpose")
+
+
+class SharedWorkers(Workers):
+    """Workers that also run several tasks at once; `script` is asked about each of them, `fail` about all."""
+
+    def __init__(self, store, script=None, tiles=TILES, fail=None):
+        super().__init__(store, script, tiles)
+        self.groups = []
+        self.alone = Counter()
+        self._fail = fail
+
+    async def invoke(self, function, task, timeout_s):
+        self.alone[task.stage] += 1
+        await asyncio.sleep(0)
+        return await super().invoke(function, task, timeout_s)
+
+    async def invoke_shared(self, function, tasks, timeout_s):
+        assert len(tasks) > 1
+        assert len({(task.stage, task.tile) for task in tasks}) == 1
+        assert len({task.query for task in tasks}) == len(tasks)
+        self.groups.append([task.query for task in tasks])
+        await asyncio.sleep(0)
+        if self._fail and (failure := await self._fail(tasks)):
+            return [failure] * len(tasks)
+        return [await Workers.invoke(self, function, task, timeout_s) for task in tasks]
+
+    def invocations(self, stage):
+        return self.alone[stage] + len(self.groups)
+
+
+@pytest.fixture
+def store():
+    return WatchedStore()
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, PATIENCE))
+
+
+def burst(workers, store, queries=40, **settings):
+    """Run a burst and return the answers; checks that each query got its own, and that nothing is left."""
+
+    async def main():
+        pushing = driver(workers, store, **{"concurrency": 2, "sharing": SHARING, **settings})
+        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(queries)))
+        await pushing.close()
+        await all_slots_are_back(pushing, settings.get("concurrency", 2))
+        return answers
+
+    answers = run(main())
+    for answer in answers:
+        (last,) = (task for task in workers.sent if (task.query, task.stage) == (answer.query, 2))
+        assert answer.outputs == [written(last)]
+    assert store.keys == set()
+    return answers
+
+
+async def all_slots_are_back(pushing, concurrency):
+    slots = pushing._route.slots
+    for _ in range(concurrency):
+        await asyncio.wait_for(slots.take(0), 1)
+    for _ in range(concurrency):
+        slots.give()
+    together = pushing._route.together
+    assert not together or not any(together.groups._groups.values())
+
+
+def test_a_burst_over_few_slots_makes_fewer_invocations_than_tasks(store):
+    workers = SharedWorkers(store)
+    burst(workers, store)
+    assert workers.invocations(2) <= 10
+    assert MOST / 2 < max(map(len, workers.groups)) <= MOST
+    assert workers.alone[0] == 40 * 4  # tiles of a map go alone
+
+
+def test_without_sharing_every_task_is_an_invocation(store):
+    workers = SharedWorkers(store)
+    burst(workers, store, sharing=None)
+    assert (workers.groups, workers.alone[2]) == ([], 40)
+
+
+@pytest.mark.parametrize("concurrency", [4, 200])
+def test_nothing_waits_for_company_while_a_slot_is_free(store, concurrency):
+    workers = SharedWorkers(store)
+    burst(workers, store, queries=1 if concurrency == 4 else 40, concurrency=concurrency)
+    assert workers.groups == []
+
+
+def test_first_come_first_served_shares_too(store):
+    workers = SharedWorkers(store)
+    burst(workers, store, oldest_first=False)
+    assert workers.invocations(2) <= 10
+
+
+def test_no_query_lets_more_younger_ones_pass_than_share_an_invocation(store):
+    ended = []
+
+    async def main():
+        pushing = driver(SharedWorkers(store), store, concurrency=2, sharing=SHARING)
+
+        async def query(number):
+            await pushing.run(CROPS, 1, PATIENCE)
+            ended.append(number)
+
+        await asyncio.gather(*(query(number) for number in range(40)))
+        await pushing.close()
+
+    run(main())
+    for place, number in enumerate(ended):
+        assert sum(other > number for other in ended[:place]) <= MOST
+
+
+def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered(store):
+    failed = set()
+
+    async def script(task, _number):
+        if task.stage == 2 and len(workers.groups) == 1 and not failed:
+            failed.add(task.query)
+            return Failure(FailureKind.FAILED_IN_CODE, "MissingKeyError", "on purpose")
+        return None
+
+    workers = SharedWorkers(store, script)
+
+    async def main():
+        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
+        await pushing.close()
+        return answers
+
+    answers = run(main())
+    assert {answer.query for answer in answers if answer.retries} == failed
+    assert sum(answer.retries for answer in answers) == 1
+
+
+def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
+    async def fail(_tasks):
+        return OOPS if len(workers.groups) == 1 else None
+
+    workers = SharedWorkers(store, fail=fail)
+
+    async def main():
+        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
+        await pushing.close()
+        return answers
+
+    answers = run(main())
+    first, *others = workers.groups
+    assert {answer.query for answer in answers if answer.retries} == set(first)
+    assert not set(first) & {query for group in others for query in group}
+    assert store.keys == set()
+
+
+def test_what_was_throttled_may_share_again(store):
+    async def fail(_tasks):
+        return Failure(FailureKind.THROTTLED, "TooManyRequestsException", "x") if len(workers.groups) == 1 else None
+
+    workers = SharedWorkers(store, fail=fail)
+    answers = burst(workers, store, queries=60)
+    first, *others = workers.groups
+    assert sum(answer.retries for answer in answers) == len(first)
+    assert set(first) & {query for group in others for query in group}
+
+
+def test_an_invocation_that_always_fails_ends_only_its_own_queries(store):
+    doomed = set()
+
+    async def fail(tasks):
+        if len(workers.groups) == 1:
+            doomed.update(task.query for task in tasks)
+            return OOPS
+        return None
+
+    async def script(task, _number):
+        return OOPS if task.query in doomed and task.stage == 2 else None
+
+    workers = SharedWorkers(store, script, fail=fail)
+
+    async def main():
+        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
+        answers = await asyncio.gather(*queries, return_exceptions=True)
+        await pushing.close()
+        return answers
+
+    answers = run(main())
+    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    assert {type(error) for error in errors} == {TaskFailedError}
+    assert len(errors) == len(doomed) == len(workers.groups[0])
+    assert store.keys == set()
+
+
+def test_a_bug_in_an_invoker_reaches_every_query_that_shared(store):
+    async def fail(_tasks):
+        raise ZeroDivisionError
+
+    workers = SharedWorkers(store, fail=fail)
+
+    async def main():
+        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
+        answers = await asyncio.gather(*queries, return_exceptions=True)
+        await pushing.close()
+        await all_slots_are_back(pushing, 2)
+        return answers
+
+    bugs = [answer for answer in run(main()) if isinstance(answer, ZeroDivisionError)]
+    assert len(bugs) == sum(map(len, workers.groups)) > 1
+    assert store.keys == set()
+
+
+def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store):
+    """Its keys are deleted after the shared invocation, which may still write them."""
+    sharing = Sharing({1: Terms(0.0, 0.0)}, MOST, 0.0)
+
+    async def main():
+        shared, leave = asyncio.Event(), asyncio.Event()
+
+        async def fail(_tasks):
+            shared.set()
+            await leave.wait()
+
+        workers = SharedWorkers(store, fail=fail)
+        pushing = driver(workers, store, concurrency=2, sharing=sharing)
+        queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(20)]
+        await shared.wait()
+        for query in queries:
+            query.cancel()
+        await asyncio.gather(*queries, return_exceptions=True)
+        leave.set()
+        await pushing.close()
+        return workers
+
+    workers = run(main())
+    assert any(key.startswith(f"serfer:{workers.groups[0][1]}:1:") for key in store.ever)
+    assert store.keys == set()
+
+
+def test_a_query_whose_deadline_passes_while_it_waits_goes_nowhere(store):
+    async def main():
+        async def script(task, _number):
+            if task.stage == 0 and task.tile == 0:
+                await asyncio.sleep(0.03)
+
+        workers = SharedWorkers(store, script)
+        pushing = driver(workers, store, concurrency=1, sharing=SHARING)
+        deadlines = [0.1 if number % 2 else PATIENCE for number in range(12)]
+        queries = (pushing.run(CROPS, 1, deadline) for deadline in deadlines)
+        answers = await asyncio.gather(*queries, return_exceptions=True)
+        await pushing.close()
+        await all_slots_are_back(pushing, 1)
+        return answers
+
+    answers = run(main())
+    assert not [answer for answer in answers[::2] if isinstance(answer, Exception)]
+    assert {type(answer) for answer in answers if isinstance(answer, Exception)} == {DeadlineError}
+    assert store.keys == set()
+
+
+def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
+    async def main():
+        leave = asyncio.Event()
+
+        async def fail(_tasks):
+            await leave.wait()
+
+        workers = SharedWorkers(store, fail=fail)
+        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        for _ in range(20):
+            await pushing.run(CROPS, 1, PATIENCE)
+        before = workers.alone[2]
+        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(3)))
+        assert workers.alone[2] == before + sum(answer.hedges for answer in answers) + 3 - len(workers.groups[0])
+        assert sum(answer.hedges for answer in answers) == len(workers.groups[0])
+        leave.set()
+        await pushing.close()
+        await all_slots_are_back(pushing, 2)
+
+    run(main())
+    assert store.keys == set()
+
+
+def test_an_invoker_that_knows_no_shared_invocations_is_refused(store):
+    with pytest.raises(UsageError, match="Workers cannot run several queries' tasks as one"):
+        driver(Workers(store), store, sharing=SHARING)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whatever_happens_every_query_ends_with_its_own_answer_or_an_error_and_every_slot_comes_back(data):
+    concurrency = data.draw(st.integers(1, 6), "concurrency")
+    stages = data.draw(st.sets(st.integers(0, 2)), "stages that share")
+    most = data.draw(st.integers(1, 6), "most")
+    inline = data.draw(st.sets(st.integers(0, 1)), "inline")
+    batches = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=12), "batches")
+    cancelled = data.draw(st.sets(st.integers(0, 11), max_size=3), "cancelled")
+    chances = random.Random(data.draw(st.integers(0, 2**32), "seed"))  # noqa: S311 - no secret
+    store = WatchedStore()
+
+    async def turns(*_):
+        for _ in range(chances.randrange(4)):
+            await asyncio.sleep(0)
+        kind = chances.choice([*FailureKind])
+        return Failure(kind, "x", "x") if chances.random() < 0.1 else None
+
+    async def main():
+        workers = SharedWorkers(store, turns, fail=turns)
+        sharing = Sharing({stage: Terms(0.0, 0.0) for stage in stages}, most, 0.0)
+        pushing = driver(workers, store, concurrency=concurrency, sharing=sharing, inline=inline)
+        queries = [asyncio.create_task(pushing.run(CROPS, batch, PATIENCE)) for batch in batches]
+        for number in cancelled & set(range(len(queries))):
+            for _ in range(chances.randrange(30)):
+                await asyncio.sleep(0)
+            queries[number].cancel()
+        answers = await asyncio.gather(*queries, return_exceptions=True)
+        await pushing.close()
+        await all_slots_are_back(pushing, concurrency)
+        return answers, workers
+
+    answers, workers = run(main())
+    for answer, batch in zip(answers, batches, strict=True):
+        if isinstance(answer, BaseException):
+            assert isinstance(answer, SerferError | asyncio.CancelledError)
+            continue
+        last = next(task for task in workers.sent if (task.query, task.stage) == (answer.query, 2))
+        assert answer.outputs == [written(last)]
+        assert last.batch == batch
+    images = {task.query: task.batch for task in workers.sent}
+    assert all(sum(images[query] for query in group) <= most for group in workers.groups)
+    assert store.keys == set()
+
+
+@pytest.mark.parametrize("sharing", [None, SHARING])
+def test_no_query_outlives_its_answer(store, sharing, monkeypatch):
+    living = weakref.WeakSet()
+
+    class Watched(push._Query):
+        def __init__(self, *args):
+            super().__init__(*args)
+            living.add(self)
+
+    monkeypatch.setattr(push, "_Query", Watched)
+
+    async def main():
+        pushing, left = driver(SharedWorkers(store), store, concurrency=3, sharing=sharing), []
+        for _ in range(2):
+            for _ in range(25):
+                await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
+            await asyncio.gather(*pushing._cleanups)
+            gc.collect()
+            left.append(len(living))
+        await pushing.close()
+        return left
+
+    assert max(asyncio.run(asyncio.wait_for(main(), 10 * PATIENCE))) <= 1

@@ -73,6 +73,9 @@ def opened(
 
     Raises UsageError for an unknown name, and whatever opening a pipeline raises.
     """
+    for name in names:
+        if name not in SYSTEMS:
+            raise UsageError(f"systems are {', '.join(SYSTEMS)}, not {name!r}")
     with ExitStack() as systems:
         found = []
         for name in names:
@@ -90,6 +93,8 @@ def _systems(name: str, directory: Path, chosen: Set, settings: Settings, progre
     elif name == FUNCTION:
         target = one_function(directory, settings, progress)
         yield Piped(name, _pipeline(target, chosen, ORDERS[0], _Roomy.model_validate(settings.model_dump())))
+    elif chosen.workers == NULL:
+        raise UsageError(f"{NULL} workers compute nothing: --system {name} does")
     elif name == UNSPLIT:
         yield Whole(name, load_plan(directory), directory)
     else:

@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from bench.nullworkers import null_pipeline
+from drivers.lambda_http import _Signer
 from lambdas.worker import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.core.counts import StoreCounts
 from serfer.core.inline import FLOAT_BYTES
@@ -133,10 +133,10 @@ def _wire(plan: Plan, crops: list[Crop]) -> Iterator[Part]:
     report = _report(output)
     response = encode_report(report)
     yield Part("encode a task with its crop", lambda: encode_task(task), len(payload))
-    yield Part("decode it", lambda: decode_task(event), len(payload))
+    yield Part("decode a task", lambda: decode_task(event), len(payload))
     yield Part("sign its request", lambda: _sign(payload), len(payload))
     yield Part("encode a report with its output", lambda: encode_report(report), len(output))
-    yield Part("decode it", lambda: decode_report(response), len(output))
+    yield Part("decode a report", lambda: decode_report(response), len(output))
 
 
 def _report(output: bytes | None) -> Report:
@@ -148,7 +148,7 @@ def _sign(payload: bytes) -> None:
     _SIGNER.add_auth(request)
 
 
-_SIGNER = SigV4Auth(Credentials("bench", "bench"), "lambda", "us-east-1")
+_SIGNER = _Signer(Credentials("bench", "bench"), "us-east-1")
 
 
 def _worker(plan: Plan, crop: Crop) -> Iterator[Part]:

@@ -1,0 +1,132 @@
+"""`serfer bench burst, uniform, stores, micro, compare` on a small plan, with workers that are threads or null."""
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.results import read_result
+from serfer.cli import app
+from serfer.core.errors import InputError, PlanError, QueryError, UsageError
+from tests.e2e.small import split_small
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("bench"))
+
+
+def bench(*arguments):
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_burst_through_threads_beside_the_unsplit_network(plan, tmp_path):
+    options = ("--queries", 12, "--rounds", 2, "--workers", "inprocess", "--system", "serfer", "--system", "unsplit")
+    shown = bench("burst", "--plan", plan, *options, "--out", tmp_path / "out").output
+    assert "small: a burst of 12" in shown
+    found = read_result(tmp_path / "out")
+    assert found.systems == ("serfer", "unsplit")
+    assert [(one.sent, one.answered) for one in found.rounds] == [(12, 12)] * 4
+    serfer = found.of("serfer")[0]
+    assert serfer.bytes_per_query > 0 == serfer.polls_per_query
+    assert serfer.usd_per_query > 0
+    assert found.of("unsplit")[0].usd_per_query is None
+    with (tmp_path / "out" / "queries.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 48
+    assert (tmp_path / "out" / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_function_is_the_same_network_in_one_task(plan, monkeypatch, tmp_path):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))
+    options = ("--workers", "inprocess", "--system", "function", "--rounds", 1)
+    found = json.loads(bench("burst", "--plan", plan, "--queries", 3, *options, "--json").output)
+    assert [(one["system"], one["answered"], one["bytes_per_query"]) for one in found["rounds"]] == [("function", 3, 0)]
+
+
+def test_fair_release_answers_the_middle_of_a_burst_earlier(plan):
+    """In tasks' order of arrival, every query waits for all others' first stages."""
+    orders = ("--order", "oldest", "--order", "arrival")
+    options = ("--workers", "null", "--service-ms", 5, "--concurrency", 4, "--rounds", 1, *orders)
+    found = json.loads(bench("burst", "--plan", plan, "--queries", 60, *options, "--json").output)
+    fair, unfair = found["rounds"]
+    assert (fair["system"], unfair["system"]) == ("serfer, oldest first", "serfer, order of arrival")
+    middle, late = (one["latency"]["p50"] / one["latency"]["max"] for one in (fair, unfair))
+    assert middle < 0.9 * late
+    assert (fair["answered"], unfair["answered"]) == (60, 60)
+
+
+def test_thousands_of_queries_through_null_workers_leave_nothing_open(plan):
+    options = ("--workers", "null", "--service-ms", 0, "--concurrency", 50, "--rounds", 1)
+    found = json.loads(bench("burst", "--plan", plan, "--queries", 1000, *options, "--json").output)
+    [one] = found["rounds"]
+    assert (one["answered"], one["retries"], one["failures"]) == (1000, 0, [])
+    assert one["end"]["descriptors"] <= one["start"]["descriptors"]
+
+
+def test_a_uniform_load_compared_with_itself(plan, tmp_path):
+    options = ("--workers", "null", "--rps", 200, "--seconds", 0.2, "--pattern", "poisson", "--rounds", 3)
+    bench("uniform", "--plan", plan, *options, "--out", tmp_path)
+    found = read_result(tmp_path)
+    assert [one.sent for one in found.rounds] == [40] * 3
+    lines = [json.loads(line) for line in bench("compare", tmp_path, tmp_path, "--json").output.splitlines()]
+    assert {line["verdict"] for line in lines} == {"no difference shown"}
+    assert "p50 latency" in bench("compare", tmp_path, tmp_path / "result.json").output
+
+
+def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(plan):
+    options = ("--workers", "null", "--service-ms", 2500, "--patience-s", 1, "--warm-up", 0, "--rounds", 1)
+    with pytest.raises(QueryError, match="2 of 2 queries had no right answer"):
+        bench("burst", "--plan", plan, "--queries", 2, *options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (("--system", "warp"), UsageError, "systems are serfer, function, unsplit"),
+        (("--workers", "many"), UsageError, "workers are inprocess, local or null"),
+        (("--order", "arrival"), UsageError, "is for --workers null"),
+        (("--workers", "null", "--order", "random"), UsageError, "the order is oldest or arrival"),
+        (("--workers", "null", "--system", "unsplit"), UsageError, "null workers compute nothing"),
+        (("--model", "alexnet"), UsageError, "--plan or --model, not both"),
+        (("--out", "/proc/nowhere"), InputError, "--out '/proc/nowhere' is no directory"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(plan, arguments, error, words):
+    with pytest.raises(error, match=words):
+        bench("burst", "--plan", plan, *arguments)
+
+
+def test_a_directory_that_is_no_plan_is_refused(tmp_path):
+    with pytest.raises(PlanError, match="no plan directory"):
+        bench("burst", "--plan", tmp_path, "--workers", "null")
+
+
+def test_stores_are_measured_at_every_size_and_left_empty(tmp_path):
+    place = tmp_path / "store"
+    urls = ("--store", "memory://", "--store", f"file://{place}")
+    shown = bench("stores", *urls, "--size", 10, "--size", 4096, "--rounds", 3, "--out", tmp_path / "out", "--json")
+    lines = [json.loads(line) for line in shown.output.splitlines()]
+    assert len(lines) == 2 * 2 * 4
+    assert {line["operation"] for line in lines} == {"put", "get", "get_many", "delete"}
+    assert all(line["least_us"] <= line["median_us"] <= line["greatest_us"] for line in lines)
+    assert all((line["mb_per_s"] is None) == (line["operation"] == "delete") for line in lines)
+    assert all(line["stamp"]["machine"]["processors"] >= 1 for line in lines)
+    assert [path for path in place.rglob("*") if path.is_file() and path.name != "#lock"] == []
+    saved = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert len(saved["rows"]) == len(lines)
+    assert (tmp_path / "out" / "rows.csv").read_text().count("\n") == len(lines) + 1
+
+
+def test_the_hot_paths_parts_are_measured(plan):
+    lines = [json.loads(line) for line in bench("micro", "--plan", plan, "--rounds", 1, "--json").output.splitlines()]
+    parts = {line["part"] for line in lines}
+    assert len(parts) == len(lines)
+    assert {"sign its request", "assemble a tile's pieces", "run machine, a query of 9 tasks"} <= parts
+    assert all(line["ns"] > 0 for line in lines)
+    encoding = next(line for line in lines if line["part"] == "encode a task with its crop")
+    assert encoding["allocated"] >= encoding["bytes"]

@@ -1,0 +1,170 @@
+"""What a load found: numbers, files, and reading them again."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from bench.load import Sent
+from bench.processes import Held
+from bench.results import (
+    FORMAT,
+    Log,
+    Result,
+    Totals,
+    Work,
+    check_directory,
+    make_round,
+    queries_csv,
+    read_result,
+    write_result,
+)
+from bench.rounds import HEAD, remarks, rows, summaries
+from bench.stamp import make_stamp
+from bench.uniform import Uniform
+from serfer.core.errors import InputError, UsageError
+from serfer.pictures.draw_latency import latency_scene
+from serfer.pictures.latency import Curve, thinned
+from serfer.pictures.scene import Path as Line
+
+HELD = Held(100 << 20, 200 << 20, 3, 11)
+
+
+def log(system="serfer", number=0, count=100, failing=()):
+    """`count` queries at 0.01 s from each other, the k-th answered after k + 1 ms."""
+    queries = [
+        Sent(k, k / 100, k / 100 + 0.0005, k / 100 + (k + 1) / 1000, *(("Oops", f"at {k}") if k in failing else ()))
+        for k in range(count)
+    ]
+    return Log(system, number, tuple(queries))
+
+
+def result(*logs, **work):
+    spent = Totals(3000, 1000, 0, 0.5, 4, 2, 1)
+    rounds = tuple(make_round(each, spent, HELD, HELD) for each in logs or (log(),))
+    wanted = replace(Work("alexnet", "3x224x224", "a burst of 100", 100, 16, "local"), **work)
+    stamp = make_stamp(["bench", "burst", "--out", "a b"], datetime(2026, 1, 2, tzinfo=UTC))
+    return Result(FORMAT, stamp, wanted, 8, rounds)
+
+
+def test_a_rounds_numbers():
+    found = make_round(log(), Totals(3000, 1000, 200, 0.5, 4, 2, 1), HELD, HELD)
+    assert (found.sent, found.answered, found.failures) == (100, 100, ())
+    assert (found.latency.p50, found.latency.max) == (pytest.approx(50.5), pytest.approx(100.0))
+    assert found.latency.p50 < found.latency.p90 < found.latency.p95 < found.latency.p99 < found.latency.max
+    assert found.lag_ms == pytest.approx(0.5)
+    assert found.seconds == pytest.approx(1.09)
+    assert found.throughput == pytest.approx(100 / 1.09)
+    assert (found.bytes_per_query, found.polls_per_query, found.usd_per_query) == (40, 2, 0.005)
+    assert (found.cold, found.retries, found.hedges) == (4, 2, 1)
+
+
+def test_failures_are_counted_by_error_and_leave_latencies_alone():
+    found = make_round(log(failing={3, 98, 99}), Totals(), HELD, HELD)
+    assert (found.sent, found.answered) == (100, 97)
+    assert [(one.error, one.count, one.example) for one in found.failures] == [("Oops", 3, "at 3")]
+    assert found.latency.max == pytest.approx(98.0)
+    nothing = make_round(log(count=2, failing={0, 1}), Totals(), HELD, HELD)
+    assert (nothing.latency, nothing.throughput, nothing.answered) == (None, 0.0, 0)
+    assert rows(result(log(count=2, failing={0, 1})))[0][1] == "-"
+
+
+def test_every_query_has_its_line():
+    lines = list(csv.DictReader(io.StringIO(queries_csv([log(failing={1}), log("un,split", 1, 2)]))))
+    assert len(lines) == 102
+    assert lines[1] == {
+        "system": "serfer",
+        "round": "0",
+        "query": "1",
+        "scheduled_s": "0.010000",
+        "started_s": "0.010500",
+        "ended_s": "0.012000",
+        "latency_ms": "2.000",
+        "error": "Oops",
+    }
+    assert (lines[-1]["system"], lines[-1]["round"], lines[-1]["error"]) == ("un,split", "1", "")
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    written = result(log(failing={5}), log("unsplit", 0, count=3, failing={0, 1, 2}))
+    check_directory(tmp_path / "a" / "b")
+    write_result(tmp_path / "a" / "b", written, [log()])
+    assert read_result(tmp_path / "a" / "b") == read_result(tmp_path / "a" / "b" / "result.json") == written
+    assert written.systems == ("serfer", "unsplit")
+    assert written.stamp.command == "serfer bench burst --out 'a b'"
+    assert written.stamp.date == "2026-01-02T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "is no result of serfer bench"),
+        ('{"format": 99}', "another version"),
+        ('{"format": 1}', "lacks 'rounds'"),
+    ],
+)
+def test_a_file_that_is_no_result_is_refused_by_name(tmp_path, text, words):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=rf"x\.json.*{words}"):
+        read_result(path)
+
+
+def test_a_result_that_was_altered_is_refused_with_the_place(tmp_path):
+    write_result(tmp_path, result(), [])
+    value = json.loads((tmp_path / "result.json").read_text())
+    value["rounds"][0]["latency"]["p50"] = "fast"
+    (tmp_path / "result.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match=r"rounds\[0\]\.latency\.p50 should be float"):
+        read_result(tmp_path)
+
+
+def test_a_missing_file_and_a_place_that_is_no_directory_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"result\.json cannot be read: No such file"):
+        read_result(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is no directory"):
+        check_directory(tmp_path / "file")
+
+
+def test_people_see_every_system_what_failed_and_where_it_was_measured():
+    found = result(log(failing={5}), log("unsplit"))
+    assert [dict(zip(HEAD, row, strict=True))["failed"] for row in rows(found)] == ["1", "0"]
+    told = "\n".join(remarks(found))
+    for words in ("1 x Oops: at 5", "alexnet: a burst of 100", "8 to warm up", "descriptors 11 to 11", "Python 3."):
+        assert words in told
+    assert [line.partition(":")[0] for line in summaries(found)] == ["serfer", "unsplit"]
+
+
+def test_the_picture_has_a_line_for_each_round_in_its_systems_colour():
+    logs = [log(), log("unsplit"), log("serfer", 1, failing={*range(100)})]
+    found = result(*logs)
+    charts = Uniform(5, 20).charts(logs)
+    scene = latency_scene("title", charts, summaries(found), found.stamp.lines)
+    lines = [shape for shape in scene.shapes if isinstance(shape, Line) and shape.layer == 2]
+    assert len({line.colour for line in lines}) == len(lines) == 2
+    inside = [point for line in lines for point in line.points]
+    assert all(0 <= x <= scene.width and 0 <= y <= scene.height for x, y in inside)
+
+
+def test_a_picture_of_a_load_that_failed_entirely_is_empty_but_drawn():
+    logs = [log(failing={*range(100)})]
+    assert latency_scene("title", Uniform(5, 20).charts(logs), ["serfer: -"], ["stamp"]).shapes
+
+
+def test_long_curves_are_thinned_but_keep_their_ends():
+    curve = Curve("x", tuple((float(k), 0.0) for k in range(10_000)))
+    short = thinned(curve, 7)
+    assert len(short.points) == 7
+    assert (short.points[0], short.points[-1]) == (curve.points[0], curve.points[-1])
+    assert thinned(short, 7) is short
+
+
+def test_a_pattern_that_nobody_knows_is_refused():
+    with pytest.raises(UsageError, match="even or poisson, not 'bursty'"):
+        Uniform(1, 1, "bursty")

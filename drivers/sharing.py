@@ -31,7 +31,7 @@ def may_share(stage: Stage) -> bool:
     It does for an untiled stage, and for columns of vectors, if they do few multiplications with each weight.
     """
     vectors = all(shape.flat for shape in stage.outputs)
-    weights = sum(function.weights.bytes for function in stage.functions) / _WEIGHT_BYTES
+    weights = sum(function.bytes for function in stage.functions) / _WEIGHT_BYTES  # small ones stand in the graph
     return (stage.grid.tiles == 1 or vectors) and stage.macs <= _MACS_PER_WEIGHT * weights
 
 

@@ -18,7 +18,7 @@ FULLY_CONNECTED = replace(SMALL.stages[1].functions[0].weights, bytes=4 * 480)
 def connected(grid=(1, 1), macs=480, *, flat=True):
     """Return a fully connected stage that reads each of its weights `macs` / 480 times."""
     stage = SMALL.stages[1]
-    function = replace(stage.functions[0], weights=FULLY_CONNECTED)
+    function = replace(stage.functions[0], weights=FULLY_CONNECTED, graphs=())
     shapes = tuple(replace(shape, flat=flat) for shape in stage.outputs)
     operators = (replace(stage.operators[0], macs=macs),)
     tiles = stage.tiles * grid[1]
@@ -39,8 +39,13 @@ class TestWhichStages:
     def test_not_tiles_of_a_map(self):
         assert not may_share(connected((1, 4), flat=False))
 
-    def test_not_one_without_weights(self):
-        assert not may_share(SMALL.stages[1])
+    def test_one_whose_few_weights_stand_in_its_graph(self):
+        stage = connected(macs=16)
+        graph = replace(FULLY_CONNECTED, bytes=8)
+        functions = tuple(
+            replace(one, weights=replace(one.weights, bytes=0), graphs=(graph,)) for one in stage.functions
+        )
+        assert may_share(replace(stage, functions=functions))
 
 
 def test_the_terms_of_a_plan_are_its_predictions():

@@ -1,0 +1,69 @@
+"""A burst whose queries share invocations of the fully connected stage: the same logits, fewer invocations."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import serfer
+from serfer.core.plan import load_plan
+from serfer.settings import Settings
+from serfer.unsplit import unsplit
+from splitter.exactness import difference
+from tests.e2e.small import batch
+
+QUERIES = 24
+
+
+@pytest.fixture
+def few(cache):
+    """Settings under which a burst has to wait for slots."""
+    return Settings(cache_dir=cache, local_concurrency=2)
+
+
+def burst(pipeline):
+    """Send queries of one to three images at once and return their results."""
+    return [future.result(120) for future in [pipeline.submit(images(number)) for number in range(QUERIES)]]
+
+
+def images(number):
+    return batch(1 + number % 3, seed=number)
+
+
+def invocations(results, stage):
+    """Return how many invocations ran a stage's tasks, of which each has its share in one."""
+    reports = [report for result in results for report in result.answer.stages[stage].reports]
+    return sum(Fraction(1, report.shared) for report in reports)
+
+
+@pytest.mark.parametrize("workers", ["inprocess", "local"])
+def test_a_burst_over_few_slots_gives_the_same_logits_with_fewer_invocations(plan, few, redis, workers):
+    whole, last = unsplit(load_plan(plan), plan), len(load_plan(plan).stages) - 1
+    with serfer.open(plan, store=redis, workers=workers, settings=few) as pipeline:
+        alone = [pipeline.run(images(number)) for number in range(QUERIES)]
+        assert pipeline.last.answer.stages[last].reports[0].shared == 1
+        results = burst(pipeline)
+    for number, (result, logits) in enumerate(zip(results, alone, strict=True)):
+        assert difference(result.logits, whole(images(number))).exact
+        assert np.abs(result.logits - logits).max() <= 1e-5 * np.ptp(logits)
+        assert result.report.retries == 0
+    assert [invocations(results, stage) for stage in range(last)] == [4 * QUERIES] * last
+    assert invocations(results, last) <= QUERIES / 2
+
+
+def test_sharing_can_be_turned_off(plan, few):
+    last = len(load_plan(plan).stages) - 1
+    with serfer.open(plan, share=False, settings=few) as pipeline:
+        assert invocations(burst(pipeline), last) == QUERIES
+
+
+def test_counts_and_bytes_are_those_of_queries_one_by_one(plan, few):
+    def moved(report):
+        return report.store, [(stage.tasks, stage.bytes_in, stage.bytes_out) for stage in report.stages]
+
+    with serfer.open(plan, settings=few) as pipeline:
+        alone = []
+        for number in range(QUERIES):
+            pipeline.run(images(number))
+            alone.append(moved(pipeline.last_report))
+        assert [moved(result.report) for result in burst(pipeline)] == alone

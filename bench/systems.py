@@ -79,6 +79,8 @@ class Ours:
     def _pass_on(self, ended: Future[Result], logits: Future[Logits]) -> None:
         if ended.cancelled():
             logits.cancel()
+        elif not logits.set_running_or_notify_cancel():
+            return  # nobody waits any more
         elif error := ended.exception():
             logits.set_exception(error)
         else:

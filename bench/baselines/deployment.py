@@ -129,4 +129,7 @@ def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:
     shape = plan.input
     wanted = (shape.height, shape.width, shape.channels)
     if pixels.dtype != np.uint8 or pixels.ndim != 1 + len(wanted) or pixels.shape[1:] != wanted or not len(pixels):
-        raise InputError(f"the batch is {pixels.dtype} with shape {pixels.shape}; this plan takes (N, {wanted}) uint8")
+        raise InputError(
+            f"the batch is {pixels.dtype} with shape {pixels.shape}; this plan takes (N, {shape.height}, {shape.width}, "
+            f"{shape.channels}) uint8 pixels"
+        )

@@ -41,6 +41,7 @@ class _Signer(SigV4Auth):
 
     def __init__(self, credentials: Credentials, region: str) -> None:
         super().__init__(credentials, "lambda", region)
+        self._scope = (region, "lambda", "aws4_request")
         self._key: tuple[object, bytes] = (None, b"")
 
     def signature(self, string_to_sign: str, request: AWSRequest) -> str:
@@ -49,7 +50,7 @@ class _Signer(SigV4Auth):
         valid = (self.credentials.secret_key, day)
         if self._key[0] != valid:
             key = f"AWS4{self.credentials.secret_key}".encode()
-            for part in (day, self._region_name, self._service_name, "aws4_request"):
+            for part in (day, *self._scope):
                 key = hmac.digest(key, part.encode(), "sha256")
             self._key = valid, key
         return hmac.digest(self._key[1], string_to_sign.encode(), "sha256").hex()

@@ -8,7 +8,7 @@ from drivers.push import Answer
 from serfer.core.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import load_plan
-from serfer.core.run import StageRun, _Tile
+from serfer.core.run import Attempt, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.report import ImageAnswer, Prediction, best_classes, make_report
 from tests.e2e.small import CLASSES, LABELS, split_small
@@ -23,7 +23,8 @@ def plan(tmp_path_factory):
 
 
 def done(init_ms, total_ms, counts=None, output=None):
-    return _Tile(Report("e", init_ms, 1.0, 2.0, 3.0, total_ms, 1, 1, counts or StoreCounts(), output))
+    report = Report("e", init_ms, 1.0, 2.0, 3.0, total_ms, 1, 1, counts or StoreCounts(), output)
+    return TileRun([Attempt(0, 0.0, 0.0, 1.0, report)], report)
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def answer():
     first = StageRun(10.0, [done(500.0, 20.0, StoreCounts(100, 0, 1)), done(0.0, 30.2, StoreCounts(200, 0, 1))], 10.7)
     last = StageRun(10.7, [done(0.0, 5.0, StoreCounts(0, 300, 0, 4), b"x" * 28)], 10.75)
     return Answer(
-        "q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], retries=2, driver_counts=StoreCounts(1000, 0, 1)
+        "q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], retries=2, hedges=3, driver_counts=StoreCounts(1000, 0, 1)
     )
 
 
@@ -39,7 +40,7 @@ def test_a_report_adds_up_what_the_tasks_said(plan, answer):
     images = [ImageAnswer("a.jpg", (Prediction("l", 0, 1.0),))]
     report = make_report(plan, answer, images, latency_s=0.8123456, facts=FACTS)
     assert (report.model, report.plan, report.target) == ("small", plan.digest, "serverless")
-    assert (report.latency_ms, report.retries, report.hedges) == (812.346, 2, 0)
+    assert (report.latency_ms, report.retries, report.hedges) == (812.346, 2, 3)
     assert report.store == StoreCounts(1300, 300, 3, 4, 0)
     first, last = report.stages
     assert (first.name, first.grid, first.tasks, first.cold) == ("stage-0", "1x2", 2, 1)

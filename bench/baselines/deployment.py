@@ -130,6 +130,6 @@ def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:
     wanted = (shape.height, shape.width, shape.channels)
     if pixels.dtype != np.uint8 or pixels.ndim != 1 + len(wanted) or pixels.shape[1:] != wanted or not len(pixels):
         raise InputError(
-            f"the batch is {pixels.dtype} with shape {pixels.shape}; this plan takes (N, {shape.height}, {shape.width}, "
-            f"{shape.channels}) uint8 pixels"
+            f"the batch is {pixels.dtype} with shape {pixels.shape}; this plan takes "
+            f"(N, {shape.height}, {shape.width}, {shape.channels}) uint8 pixels"
         )

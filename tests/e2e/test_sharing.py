@@ -10,7 +10,7 @@ from serfer.core.plan import load_plan
 from serfer.settings import Settings
 from serfer.unsplit import unsplit
 from splitter.exactness import difference
-from tests.e2e.small import batch
+from tests.e2e.small import batch, hand_on, split_small
 
 QUERIES = 24
 
@@ -49,6 +49,17 @@ def test_a_burst_over_few_slots_gives_the_same_logits_with_fewer_invocations(pla
         assert result.report.retries == 0
     assert [invocations(results, stage) for stage in range(last)] == [4 * QUERIES] * last
     assert invocations(results, last) <= QUERIES / 2
+
+
+@pytest.mark.parametrize("inline", [(), (0, 1)])
+def test_columns_of_a_fully_connected_layer_share_whatever_they_read_from_where(few, redis, tmp_path, inline):
+    columns = hand_on(split_small(tmp_path, grids=[(1, 2), (1, 1), "col2"]), inline)
+    whole, last = unsplit(load_plan(columns), columns), len(load_plan(columns).stages) - 1
+    with serfer.open(columns, store=redis, settings=few) as pipeline:
+        results = burst(pipeline)
+    for number, result in enumerate(results):
+        assert difference(result.logits, whole(images(number))).exact
+    assert invocations(results, last) <= QUERIES  # of two for each query
 
 
 def test_sharing_can_be_turned_off(plan, few):

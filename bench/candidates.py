@@ -3,6 +3,7 @@
 | system     | what it is                                                                              |
 |------------|-----------------------------------------------------------------------------------------|
 | `serfer`   | the plan, through the push driver                                                       |
+| `unshared` | the same, but no two queries ever share an invocation                                   |
 | `function` | the same network as one function with the same memory, through the same driver          |
 | `unsplit`  | ONNX Runtime busy on every processor of this process: the machine's own limit           |
 | others     | the baselines of bench/systems.py                                                       |
@@ -25,15 +26,15 @@ from bench.systems import System, open_system
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
-from serfer.pipeline import Pipeline
+from serfer.pipeline import DEADLINE_S, Pipeline
 from serfer.settings import Settings
 from serfer.unsplit import unsplit
 from serfer.wiring import WORKERS, open_pipeline
 from splitter.bundle import code_stamp
 from splitter.cache import forget_unused, in_use
 
-SERFER, FUNCTION, UNSPLIT = "serfer", "function", "unsplit"
-SYSTEMS = (SERFER, FUNCTION, UNSPLIT, *(name for name in BASELINES if name != "ours"))
+SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"
+SYSTEMS = (SERFER, UNSHARED, FUNCTION, UNSPLIT, *(name for name in BASELINES if name != "ours"))
 ORDERS = ("oldest", "arrival")
 _TITLES = {"oldest": "oldest first", "arrival": "order of arrival"}
 NULL = "null"
@@ -47,13 +48,15 @@ Progress = Callable[[str], None]
 class Set:
     """How candidates run: `workers` is "local", "inprocess" or "null"; `service_s` is what a null worker takes.
 
-    `concurrency` bounds the invocations under way at once; `order` is whose turn is next when it is reached.
+    `concurrency` bounds the invocations under way at once, `orders` say whose turn is next when it is reached, and
+    queries of our own driver have `deadline_s`.
     """
 
     workers: str
     concurrency: int
     service_s: float = 0.005
     orders: tuple[str, ...] = ORDERS[:1]
+    deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
         if self.workers not in (*WORKERS, NULL):
@@ -89,21 +92,25 @@ def _systems(name: str, directory: Path, chosen: Set, settings: Settings, progre
     if name == SERFER:
         for order in chosen.orders:
             title = name if chosen.orders == ORDERS[:1] else f"{name}, {_TITLES[order]}"
-            yield Piped(title, _pipeline(directory, chosen, order, settings))
+            yield Piped(title, _pipeline(directory, chosen, settings, order=order), chosen.deadline_s)
+    elif name == UNSHARED and chosen.workers != NULL:
+        yield Piped(name, _pipeline(directory, chosen, settings, share=False), chosen.deadline_s)
     elif name == FUNCTION:
         target = one_function(directory, settings, progress)
-        yield Piped(name, _pipeline(target, chosen, ORDERS[0], _Roomy.model_validate(settings.model_dump())))
+        yield Piped(name, _pipeline(target, chosen, _Roomy(**settings.model_dump())), chosen.deadline_s)
     elif chosen.workers == NULL:
         raise UsageError(f"{NULL} workers compute nothing: --system {name} does")
     elif name == UNSPLIT:
         yield Whole(name, load_plan(directory), directory)
     else:
-        yield open_system(name, directory, settings=settings, in_flight=chosen.concurrency)
+        yield open_system(name, directory, settings=settings)
 
 
-def _pipeline(directory: Path, chosen: Set, order: str, settings: Settings) -> Pipeline:
+def _pipeline(
+    directory: Path, chosen: Set, settings: Settings, *, order: str = ORDERS[0], share: bool = True
+) -> Pipeline:
     if chosen.workers != NULL:
-        return open_pipeline(directory, workers=chosen.workers, settings=settings)
+        return open_pipeline(directory, workers=chosen.workers, share=share, settings=settings)
     oldest_first = order == ORDERS[0]
     return null_pipeline(directory, settings, oldest_first=oldest_first, service_s=chosen.service_s)
 

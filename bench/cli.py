@@ -211,8 +211,9 @@ RoundsOption = Annotated[int, typer.Option(min=1, help="How often each system is
 SystemOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="serfer, function (one function for all), unsplit (ONNX Runtime on all processors), or a baseline of "
-        "bench/systems.py; may be repeated. By default serfer and unsplit."
+        help="serfer, unshared (queries never share invocations), function (one function for all), unsplit (ONNX "
+        "Runtime on all processors), serfer-published, serfer-repaired or gillis (see bench/systems.py); may be "
+        "repeated. By default serfer and unsplit."
     ),
 ]
 NetworkOption = Annotated[
@@ -233,6 +234,9 @@ WarmUpOption = Annotated[
     int | None, typer.Option(min=0, help="Queries before the first round; by default 4 for each invocation at once.")
 ]
 PatienceOption = Annotated[float, typer.Option(min=1, help="Seconds after which a query without an answer failed.")]
+DeadlineOption = Annotated[
+    int, typer.Option("--deadline-ms", min=1, max=86_340_000, help="What serfer's driver has for each query.")
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="A directory to write result.json, queries.csv and picture.png to.")
 ]
@@ -251,6 +255,7 @@ def burst(
     service_ms: ServiceOption = 5.0,
     warm_up: WarmUpOption = None,
     patience_s: PatienceOption = 600.0,
+    deadline_ms: DeadlineOption = 120_000,
     directory: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -258,7 +263,8 @@ def burst(
     from bench.burst import Burst  # noqa: PLC0415 - only this command needs it
     from bench.offer import Choice, measure  # noqa: PLC0415 - same
 
-    choice = Choice(model, plan, system, rounds, workers, concurrency, order, service_ms, warm_up, patience_s)
+    times = (service_ms, warm_up, patience_s, deadline_ms / 1000)
+    choice = Choice(model, plan, system, rounds, workers, concurrency, order, *times)
     with status_line() as progress:
         found = measure(Burst(queries), choice, directory, load_settings(), progress)
     _show_load(found, as_json=as_json)
@@ -280,6 +286,7 @@ def uniform(
     service_ms: ServiceOption = 5.0,
     warm_up: WarmUpOption = None,
     patience_s: PatienceOption = 600.0,
+    deadline_ms: DeadlineOption = 120_000,
     directory: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -287,7 +294,8 @@ def uniform(
     from bench.offer import Choice, measure  # noqa: PLC0415 - only this command needs it
     from bench.uniform import Uniform  # noqa: PLC0415 - same
 
-    choice = Choice(model, plan, system, rounds, workers, concurrency, order, service_ms, warm_up, patience_s)
+    times = (service_ms, warm_up, patience_s, deadline_ms / 1000)
+    choice = Choice(model, plan, system, rounds, workers, concurrency, order, *times)
     with status_line() as progress:
         found = measure(Uniform(rps, seconds, pattern, seed), choice, directory, load_settings(), progress)
     _show_load(found, as_json=as_json)

@@ -150,7 +150,7 @@ _HEAD = ("system", "figure", "A", "B", "B less A", "interval", "of A", "rounds",
 def table(found: Sequence[Difference], confidence: float) -> str:
     """Write the differences as text."""
     lines = aligned(_HEAD, [_row(each) for each in found])
-    return "\n".join([*lines, f"{confidence:.4g} Student intervals of the mean difference over paired rounds"])
+    return "\n".join([*lines, f"{confidence:.1%} Student intervals of the mean difference over paired rounds"])
 
 
 def _row(one: Difference) -> tuple[str, ...]:

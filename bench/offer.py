@@ -19,6 +19,7 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.pictures import draw_latency
 from serfer.pictures.latency import Chart
+from serfer.pipeline import DEADLINE_S
 from serfer.settings import Settings
 from serfer.wiring import zoo_plan
 
@@ -55,12 +56,14 @@ class Choice:
     service_ms: float = 5.0
     warm_up: int | None = None
     patience_s: float = 600.0
+    deadline_s: float = DEADLINE_S
 
     @property
     def set(self) -> Set:
         """How systems run; raises UsageError for what is unknown or does not go together."""
         concurrency = self.concurrency or len(os.sched_getaffinity(0))
-        return Set(self.workers, concurrency, self.service_ms / _MS_PER_S, tuple(self.orders or ORDERS[:1]))
+        orders = tuple(self.orders or ORDERS[:1])
+        return Set(self.workers, concurrency, self.service_ms / _MS_PER_S, orders, self.deadline_s)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,10 +98,9 @@ def measure(load: Load, choice: Choice, out: Path | None, settings: Settings, pr
 def _work(load: Load, directory: Path, chosen: Set, queries: int) -> Work:
     plan = load_plan(directory)
     shape = plan.input
+    size = f"{shape.channels}x{shape.height}x{shape.width}"
     workers = f"null ({chosen.service_s * _MS_PER_S:g} ms)" if chosen.workers == "null" else chosen.workers
-    return Work(
-        plan.model, f"{shape.channels}x{shape.height}x{shape.width}", str(load), queries, chosen.concurrency, workers
-    )
+    return Work(plan.model, size, str(load), queries, chosen.concurrency, workers, chosen.deadline_s)
 
 
 def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:

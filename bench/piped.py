@@ -17,8 +17,6 @@ from serfer.pipeline import Pipeline, Result
 from serfer.report import QueryReport
 from serfer.unsplit import unsplit
 
-_DEADLINE_S = 3600.0  # the load's patience ends queries, not the pipeline's
-
 
 @runtime_checkable
 class Accounting(Protocol):
@@ -40,8 +38,9 @@ def totals_of(system: System) -> Totals:
 class Piped:
     """A pipeline as a system: what its queries spend is added up from their reports; it closes the pipeline."""
 
-    def __init__(self, name: str, pipeline: Pipeline) -> None:
+    def __init__(self, name: str, pipeline: Pipeline, deadline_s: float) -> None:
         self.name = name
+        self._deadline_s = deadline_s
         self._pipeline = pipeline
         self._lock = Lock()
         self._counts = StoreCounts()
@@ -50,7 +49,7 @@ class Piped:
     def submit(self, pixels: Pixels) -> Future[Logits]:
         """Start a query; cancelling it cancels its stages."""
         answer: Future[Logits] = Future()
-        query = self._pipeline.submit(pixels, deadline_s=_DEADLINE_S)
+        query = self._pipeline.submit(pixels, deadline_s=self._deadline_s)
         query.add_done_callback(lambda done: self._end(done, answer))
         answer.add_done_callback(lambda given: given.cancelled() and query.cancel())
         return answer

@@ -104,7 +104,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Work:
-    """What was offered; two results are comparable where it is the same."""
+    """What was offered; two results are comparable where it is the same. Our driver's queries have `deadline_s`."""
 
     model: str
     input: str
@@ -112,6 +112,7 @@ class Work:
     queries: int
     concurrency: int
     workers: str
+    deadline_s: float
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(plan):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (("--system", "warp"), UsageError, "systems are serfer, function, unsplit"),
+        (("--system", "warp"), UsageError, "systems are serfer, unshared, function, unsplit"),
         (("--workers", "many"), UsageError, "workers are inprocess, local or null"),
         (("--order", "arrival"), UsageError, "is for --workers null"),
         (("--workers", "null", "--order", "random"), UsageError, "the order is oldest or arrival"),
@@ -130,3 +130,8 @@ def test_the_hot_paths_parts_are_measured(plan):
     assert all(line["ns"] > 0 for line in lines)
     encoding = next(line for line in lines if line["part"] == "encode a task with its crop")
     assert encoding["allocated"] >= encoding["bytes"]
+
+
+@pytest.mark.parametrize("command", ["burst", "uniform", "stores", "micro", "compare"])
+def test_every_command_explains_itself(command):
+    assert "Usage: " in bench(command, "--help").output

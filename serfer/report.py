@@ -84,7 +84,9 @@ def make_report(
         images=tuple(images),
         latency_ms=round(latency_s * 1000, 3),
         cost_usd=sum(
-            invocation_usd(stage.memory_mb, report.billed_ms, facts) for stage, run in pairs for report in run.reports
+            invocation_usd(stage.memory_mb, report.billed_ms, facts, report.shared)
+            for stage, run in pairs
+            for report in run.reports
         ),
         plan=plan.digest,
         target="serverless",

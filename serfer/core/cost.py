@@ -124,10 +124,13 @@ def _someone_is_cold(tasks: int, platform: Platform) -> float:
     return float(1 - (1 - platform.cold_share) ** tasks)
 
 
-def invocation_usd(memory_mb: int, milliseconds: float, facts: LambdaFacts) -> float:
-    """Price one invocation in dollars: the request plus memory times duration, rounded up to the millisecond."""
-    gb_seconds = memory_mb / _MB_PER_GB * math.ceil(milliseconds) / _MS_PER_S
-    return facts.price_request + gb_seconds * facts.price_gb_second
+def invocation_usd(memory_mb: int, milliseconds: float, facts: LambdaFacts, shared: int = 1) -> float:
+    """Price one invocation in dollars: the request plus memory times duration, rounded up to the millisecond.
+
+    Of an invocation that `shared` queries' tasks had together this is one task's part, `milliseconds` its own share.
+    """
+    gb_seconds = memory_mb / _MB_PER_GB * math.ceil(milliseconds * shared) / shared / _MS_PER_S
+    return facts.price_request / shared + gb_seconds * facts.price_gb_second
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,15 @@ def test_the_price_is_lambdas(plan, answer):
     assert report.cost_usd == pytest.approx(expected)
 
 
+def test_queries_that_share_an_invocation_share_its_price(plan, answer):
+    alone = make_report(plan, answer, [], 1.0, FACTS).cost_usd
+    last = answer.stages[-1].tiles[0]
+    last.report = replace(last.report, total_ms=last.report.total_ms / 4, shared=4)
+    gb = plan.stages[1].memory_mb / 1024
+    saved = 0.75 * (FACTS.price_request + gb * 5 / 1000 * FACTS.price_gb_second)
+    assert make_report(plan, answer, [], 1.0, FACTS).cost_usd == pytest.approx(alone - saved)
+
+
 def test_a_report_is_plain_json(plan, answer):
     report = make_report(plan, answer, [ImageAnswer("a", (Prediction("l", 0, 1.0),))], 1.0, FACTS)
     plain = json.loads(json.dumps(report.as_dict()))

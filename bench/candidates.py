@@ -28,6 +28,7 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.pipeline import DEADLINE_S, Pipeline
 from serfer.settings import Settings
+from serfer.terminal import ignore_signals
 from serfer.unsplit import unsplit
 from serfer.wiring import WORKERS, open_pipeline
 from splitter.bundle import code_stamp
@@ -84,7 +85,13 @@ def opened(
         for name in names:
             progress(f"starting {name}")
             found += [systems.enter_context(system) for system in _systems(name, directory, chosen, settings, progress)]
-        yield found
+        try:
+            yield found
+        except Exception:
+            raise
+        except BaseException:
+            ignore_signals()  # a second Ctrl-C must not leave the cleaning up half done
+            raise
 
 
 def _systems(name: str, directory: Path, chosen: Set, settings: Settings, progress: Progress) -> Iterator[System]:

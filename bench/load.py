@@ -144,17 +144,26 @@ def offer(
     answer (rule 1) counts as failed with `WrongAnswerError`.
     """
     load = _Load(submit, arrivals, clock or Clock())
+    try:
+        _run(load, questions, len(arrivals), progress)
+        while not load.all_ended.wait(_TOLD_EVERY_S):
+            progress(str(load))
+            if load.now > arrivals[-1] + patience_s:
+                load.give_up()
+    except BaseException:
+        load.give_up()  # whoever closes the system must not wait for what nobody waits for
+        raise
+    return load.in_order()
+
+
+def _run(load: _Load, questions: Sequence[Question], count: int, progress: Callable[[str], None]) -> None:
+    """Send every query when it is due."""
     told = 0.0
-    for number in range(len(arrivals)):
+    for number in range(count):
         load.send(number, questions[number % len(questions)])
         if load.now > told + _TOLD_EVERY_S:
             told = load.now
             progress(str(load))
-    while not load.all_ended.wait(_TOLD_EVERY_S):
-        progress(str(load))
-        if load.now > arrivals[-1] + patience_s:
-            load.give_up()
-    return load.in_order()
 
 
 def _verdict(future: Future[Logits], expected: Logits | None) -> tuple[str | None, str]:

@@ -107,6 +107,18 @@ def test_what_never_answers_is_given_up_cancelled_and_counted():
     assert all(end.latency > 5 for end in ends)
 
 
+def test_an_interrupt_cancels_what_is_under_way():
+    futures = [Future() for _ in range(3)]
+    asked = iter(futures)
+
+    def interrupt(_text):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        offer(lambda _: next(asked), [QUESTION], (0.0,) * 3, progress=interrupt)
+    assert all(future.cancelled() for future in futures)
+
+
 def test_an_answer_that_nobody_knows_is_taken_for_right():
     [end] = offer(lambda _: answered(RIGHT + 7), [Question(QUESTION.pixels)], (0.0,))
     assert end.error is None

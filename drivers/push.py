@@ -134,6 +134,7 @@ class PushDriver:
             plan, functions, invoker, store, inline_limit, inline, timeout_s, slots, oldest_first, hedging, together
         )
         self._cleanups: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
         self._arrivals = itertools.count()
 
     async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
@@ -143,13 +144,22 @@ class PushDriver:
         """
         age = next(self._arrivals) if self._route.oldest_first else 0
         query = _Query(self._route, secrets.token_hex(16), batch, deadline_s, age)
+        me = asyncio.current_task()
+        if me is None:
+            raise AssertionError("coroutines run in tasks")
+        self._running.add(me)
         try:
             return await query.run(crops)
         finally:
+            self._running.discard(me)
             self._clean_up_later(query)
 
     async def close(self) -> None:
-        """Wait until what ended queries left behind is deleted."""
+        """Cancel the queries that are under way, and wait until what they and others left behind is deleted."""
+        for running in self._running:
+            running.cancel()
+        if self._running:
+            await asyncio.wait([*self._running])
         await asyncio.gather(*self._cleanups)
 
     def _clean_up_later(self, query: _Query) -> None:

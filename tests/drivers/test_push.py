@@ -609,3 +609,26 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
         assert store.keys == set()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_closing_cancels_what_is_under_way_and_leaves_nothing(store):
+    async def main():
+        reached, never = asyncio.Event(), asyncio.Event()
+
+        async def script(task, _number):
+            if task.stage == 1:
+                reached.set()
+                await never.wait()
+
+        pushing = driver(Workers(store, script), store, concurrency=2)
+        queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(5)]
+        await reached.wait()
+        closing = asyncio.create_task(pushing.close())
+        done, _ = await asyncio.wait(queries)
+        assert all(query.cancelled() for query in done)
+        never.set()
+        await closing
+        assert store.ever
+        assert store.keys == set()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))

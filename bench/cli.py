@@ -60,6 +60,47 @@ def overhead(
 
 
 @bench_app.command()
+def orchestration(
+    plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "alexnet",
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 15,
+    workers: Annotated[int, typer.Option(min=1, help="Single-threaded workers, and threads.")] = 2,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Elapsed time of a query through the pipeline against the same tiles on threads of one process."""
+    from bench.orchestration import measure, text  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = measure(plan, load_settings(), rounds, workers, progress)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        typer.echo(text(found))
+    if at_most is not None and found.ratio > at_most:
+        raise SerferError(f"the pipeline takes {found.ratio:.2f} times the threads' time, more than {at_most:g}")
+
+
+@bench_app.command()
+def driver(
+    plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "alexnet",
+    queries: Annotated[int, typer.Option(min=1, help="Queries of the burst.")] = 1000,
+    as_json: JsonOption = False,
+) -> None:
+    """What the driver costs by itself: a burst over functions that do nothing, against the bare client and boto3."""
+    from bench.invokes import measure, text  # noqa: PLC0415 - only this command needs it
+    from bench.plans import bench_plan  # noqa: PLC0415 - same
+
+    with status_line() as progress:
+        found = measure(bench_plan(plan, load_settings(), progress), queries, progress)
+    if as_json:
+        print_json({**asdict(found), "rate": found.rate, "against_boto3": found.against_boto3})
+    else:
+        typer.echo(text(found))
+    if found.lost:
+        raise SerferError(f"{found.lost} of {found.queries} queries were lost")
+
+
+@bench_app.command()
 def inflation(
     model: Annotated[str, typer.Option(help="A model of the zoo.")] = "alexnet",
     size: Annotated[int, typer.Option(min=1, help="The image's height and width.")] = 224,

@@ -26,10 +26,10 @@ class Invoker(Protocol):
 
 @runtime_checkable
 class SharedInvoker(Invoker, Protocol):
-    """An invoker that also runs tasks of several queries for one tile as one invocation."""
+    """An invoker that also runs several tasks of one stage's function as one invocation."""
 
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
-        """Run tasks of one tile together and return what became of each, in their order.
+        """Run tasks of one stage together and return what became of each, in their order.
 
         Where the invocation itself fails, all of them have failed.
         """

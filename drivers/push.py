@@ -99,6 +99,7 @@ class _Route:
     oldest_first: bool
     hedging: LearntHedging | None
     together: _Together | None
+    bundles: Sequence[int]  # how many tiles of each stage one invocation takes
 
 
 class PushDriver:
@@ -108,7 +109,8 @@ class PushDriver:
     would carry more; a task may take `timeout_s`. At most `concurrency` invocations are under way at once; those of the
     oldest query start first, unless `oldest_first` is off. With `hedge`, a task that is later than the others of its
     stage have been gets a duplicate. With `sharing`, tasks of several queries that wait for the same tile may go as one
-    invocation; raises UsageError where the invoker knows of no such thing.
+    invocation, and so do tiles of one query where a stage has more of them than there are slots; raises UsageError
+    where the invoker knows of no such thing.
     """
 
     def __init__(  # noqa: PLR0913 - what can be chosen, by name
@@ -130,8 +132,10 @@ class PushDriver:
         inline = functools.cache(lambda batch: inline_stages(plan, batch, inline_limit))
         slots, hedging = Slots(concurrency), LearntHedging() if hedge else None
         together = _together(invoker, sharing, inline_limit) if sharing else None
+        bundles = sharing.bundles if sharing and sharing.bundles else (1,) * len(plan.stages)
         self._route = _Route(
-            plan, functions, invoker, store, inline_limit, inline, timeout_s, slots, oldest_first, hedging, together
+            *(plan, functions, invoker, store, inline_limit, inline, timeout_s, slots, oldest_first, hedging),
+            *(together, bundles),
         )
         self._cleanups: set[asyncio.Task[None]] = set()
         self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
@@ -275,7 +279,7 @@ class _Query:
             await route.slots.take(self._turn(first, together) if together else self._age)
             try:
                 started = self._loop.time()
-                members = together.groups.take(first, started) if together else [first]
+                members = together.groups.take(first, started) if together else self._bundle(first)
                 carrier = self._queued[stage, tile, number]
                 for member in members:
                     member.query.set_out(member, carrier)
@@ -289,6 +293,29 @@ class _Query:
         took = self._loop.time() - started
         for member, result in zip(members, results, strict=True):
             member.query.settle(member, result, took)
+
+    def _bundle(self, first: _Attempt) -> list[_Attempt]:
+        """Return who shares a tile's invocation: tiles of its stage that would wait for its slot anyway, itself first.
+
+        A stage of more tiles than there are slots takes as few invocations as there are slots.
+        """
+        route, stage = self._route, first.task.stage
+        most, bundle = route.bundles[stage], [first]
+        if first.number or most == 1:
+            return bundle
+        function = route.functions[stage][first.task.tile]
+        carried, answered = first.task.carried, first.answered
+        for waiting, tile, number in self._queued:
+            if len(bundle) == most:
+                break
+            if waiting != stage or number or tile == first.task.tile or route.functions[stage][tile] != function:
+                continue
+            other = self._attempt(stage, tile, number)
+            carried, answered = carried + other.task.carried, answered + other.answered
+            if max(carried, answered) > route.inline_limit:
+                break
+            bundle.append(other)
+        return bundle
 
     def _may_share(self, stage: int, tile: int) -> _Together | None:
         """Say how an attempt may share its invocation; one that failed or is late has to go alone."""

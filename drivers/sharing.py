@@ -51,12 +51,15 @@ class Terms:
 class Sharing:
     """The stages whose tasks share invocations, of at most `most` images each, and on what terms.
 
-    `passing_s` is the predicted time in which one query goes through the whole plan.
+    `passing_s` is the predicted time in which one query goes through the whole plan. `bundles` says how many tiles of
+    one query each stage's invocations take where tasks of several queries do not share: as many as make no more
+    invocations than can be under way.
     """
 
     stages: Mapping[int, Terms]
     most: int
     passing_s: float
+    bundles: tuple[int, ...] = ()
 
     def patience(self, stage: int, images: int, left_s: float) -> int:
         """Return how many younger queries may go first, where a query of so many images has `left_s` seconds left."""
@@ -76,7 +79,7 @@ def plan_sharing(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int =
         for number, stage in enumerate(plan.stages)
         if may_share(stage)
     }
-    return Sharing(terms, most, sum(seconds))
+    return Sharing(terms, most, sum(seconds), tuple(rounds))
 
 
 def _image_s(stage: Stage, tile: Tile, memory_per_vcpu: int) -> float:

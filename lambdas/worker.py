@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,10 +88,21 @@ class Worker:
         return report
 
     def run_shared(self, tasks: Sequence[Task]) -> list[Report | TaskError]:
-        """Run tasks of several queries for one tile as one batch, and return what became of each, in their order.
+        """Run tasks of a stage one tile after the other, those of several queries for one tile as one batch.
 
-        A task whose input is wrong or gone fails alone; what all have in common is raised, as by `run`.
+        Returns what became of each, in their order. A task whose input is wrong or gone fails alone; what all have in
+        common is raised, as by `run`.
         """
+        found: dict[int, Report | TaskError] = {}
+        for tile in dict.fromkeys(task.tile for task in tasks):
+            places = [place for place, task in enumerate(tasks) if task.tile == tile]
+            found |= dict(zip(places, self._run_batch([tasks[place] for place in places]), strict=True))
+        shared = sum(isinstance(one, Report) for one in found.values())
+        results = (found[place] for place in range(len(tasks)))
+        return [replace(one, shared=shared) if isinstance(one, Report) else one for one in results]
+
+    def _run_batch(self, tasks: Sequence[Task]) -> list[Report | TaskError]:
+        """Run tasks of several queries for one tile as one batch."""
         started = time.perf_counter()
         stage, tile = self._find(tasks[0])
         found = self._read_each(tasks, stage, tile)
@@ -127,7 +139,6 @@ class Worker:
                 sessions=self._sessions.built,
                 counts=counts if task.inline else counts + StoreCounts(bytes_put=len(value), puts=1),
                 output=value if task.inline else None,
-                shared=len(reads),
             )
             for (task, _, counts), value in zip(reads, values, strict=True)
         ]

@@ -132,8 +132,8 @@ def decode_tasks(event: Any) -> list[Task]:  # noqa: ANN401 - whatever an invoke
     if not (isinstance(plain, list) and 1 <= len(plain) <= MAX_BATCH):
         raise InputError("the payload has no tasks, or too many")
     tasks = [_plain_to_task(value) for value in plain]
-    if len({(task.plan, task.stage, task.tile) for task in tasks}) > 1:
-        raise InputError("the payload's tasks are not all of one tile")
+    if len({(task.plan, task.stage) for task in tasks}) > 1:
+        raise InputError("the payload's tasks are not all of one stage")
     if sum(task.batch for task in tasks) > MAX_BATCH:
         raise InputError(f"the payload's tasks have more than {MAX_BATCH} images")
     return tasks

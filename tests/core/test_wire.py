@@ -283,10 +283,14 @@ class TestShared:
         with pytest.raises(InputError, match=f"no list of {count} reports"):
             decode_reports(encode_reports([REPORT, REPORT]), count)
 
-    @pytest.mark.parametrize("change", [{"plan": "e" * 64}, {"stage": 2}, {"tile": 0}])
-    def test_tasks_of_several_tiles_are_refused(self, change):
-        with pytest.raises(InputError, match="not all of one tile"):
+    @pytest.mark.parametrize("change", [{"plan": "e" * 64}, {"stage": 2}])
+    def test_tasks_of_several_stages_are_refused(self, change):
+        with pytest.raises(InputError, match="not all of one stage"):
             decode_tasks(json.loads(encode_tasks([TASK, replace(TASK, **change)])))
+
+    def test_tasks_of_several_tiles_may_share(self):
+        tasks = [TASK, replace(TASK, tile=0)]
+        assert decode_tasks(json.loads(encode_tasks(tasks))) == tasks
 
     def test_the_images_of_all_tasks_together_are_bounded(self):
         most = self.others(4, batch=wire.MAX_BATCH // 4)

@@ -247,6 +247,17 @@ class TestShared:
             assert other == pytest.approx(3 * one)
         assert worker.run(task(plan, 0, 0, batch())).shared == 1
 
+    def test_tiles_of_one_query_run_one_after_the_other_and_write_as_by_themselves(self, worker, plan, store):
+        tiles = [self.queries(plan, (1,), 0, number)[0] for number in (2, 0, 1)]
+        alone = []
+        for task in tiles:
+            worker.run(task)
+            alone.append(bytes(store.get(output_key(task.query, 0, task.tile))))
+            store.delete([output_key(task.query, 0, task.tile)])
+        reports = worker.run_shared(tiles)
+        assert [report.shared for report in reports] == [3, 3, 3]
+        assert [bytes(store.get(output_key(task.query, 0, task.tile))) for task in tiles] == alone
+
     def test_whose_pieces_are_gone_fails_alone(self, worker, plan, store):
         counts = (1, 1, 1)
         self.earlier(worker, plan, counts, 1)

@@ -14,6 +14,7 @@ names the attempt that it is about, so what comes late or twice is known for wha
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -223,6 +224,7 @@ class Run:
         self._retry = retry or Retry()
         self._hedging = hedging
         self._random = random.Random(seed)  # noqa: S311 - jitter, no secret
+        self._late_at = math.inf  # when the next timer for tasks that are late is due
         self.stages: list[StageRun] = []
         self.retries = 0
         self.hedges = 0
@@ -275,7 +277,10 @@ class Run:
             return []
         current[1].started = now
         late = self._late_after(current[0], stage)
-        return [] if late is None else [WakeAt(now + late)]
+        if late is None or now + late >= self._late_at:
+            return []  # the timer of a task that began before looks after this one too
+        self._late_at = now + late
+        return [WakeAt(self._late_at)]
 
     def _late_after(self, tile: TileRun, stage: int) -> float | None:
         return None if tile.hedged or self._hedging is None else self._hedging.late_after(stage)
@@ -327,7 +332,10 @@ class Run:
                 tile.hedged = True
                 self.hedges += 1
                 actions.append(self._again(stage, number, now))
-        return actions or [WakeAt(self._next_time(now))]
+        self._late_at = self._next_late(now)
+        if not actions:
+            return [WakeAt(self._next_time())]
+        return actions if self._late_at == math.inf else [*actions, WakeAt(self._late_at)]
 
     def _is_late(self, stage: int, tile: TileRun, now: float) -> bool:
         """Say whether a task has been on its way for too long, and take its duplicate out of the budget."""
@@ -339,14 +347,19 @@ class Run:
             return False
         return self._hedging is not None and self._hedging.spend()
 
-    def _next_time(self, now: float) -> float:
+    def _next_time(self) -> float:
         """Return when there is something to do if no event comes: a timer that fired too early is set again."""
-        stage = self.stages[-1]
-        times = [self._deadline, *(tile.due for tile in stage.tiles if tile.due is not None)]
-        for tile in stage.tiles:
-            late = self._late_after(tile, len(self.stages) - 1) if tile.report is None else None
-            begun = [attempt.started for attempt in tile.open if attempt.started is not None]
-            times += [] if late is None else [start + late for start in begun if start + late > now]
+        due = [tile.due for tile in self.stages[-1].tiles if tile.due is not None]
+        return min([self._deadline, self._late_at, *due])
+
+    def _next_late(self, now: float) -> float:
+        """Return when the next task that is on its way will be late; inf for none."""
+        number, times = len(self.stages) - 1, [math.inf]
+        for tile in self.stages[-1].tiles:
+            late = self._late_after(tile, number) if tile.report is None else None
+            if late is not None:
+                begun = [attempt.started for attempt in tile.open if attempt.started is not None]
+                times += [start + late for start in begun if start + late > now]
         return min(times)
 
     def _finish(self, error: SerferError | None) -> list[Action]:

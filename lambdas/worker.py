@@ -84,7 +84,7 @@ class Worker:
         """Run a task; raises InputError for one that is not of this plan."""
         started = time.perf_counter()
         stage, tile = self._find(task)
-        [report] = self._compute(self._read([task], stage, tile), stage, tile, started)
+        [report] = self._compute(self._read([task], stage), stage, tile, started)
         return report
 
     def run_shared(self, tasks: Sequence[Task]) -> list[Report | TaskError]:
@@ -93,22 +93,24 @@ class Worker:
         Returns what became of each, in their order. A task whose input is wrong or gone fails alone; what all have in
         common is raised, as by `run`.
         """
-        found: dict[int, Report | TaskError] = {}
-        for tile in dict.fromkeys(task.tile for task in tasks):
-            places = [place for place, task in enumerate(tasks) if task.tile == tile]
-            found |= dict(zip(places, self._run_batch([tasks[place] for place in places]), strict=True))
-        shared = sum(isinstance(one, Report) for one in found.values())
-        results = (found[place] for place in range(len(tasks)))
-        return [replace(one, shared=shared) if isinstance(one, Report) else one for one in results]
-
-    def _run_batch(self, tasks: Sequence[Task]) -> list[Report | TaskError]:
-        """Run tasks of several queries for one tile as one batch."""
         started = time.perf_counter()
-        stage, tile = self._find(tasks[0])
-        found = self._read_each(tasks, stage, tile)
-        sound = [one for one in found if isinstance(one, _Read)]
-        reports = iter(self._compute(sound, stage, tile, started) if sound else ())
-        return [one if isinstance(one, TaskError) else next(reports) for one in found]
+        for task in tasks:
+            stage, _ = self._find(task)
+        found = self._read_each(tasks, stage)
+        results: dict[int, Report | TaskError] = {
+            place: one for place, one in enumerate(found) if isinstance(one, TaskError)
+        }
+        for number in dict.fromkeys(task.tile for task in tasks):
+            reads = {
+                place: one for place, one in enumerate(found) if isinstance(one, _Read) and one.task.tile == number
+            }
+            if reads:
+                reports = self._compute([*reads.values()], stage, stage.tiles[number], started)
+                results |= dict(zip(reads, reports, strict=True))
+                started = time.perf_counter()
+        shared = sum(isinstance(one, Report) for one in results.values())
+        ordered = (results[place] for place in range(len(tasks)))
+        return [replace(one, shared=shared) if isinstance(one, Report) else one for one in ordered]
 
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
         """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
@@ -152,23 +154,23 @@ class Worker:
         stage = stages[task.stage]
         return stage, stage.tiles[task.tile]
 
-    def _read_each(self, tasks: Sequence[Task], stage: Stage, tile: Tile) -> list[_Read | TaskError]:
+    def _read_each(self, tasks: Sequence[Task], stage: Stage) -> list[_Read | TaskError]:
         """Read what all tasks need; where that fails, one task after the other, which says whose fault it was."""
         try:
-            return [*self._read(tasks, stage, tile)]
+            return [*self._read(tasks, stage)]
         except (InputError, StoreError):
-            return [self._read_alone(task, stage, tile) for task in tasks]
+            return [self._read_alone(task, stage) for task in tasks]
 
-    def _read_alone(self, task: Task, stage: Stage, tile: Tile) -> _Read | TaskError:
+    def _read_alone(self, task: Task, stage: Stage) -> _Read | TaskError:
         try:
-            [read] = self._read([task], stage, tile)
+            [read] = self._read([task], stage)
         except (InputError, StoreError) as error:
             return TaskError(type(error).__name__, str(error).partition("\n")[0])
         return read
 
-    def _read(self, tasks: Sequence[Task], stage: Stage, tile: Tile) -> list[_Read]:
-        """Read what tasks of a tile need, in one round trip, and put each one's inputs together."""
-        wanted = [self._wanted(task, tile) for task in tasks]
+    def _read(self, tasks: Sequence[Task], stage: Stage) -> list[_Read]:
+        """Read what tasks of a stage need, in one round trip, and put each one's inputs together."""
+        wanted = [self._wanted(task, stage.tiles[task.tile]) for task in tasks]
         asked = [place for places in wanted for place in places]
         values = self._store.get_many(asked) if asked else []
         reads, end = [], 0
@@ -176,7 +178,7 @@ class Worker:
             start, end = end, end + len(places)
             stored = values[start:end]
             counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
-            reads.append(_Read(task, self._inputs(task, stored, stage, tile), counts))
+            reads.append(_Read(task, self._inputs(task, stored, stage), counts))
         return reads
 
     def _wanted(self, task: Task, tile: Tile) -> list[ByteRange]:
@@ -191,9 +193,9 @@ class Worker:
             raise InputError(f"the task carries {len(task.parts)} parts, its tile reads {len(ranges)}")
         return [place for place, part in zip(ranges, task.parts, strict=True) if part is None]
 
-    def _inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage, tile: Tile) -> list[Array]:
+    def _inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> list[Array]:
         """Put a task's inputs together from what it carries and what was `stored`."""
-        values = iter(stored)
+        tile, values = stage.tiles[task.tile], iter(stored)
         if task.stage == 0:
             crop = task.crop or Crop("float32", None)
             data = next(values) if crop.data is None else crop.data

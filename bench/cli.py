@@ -81,6 +81,24 @@ def orchestration(
 
 
 @bench_app.command()
+def scaling(
+    plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "vgg16-448",
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 9,
+    workers: Annotated[int, typer.Option(min=2, help="Single-threaded workers.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Elapsed time of a query over several single-threaded workers against one, orchestration included."""
+    from bench.orchestration import measure_scaling, scaling_text  # noqa: PLC0415 - only this command needs it
+
+    with status_line() as progress:
+        found = measure_scaling(plan, load_settings(), rounds, workers, progress)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        typer.echo(scaling_text(found))
+
+
+@bench_app.command()
 def driver(
     plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "alexnet",
     queries: Annotated[int, typer.Option(min=1, help="Queries of the burst.")] = 1000,

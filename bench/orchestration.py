@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -75,6 +76,55 @@ def measure(
         *(float(median(ratios)), float(ratios.min()), float(ratios.max())),
         bytes_per_query=store.bytes_put + store.bytes_get,
         polls=store.exists,
+    )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Median milliseconds of a query over one worker and over several; the rounds' median, least, greatest ratio."""
+
+    plan: str
+    workers: int
+    rounds: int
+    one_ms: float
+    several_ms: float
+    speedup: float
+    least: float
+    greatest: float
+
+
+def measure_scaling(
+    name: str, settings: Settings, rounds: int = 9, workers: int = 2, progress: Progress = lambda _: None
+) -> Scaling:
+    """Run a fixed plan over one single-threaded worker and over several, in turn; orchestration is in both."""
+    directory = bench_plan(name, settings, progress)
+    with ExitStack() as stack:
+        pipelines = []
+        for count in (1, workers):
+            progress(f"starting {count} workers")
+            mine = settings.model_copy(update={"local_concurrency": count})
+            pipelines.append(stack.enter_context(open_pipeline(directory, workers="local", settings=mine)))
+        shape = pipelines[0].plan.input
+        size = (1, shape.height, shape.width, shape.channels)
+        pixels = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+        times = np.empty((_WARM_UP + rounds, len(pipelines)))
+        for number in range(len(times)):
+            progress(f"round {number + 1} of {len(times)}")
+            times[number] = [_seconds(pipeline.run, pixels) for pipeline in pipelines]
+    times = times[_WARM_UP:]
+    ratios = times[:, 0] / times[:, 1]
+    one_s, several_s = (median(column) for column in times.T)
+    return Scaling(
+        *(name, workers, rounds, one_s * _MS_PER_S, several_s * _MS_PER_S),
+        *(float(median(ratios)), float(ratios.min()), float(ratios.max())),
+    )
+
+
+def scaling_text(found: Scaling) -> str:
+    """Write a result as a line."""
+    return (
+        f"{found.plan}: {found.one_ms:.1f} ms a query over one worker, {found.several_ms:.1f} over {found.workers}: "
+        f"{found.speedup:.2f} times faster ({found.least:.2f} to {found.greatest:.2f} over {found.rounds} rounds)"
     )
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bench import orchestration
 from bench.invokes import measure, text
 from bench.plans import PLANS, bench_plan
 from bench.threads import Threads
@@ -36,6 +37,19 @@ def test_a_burst_over_functions_that_do_nothing_loses_no_query(directory):
     assert found.tasks == 30 * sum(rows * cols for rows, cols in GRIDS)
     assert min(found.driver_rate, found.client_rate, found.driver_ms, found.client_ms, found.boto3_ms) > 0
     assert "0 queries lost" in text(found)
+
+
+def test_the_pipeline_is_timed_against_threads_and_over_more_workers(directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(orchestration, "bench_plan", lambda *_: directory)
+    mine = Settings(cache_dir=tmp_path)
+    found = orchestration.measure("small", mine, rounds=3)
+    assert found.ratio > 0
+    assert found.least <= found.ratio <= found.greatest
+    assert (found.polls, found.workers) == (0, 2)
+    assert found.bytes_per_query > 0
+    more = orchestration.measure_scaling("small", mine, rounds=3)
+    assert more.least <= more.speedup <= more.greatest
+    assert "small" in orchestration.text(found) + orchestration.scaling_text(more)
 
 
 def test_fixed_plans_are_of_networks_that_the_zoo_has():

@@ -9,13 +9,28 @@ from serfer.core.errors import InputError
 
 
 def check_place(path: Path) -> None:
-    """Refuse a path that cannot be written, before long work whose result it is for; raises InputError."""
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InputError(f"{str(path)!r} cannot be written: it should be a file in a directory that you may write")
+    """Refuse a path that cannot be written, before long work whose result it is for; raises InputError.
+
+    A device or a pipe is refused too: the file would take its place.
+    """
+    if _is_taken(path) or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(
+            f"{str(path)!r} cannot be written: it should be a regular file in a directory that you may write"
+        )
+
+
+def _is_taken(path: Path) -> bool:
+    """Say whether something else than a file is there; a name that no file can have is not."""
+    try:
+        return path.exists() and not path.is_file()
+    except ValueError:  # a NUL in the name
+        return False
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file, in place of what was there; raises InputError where that cannot be."""
+    if _is_taken(path):
+        raise InputError(f"{str(path)!r} cannot be written: it is no regular file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:

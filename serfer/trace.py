@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from drivers.push import Answer
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.run import Attempt, Failure, StageRun, TileRun
 from serfer.core.wire import Report
@@ -76,8 +76,6 @@ def check_trace(path: Path) -> None:
     if str(path) == "-":
         raise UsageError("--trace takes the path of a file: answers go to standard output, traces do not")
     check_place(path)
-    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
-        raise InputError(f"{str(path)!r} cannot be written: it should be a regular file in a directory")
 
 
 def write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_file_takes_the_place_of_what_was_there(tmp_path):
         write_whole(tmp_path / "x", data)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"two"
-    with pytest.raises(InputError, match="cannot be written: Is a directory"):
+    with pytest.raises(InputError, match="cannot be written: it is no regular file"):
         write_whole(tmp_path, b"")
     with pytest.raises(InputError, match="cannot be written"):
         write_whole(tmp_path / f"a{chr(0)}b", b"")
@@ -75,3 +76,14 @@ def test_shares():
     assert (cli._share("x", 0.1), cli._share("x", 7), cli._share("x", 1, 1)) == (0.1, 7, 1)
     with pytest.raises(UsageError, match=r"x is a share from 0 to 1, not 1\.5"):
         cli._share("x", 1.5, 1)
+
+
+def test_a_device_is_never_replaced_by_a_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for refused in (lambda: check_place(pipe), lambda: write_whole(pipe, b"{}")):
+        with pytest.raises(InputError, match="regular file"):
+            refused()
+    assert pipe.is_fifo()
+    with pytest.raises(InputError, match="regular file"):
+        check_place(tmp_path / "pipe" / "below")

@@ -115,7 +115,7 @@ def compute(result):
 
 
 def test_split_predicts_by_ones_own_profiles(serfer_, plan, slow, tmp_path):
-    asked = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--json", "--out")
+    asked = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--cuts", "relu2,pool", "--json", "--out")
     plain = compute(serfer_(*asked, tmp_path / "plain"))
     assert compute(serfer_(*asked, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
     assert compute(serfer_(*asked, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(

@@ -210,7 +210,10 @@ class Search:
 
 @dataclass(frozen=True)
 class _Fan:
-    """Edges side by side: seconds and dollars as (edges, memories, grids)."""
+    """Edges side by side: seconds and dollars as (edges, memories, grids).
+
+    An edge with fewer memories than others repeats its last one, which then never comes first among its best.
+    """
 
     edges: Sequence[Edge]
     seconds: Floats
@@ -218,7 +221,11 @@ class _Fan:
 
     @classmethod
     def of(cls, edges: Sequence[Edge]) -> _Fan:
-        return cls(edges, np.array([edge.seconds for edge in edges]), np.array([edge.usd for edge in edges]))
+        most = max(len(edge.seconds) for edge in edges)
+        rows = [np.minimum(np.arange(most), len(edge.seconds) - 1) for edge in edges]
+        seconds = [edge.seconds[row] for edge, row in zip(edges, rows, strict=True)]
+        usd = [edge.usd[row] for edge, row in zip(edges, rows, strict=True)]
+        return cls(edges, np.array(seconds), np.array(usd))
 
 
 @dataclass(frozen=True)

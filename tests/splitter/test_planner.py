@@ -10,7 +10,8 @@ from splitter.cuts import cut_points, weight_bytes
 from splitter.fit import Wishes, fit
 from splitter.grids import parse_grids
 from splitter.ingest import from_onnx
-from splitter.planner import Budget, Storage, choose, tile_rects
+from splitter.planner import Budget, Storage, choose, memory_needed, prepare, tile_rects
+from splitter.search import BALANCED, COST, LATENCY
 from splitter.tiles import tile_macs, walk_back, whole_regions
 from tests.splitter.models import BUDGET, FACTS, LIMIT, Net
 
@@ -204,3 +205,14 @@ def test_a_grid_cuts_what_it_fits(size, grid, sizes):
     tensor = graph.output if grid.columns and size[0] == 1 else x
     rects = tile_rects(graph, tensor, grid)
     assert [(rect.rows.size, rect.cols.size) for rect in rects] == sizes
+
+
+def test_stages_that_need_more_memory_than_others_are_planned_beside_them(chain):
+    """What does not hold a stage is left out for it alone: such stages have fewer memories to choose from."""
+    stops = [cut.position for cut in cut_points(chain)[1:]]
+    needs = [memory_needed(chain, 0, stop, weight_bytes(chain, 0, stop)) for stop in stops]
+    assert min(needs) < max(needs)
+    both = replace(budget(), memory_mb=(min(needs), max(needs)))
+    for goal in (LATENCY, COST, BALANCED):
+        found = prepare(chain, cut_points(chain), parse_grids("auto"), None, both).best(goal)
+        assert found is not None

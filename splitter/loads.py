@@ -154,14 +154,19 @@ class Loads:
             self.macs_before[stop] - self.macs_before[start],
         )
 
-    def spread(self, grid: Grid, least: int = 1) -> Iterator[Load]:
-        """Yield every stage that can be spread over `grid` with at least so many rows and columns of maps a tile."""
+    def spread(self, grid: Grid, least: int = 1, *, maps: bool = True) -> Iterator[Load]:
+        """Yield every stage that can be spread over `grid` with at least so many rows and columns of maps a tile.
+
+        Without `maps`, a stage that is spread by columns begins where vectors do.
+        """
         graph = with_grid(self._graph, grid)
         self._pools = tuple(node.attributes["grid"] for node in graph.nodes if node.kind == operators.TILE_POOL)
         able = [
             operators.by_columns(graph, node) if grid.columns else operators.tileable(graph, node)
             for node in graph.nodes
         ]
+        if grid.columns and not maps:
+            able = [one and graph.shape(node.output).flat for one, node in zip(able, graph.nodes, strict=True)]
         for cut in self._cuts[1:]:
             targets = [name for name in cut.tensors if can_part(graph, name, grid, least)]
             if graph.nodes[cut.position - 1].output in targets:

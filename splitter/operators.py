@@ -144,10 +144,13 @@ def tileable(graph: Graph, node: Node) -> bool:
 
 
 def by_columns(graph: Graph, node: Node) -> bool:
-    """Say whether the operator may be part of a stage that is spread by the columns of its output vector."""
-    return len(graph.shapes[node.output]) == VECTOR_RANK and (
-        is_fully_connected(graph, node) or _is_column_by_column(graph, node) or is_whole(graph, node)
-    )
+    """Say whether the operator may be part of a stage that is spread by the columns of its output vector.
+
+    Maps before the vector may: every group computes them whole, which may cost less than handing them on.
+    """
+    if len(graph.shapes[node.output]) != VECTOR_RANK:
+        return True
+    return is_fully_connected(graph, node) or _is_column_by_column(graph, node) or is_whole(graph, node)
 
 
 def _is_column_by_column(graph: Graph, node: Node) -> bool:

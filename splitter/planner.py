@@ -215,7 +215,8 @@ class _Market:
         neighbours = {(left.position, right.position) for left, right in pairwise(self.cuts)}
         for grid in self._known_grids:
             if grid != ONE:
-                for load in loads.spread(grid, 1 if wanted or self.grids.per_stage else LEAST_SIDE):
+                least = 1 if wanted or self.grids.per_stage else LEAST_SIDE
+                for load in loads.spread(grid, least, maps=not wanted):
                     if grid == wanted and (load.start, load.stop) in neighbours:
                         links.add((load.start, load.stop))
                     yield load

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.processes import descendants
+from bench.stamp import processor_name
 from serfer.pipeline import Pipeline
 
 _WARM_UP = 30
@@ -82,7 +84,7 @@ def measure(
         polls=store.exists,
         bytes_per_query=store.bytes_put + store.bytes_get,
         weight_loads=pipeline.last.weight_loads,
-        machine=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {_processor_name()}",
+        machine=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {processor_name()}",
     )
 
 
@@ -97,7 +99,7 @@ def _processor_ns() -> dict[str, float]:
     """Return the processor time so far, in ns, of this process and of those below it, by what they are."""
     spent: dict[str, float] = defaultdict(float)
     spent["client, driver, Lambda service"] = float(time.process_time_ns())
-    for process in _descendants():
+    for process in descendants():
         try:
             name = Path(f"/proc/{process}/comm").read_text(encoding="ascii").strip()
             threads = list(Path(f"/proc/{process}/task").iterdir())
@@ -106,25 +108,3 @@ def _processor_ns() -> dict[str, float]:
             continue  # it has just ended
         spent["Redis" if name.startswith("redis") else "workers"] += used
     return spent
-
-
-def _descendants() -> list[int]:
-    found: list[int] = []
-    pending = [Path("/proc/self")]
-    while pending:
-        process = pending.pop()
-        for thread in (process / "task").iterdir():
-            try:
-                children = (thread / "children").read_text(encoding="ascii").split()
-            except FileNotFoundError:
-                continue  # it has just ended
-            found.extend(int(child) for child in children)
-            pending.extend(Path(f"/proc/{child}") for child in children)
-    return found
-
-
-def _processor_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
-    )

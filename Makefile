@@ -8,12 +8,14 @@ STAMP := .venv/.set-up
 setup: $(STAMP)
 
 # torch first and by itself: any looser request for it would bring a build with gigabytes of CUDA libraries.
-$(STAMP): requirements.txt pyproject.toml
+$(STAMP): requirements.txt requirements-ministack.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PYTHON) -m venv .venv/ministack
+	.venv/ministack/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-ministack.txt
 	touch $(STAMP)
 
 demo: setup

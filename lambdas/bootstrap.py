@@ -43,8 +43,8 @@ def _worker() -> Worker:
 _WORKER = _worker()
 
 
-def handler(event: dict[str, Any], context: Any) -> dict[str, str]:  # noqa: ANN401 - awslambdaric's context
-    """Run one task; an error is logged with its request id and becomes a function error."""
+def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context
+    """Do what the event asks; an error is logged with its request id and becomes a function error."""
     try:
         return _WORKER.handle(event)
     except Exception:

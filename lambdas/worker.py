@@ -20,20 +20,27 @@ from lambdas.sessions import SessionCache
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, PlanError, StoreError
 from serfer.core.geometry import Rect
-from serfer.core.keys import input_key, output_key
+from serfer.core.keys import input_key, output_key, reply_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile
 from serfer.core.wire import (
     DTYPES,
     Buffer,
+    CleanUp,
     Crop,
     Report,
     Task,
     TaskError,
+    Warmed,
+    WarmUp,
+    decode_clean_up,
     decode_task,
     decode_tasks,
+    decode_warm_up,
     encode_report,
     encode_reports,
+    encode_warmed,
     is_shared,
+    pack_result,
 )
 from storage.store import Range as ByteRange
 from storage.store import Store
@@ -74,11 +81,20 @@ class Worker:
         self._environment = environment
         self._init_ms = init_ms
 
-    def handle(self, event: Any) -> dict[str, str]:  # noqa: ANN401 - whatever an invoker sent
-        """Run what is in a payload and return the response; raises InputError for what is no task of this plan."""
+    def handle(self, event: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever an invoker sent
+        """Do what a payload asks and return the response; raises InputError for what is none of this plan's."""
         if is_shared(event):
             return encode_reports(self.run_shared(decode_tasks(event)))
-        return encode_report(self.run(decode_task(event)))
+        if warm_up := decode_warm_up(event):
+            return encode_warmed(self.warm(warm_up))
+        if clean_up := decode_clean_up(event):
+            self.clean_up(clean_up)
+            return {}
+        task = decode_task(event)
+        if task.reply is None:
+            return encode_report(self.run(task))
+        self.reply(task)
+        return {}
 
     def run(self, task: Task) -> Report:
         """Run a task; raises InputError for one that is not of this plan."""
@@ -111,6 +127,45 @@ class Worker:
         shared = sum(isinstance(one, Report) for one in results.values())
         ordered = (results[place] for place in range(len(tasks)))
         return [replace(one, shared=shared) if isinstance(one, Report) else one for one in ordered]
+
+    def reply(self, task: Task) -> None:
+        """Run an event's task and put what became of it under its reply key, where the poll driver looks for it.
+
+        An error that is told there is not raised: Lambda would try the event again, minutes later.
+        """
+        if task.reply is None:
+            raise AssertionError("only events have a reply key")
+        try:
+            result: Report | TaskError = self.run(task)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver has to know
+            result = TaskError(type(error).__name__, str(error).partition("\n")[0])
+        key = reply_key(task.query, task.stage, task.tile, task.reply)
+        self._store.put(key, pack_result(result), task.ttl)
+
+    def clean_up(self, asked: CleanUp) -> None:
+        """Delete the keys of a query: its crops, what every stage wrote and, unless it is to be kept, its answer."""
+        self._check(asked.plan)
+        stages = self._plan.stages
+        keys = [input_key(asked.query, tile) for tile in range(len(stages[0].tiles))]
+        for number, stage in enumerate(stages[:-1] if asked.keep_answer else stages):
+            keys.extend(output_key(asked.query, number, tile) for tile in range(len(stage.tiles)))
+        self._store.delete(keys)
+
+    def warm(self, asked: WarmUp) -> Warmed:
+        """Build the sessions of a function's tiles, reach the store, and stay busy for the time asked."""
+        started = time.monotonic()
+        self._check(asked.plan)
+        stages = self._plan.stages
+        if not (asked.stage < len(stages) and asked.part < len(stages[asked.stage].functions)):
+            raise InputError(f"the plan has no function {asked.part} of stage {asked.stage}")
+        stage = stages[asked.stage]
+        for tile in stage.tiles:
+            if tile.function == asked.part:
+                self._sessions.get(stage, tile)
+        self._store.exists([output_key("0" * 32, asked.stage, 0)])
+        init_ms, self._init_ms = self._init_ms, 0.0
+        time.sleep(max(0.0, started + asked.hold_s - time.monotonic()))
+        return Warmed(self._environment, init_ms, self._sessions.built)
 
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
         """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
@@ -146,13 +201,16 @@ class Worker:
         ]
 
     def _find(self, task: Task) -> tuple[Stage, Tile]:
-        if task.plan != self._plan.digest:
-            raise InputError("the task belongs to another plan; deploy the functions of the plan that the driver runs")
+        self._check(task.plan)
         stages = self._plan.stages
         if not (0 <= task.stage < len(stages) and 0 <= task.tile < len(stages[task.stage].tiles)):
             raise InputError(f"the plan has no tile {task.tile} of stage {task.stage}")
         stage = stages[task.stage]
         return stage, stage.tiles[task.tile]
+
+    def _check(self, plan: str) -> None:
+        if plan != self._plan.digest:
+            raise InputError("the task belongs to another plan; deploy the functions of the plan that the driver runs")
 
     def _read_each(self, tasks: Sequence[Task], stage: Stage) -> list[_Read | TaskError]:
         """Read what all tasks need; where that fails, one task after the other, which says whose fault it was."""

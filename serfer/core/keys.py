@@ -1,4 +1,11 @@
-"""Names of what a query leaves in the store; every key belongs to one query."""
+"""Names of what a query leaves in the store; every key belongs to one query.
+
+    serfer:QUERY:STAGE:TILE          what a tile wrote; stage -1 is the query's input
+    serfer:QUERY:STAGE:TILE:rN       what became of the N-th try of an event (the poll driver's)
+
+A query's id in braces is a hash tag: a Redis Cluster keeps all keys of such a query on one slot, so that what a task
+reads is one round trip. The keys of a large query are better spread.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,19 @@ import re
 from serfer.core.errors import InputError
 
 INPUT_STAGE = -1
-_QUERY = re.compile(r"[0-9a-f]{32}")
+_QUERY = re.compile(r"[0-9a-f]{32}|\{[0-9a-f]{32}\}")
 
 
 def check_query_id(query: str) -> str:
-    """Return `query` if it is a query's id (32 hex digits), so that nothing else ever becomes part of a key."""
+    """Return `query` if it is a query's id, so that nothing else ever becomes part of a key."""
     if not _QUERY.fullmatch(query):
-        raise InputError("a query id must be 32 hex digits")
+        raise InputError("a query id must be 32 hex digits, in braces or not")
     return query
+
+
+def query_id(digits: str, *, one_slot: bool) -> str:
+    """Return the id of a query from 32 random hex digits; `one_slot` keeps its keys together in a Redis Cluster."""
+    return check_query_id(f"{{{digits}}}" if one_slot else digits)
 
 
 def output_key(query: str, stage: int, tile: int) -> str:
@@ -25,3 +37,8 @@ def output_key(query: str, stage: int, tile: int) -> str:
 def input_key(query: str, tile: int) -> str:
     """Return the key of a first-stage tile's crop, for crops that are too large to ride along."""
     return output_key(query, INPUT_STAGE, tile)
+
+
+def reply_key(query: str, stage: int, tile: int, number: int) -> str:
+    """Return the key under which the worker of an event says what became of the `number`-th try of a task."""
+    return f"{output_key(query, stage, tile)}:r{number}"

@@ -1,6 +1,10 @@
 """What travels between driver and worker: a task out, a report back, each msgpack in base64 in a JSON payload.
 
-A shared invocation carries tasks of several queries for one tile, and answers with a report, or an error, of each.
+    {"task": packed}            one task                    -> {"report": packed}
+    {"tasks": packed}           several of one stage        -> {"reports": packed}, a report or an error of each
+    {"step": {...}}             one task, as plain JSON: a state machine can write it, and its crop lies in the store
+    {"clean_up": {...}}         delete a query's keys       -> {}
+    {"warm": {...}}             get ready, and stay busy for a while -> {"warm": {...}}
 
 Lambda payloads are JSON, so binary must be text; msgpack keeps it one string. Nothing is decoded before its size and
 shape are bounded, and nothing decodes into anything but plain values (no pickle).
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -23,6 +28,8 @@ from serfer.core.errors import InputError
 from serfer.core.keys import check_query_id
 
 _MAX_BYTES = 16 * 1024 * 1024
+_MAX_REPLIES = 1 << 31
+_LONGEST_HOLD_S = 60.0
 MAX_BATCH = 1024
 _COUNTS = tuple(field.name for field in fields(StoreCounts))
 DTYPES = {"uint8": 1, "float32": 4}
@@ -45,7 +52,8 @@ class Task:
     """One invocation: run tile `tile` of stage `stage` for a query of `batch` images; what it writes lives `ttl` s.
 
     An `inline` task answers with what it would have put into the store. `parts` are the ranges that the tile reads, in
-    the plan's order, each None where it lies in the store; without any, all of them do.
+    the plan's order, each None where it lies in the store; without any, all of them do. An event has nobody who waits
+    for its answer: `reply` is the number of the reply key (serfer/core/keys.py) under which it is put into the store.
     """
 
     plan: str
@@ -57,6 +65,7 @@ class Task:
     crop: Crop | None = None
     inline: bool = False
     parts: tuple[Buffer | None, ...] = ()
+    reply: int | None = None
 
     @property
     def carried(self) -> int:
@@ -113,11 +122,25 @@ def encode_tasks(tasks: Sequence[Task]) -> bytes:
 def _task_to_plain(task: Task) -> tuple[Any, ...]:
     crop = (task.crop.dtype, task.crop.data) if task.crop else None
     place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
-    return (*place, crop, task.inline, task.parts)
+    return (*place, crop, task.inline, task.parts, task.reply)
 
 
 def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
     """Unpack a payload; raises InputError for anything that no driver of ours sends."""
+    match event:
+        case {
+            "step": {
+                "plan": plan,
+                "query": query,
+                "stage": stage,
+                "tile": tile,
+                "batch": batch,
+                "ttl": int() | float() as ttl,
+                "dtype": dtype,
+            }
+        }:
+            crop = (dtype, None) if stage == 0 else None
+            return _plain_to_task([plan, query, stage, tile, batch, float(ttl), crop, False, [], None])
     return _plain_to_task(_unpack(event, "task"))
 
 
@@ -141,14 +164,27 @@ def decode_tasks(event: Any) -> list[Task]:  # noqa: ANN401 - whatever an invoke
 
 def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
     match value:
-        case [str(plan), str(query), int(stage), int(tile), int(batch), float(ttl), crop, bool(inline), [*parts]]:
+        case [
+            str(plan),
+            str(query),
+            int(stage),
+            int(tile),
+            int(batch),
+            float(ttl),
+            crop,
+            bool(inline),
+            [*parts],
+            reply,
+        ]:
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
+            if not (reply is None or (type(reply) is int and 0 <= reply < _MAX_REPLIES)):
+                raise InputError("the task's reply is malformed")
             if not (counted and 1 <= batch <= MAX_BATCH and stage >= 0 and tile >= 0 and 0 < ttl <= MAX_TTL):
                 raise InputError("the task is out of bounds")
             if any(type(part) not in (bytes, NoneType) for part in parts):
                 raise InputError("the task's parts are malformed")
             name = check_query_id(query)
-            return Task(plan, name, stage, tile, batch, ttl, _decode_crop(crop), inline, tuple(parts))
+            return Task(plan, name, stage, tile, batch, ttl, _decode_crop(crop), inline, tuple(parts), reply)
     raise InputError("the payload is no task")
 
 
@@ -164,6 +200,92 @@ def _decode_crop(value: Any) -> Crop | None:  # noqa: ANN401 - any plain value
     raise InputError("the task's crop is malformed")
 
 
+@dataclass(frozen=True, slots=True)
+class CleanUp:
+    """A request to delete what a query of a plan left in the store; its answer too, unless `keep_answer`."""
+
+    plan: str
+    query: str
+    keep_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """A request to get ready for tasks of a stage's function `part`, and to stay busy for `hold_s` seconds.
+
+    Requests that are held at the same time find environments of their own, so as many as are sent become warm.
+    """
+
+    plan: str
+    stage: int
+    part: int
+    hold_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What a warm-up request found: the environment's name, the ms of its start if it was new, and its sessions."""
+
+    environment: str
+    init_ms: float
+    sessions: int
+
+
+def decode_clean_up(event: Any) -> CleanUp | None:  # noqa: ANN401 - whatever an invoker sent
+    """Return the request to clean up that a payload is, if it is one; raises InputError for a malformed one."""
+    match event:
+        case {"clean_up": {"plan": str(plan), "query": str(query), "keep_answer": bool(keep)}}:
+            return CleanUp(plan, check_query_id(query), keep)
+        case {"clean_up": _}:
+            raise InputError("the request to clean up is malformed")
+    return None
+
+
+def encode_warm_up(asked: WarmUp) -> bytes:
+    """Write a warm-up request as a Lambda payload."""
+    return json.dumps({"warm": asdict(asked)}).encode()
+
+
+def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an invoker sent
+    """Return the warm-up request that a payload is, if it is one; raises InputError for a malformed one."""
+    match event:
+        case {"warm": {"plan": str(plan), "stage": int(stage), "part": int(part), "hold_s": int() | float() as hold}}:
+            if stage >= 0 and part >= 0 and 0 <= hold <= _LONGEST_HOLD_S:
+                return WarmUp(plan, stage, part, float(hold))
+            raise InputError("the warm-up request is out of bounds")
+        case {"warm": _}:
+            raise InputError("the warm-up request is malformed")
+    return None
+
+
+def encode_warmed(found: Warmed) -> dict[str, Any]:
+    """Write the answer to a warm-up request as a Lambda response."""
+    return {"warm": asdict(found)}
+
+
+def decode_warmed(payload: Any) -> Warmed:  # noqa: ANN401 - whatever a function answered
+    """Read the answer to a warm-up request; raises InputError for anything that no worker of ours answers."""
+    match payload:
+        case {"warm": {"environment": str(name), "init_ms": int() | float() as init_ms, "sessions": int(sessions)}}:
+            return Warmed(name, float(init_ms), sessions)
+    raise InputError("the function's answer says nothing of a warm-up; is it a function of this plan?")
+
+
+def pack_result(result: Report | TaskError) -> bytes:
+    """Pack what became of an event's task, for its reply key."""
+    return bytes(msgpack.packb(_result_to_plain(result)))
+
+
+def unpack_result(data: bytes) -> Report | TaskError:
+    """Unpack what a reply key holds; raises InputError for anything that no worker of ours puts there."""
+    if len(data) > _MAX_BYTES:
+        raise InputError("the reply is too large")
+    try:
+        return _plain_to_result(msgpack.unpackb(data))
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InputError("the reply cannot be decoded") from error
+
+
 def encode_report(report: Report) -> dict[str, str]:
     """Pack a report into a Lambda response."""
     return {"report": _pack(_report_to_plain(report)).decode("ascii")}
@@ -171,11 +293,11 @@ def encode_report(report: Report) -> dict[str, str]:
 
 def encode_reports(results: Sequence[Report | TaskError]) -> dict[str, str]:
     """Pack what became of a shared invocation's tasks, in their order, into a Lambda response."""
-    plain = [
-        (result.error_type, result.message) if isinstance(result, TaskError) else _report_to_plain(result)
-        for result in results
-    ]
-    return {"reports": _pack(plain).decode("ascii")}
+    return {"reports": _pack([_result_to_plain(result) for result in results]).decode("ascii")}
+
+
+def _result_to_plain(result: Report | TaskError) -> Any:  # noqa: ANN401 - any plain value
+    return (result.error_type, result.message) if isinstance(result, TaskError) else _report_to_plain(result)
 
 
 def _report_to_plain(report: Report) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from serfer.core.wire import (
 QUERY = "0123456789abcdef" * 2
 TASK = Task("d" * 64, QUERY, 1, 2, 3, 60.0, Crop("uint8", b"\0\xff\x80"), inline=True, parts=(b"\0\xfe", None, b""))
 REPORT = Report("env", 0.0, 1.5, 2.5, 3.5, 8.0, 1, 4, StoreCounts(1, 2, 3, 4, 5), b"\0\0\x80?")
-PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None, False, []]
+PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None, False, [], None]
 
 FINITE = st.floats(0, allow_infinity=False)
 COUNT = st.integers(0, 2**63 - 1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drivers.driver import TTL_MARGIN_S, Answer
 from drivers.invoker import Invoker, SharedInvoker
 from drivers.sharing import Groups, Sharing, Waiting
 from drivers.slots import Slots
@@ -34,7 +35,6 @@ from serfer.core.run import (
     Finish,
     Invoke,
     Run,
-    StageRun,
     TaskDone,
     TaskFailed,
     TaskStarted,
@@ -45,27 +45,7 @@ from serfer.core.wire import Buffer, Crop, Report, Task
 from storage.counting import CountingStore
 from storage.store import Range, Store
 
-TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
 _STRAGGLER_S = 30.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A query's end, and what is known of every stage.
-
-    `outputs` is what the last stage's tiles computed, in order: each some columns of (N, K) float32. `carried` are the
-    bytes of tensors that rode along to each stage's tasks, those of a retried one once.
-    """
-
-    query: str
-    started: float
-    ended: float
-    stages: Sequence[StageRun]
-    outputs: Sequence[Buffer]
-    carried: Sequence[int]
-    retries: int
-    hedges: int
-    driver_counts: StoreCounts
 
 
 @dataclass(frozen=True, eq=False)

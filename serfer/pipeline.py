@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.push import TTL_MARGIN_S, Answer, PushDriver
+from drivers.driver import TTL_MARGIN_S, Answer, Driver
 from serfer.background import LoopThread
 from serfer.core.aws import LambdaFacts
 from serfer.core.errors import InputError, PlanError, UsageError
@@ -50,7 +50,7 @@ class Pipeline:
     def __init__(
         self,
         plan: Plan,
-        driver: PushDriver,
+        driver: Driver,
         loop: LoopThread,
         close: Callable[[], Awaitable[None]],
         facts: LambdaFacts,

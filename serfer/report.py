@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.push import Answer
+from drivers.driver import Answer
 from serfer.core.aws import LambdaFacts
 from serfer.core.cost import invocation_usd
 from serfer.core.counts import StoreCounts

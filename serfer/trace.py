@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Self
 
-from drivers.push import Answer
+from drivers.driver import Answer
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.run import Attempt, Failure, StageRun, TileRun

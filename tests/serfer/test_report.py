@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drivers.push import Answer
+from drivers.driver import Answer
 from serfer.core.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import load_plan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.push import Answer
+from drivers.driver import Answer
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun

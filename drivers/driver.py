@@ -1,0 +1,48 @@
+"""The contract of a driver: what takes queries through a plan, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from serfer.core.counts import StoreCounts
+from serfer.core.run import StageRun
+from serfer.core.wire import Buffer, Crop
+
+TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query's end, and what is known of every stage.
+
+    `outputs` is what the last stage's tiles computed, in order: each some columns of (N, K) float32. `carried` are the
+    bytes of tensors that rode along to each stage's tasks, those of a retried one once.
+    """
+
+    query: str
+    started: float
+    ended: float
+    stages: Sequence[StageRun]
+    outputs: Sequence[Buffer]
+    carried: Sequence[int]
+    retries: int
+    hedges: int
+    driver_counts: StoreCounts
+
+
+class Driver(Protocol):
+    """Takes queries through one plan, any number at once, on one event loop."""
+
+    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
+        """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
+
+        Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable. However it
+        ends, the query's keys are deleted, if need be after it has.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Cancel the queries that are under way, and wait until what they and others left behind is deleted."""
+        ...

@@ -6,9 +6,9 @@ import pytest
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import MissingKeyError
 from storage import Range
+from storage.contract import StoreContract
 from storage.counting import CountingStore
 from storage.memory import MemoryStore
-from tests.storage.contract import StoreContract
 
 
 class TestCountingKeepsTheContract(StoreContract):

@@ -7,8 +7,8 @@ import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
 from storage import open_store
+from storage.contract import StoreContract
 from storage.file import FileStore
-from tests.storage.contract import StoreContract
 
 OTHER_PROCESS = """
 import sys

@@ -1,7 +1,7 @@
 import pytest
 
+from storage.contract import StoreContract
 from storage.memory import MemoryStore
-from tests.storage.contract import StoreContract
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
 from serfer.local.redis_server import RedisServer
 from storage import open_store
-from tests.storage.contract import StoreContract
+from storage.contract import StoreContract
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """What AWS keeps at /var/runtime/bootstrap: the first code of a worker's process.
 
 Run by path with nothing but the standard library in reach: `python -S -P bootstrap.py PARENT_PID DATA_LIMIT`, with the
-environment variables that Lambda defines. `-S` keeps the host's site-packages out, `-P` this script's own directory.
+environment variables that Lambda defines. `-S` keeps the host's site-packages out, `-P` this script's own directory. A
+third argument is how many times as long as it needs the handler takes (serfer/local/faults.py).
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ import resource
 import signal
 import site
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 OPEN_FILES = 1024  # Lambda's own limit
+SLICE_S = 0.001  # of work at a stretch in a slow environment
+
+Handler = Callable[[Any, Any], Any]
 
 
 def die_with(parent: int) -> None:
@@ -33,6 +40,41 @@ def limit_resources(data: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
+def slowed(handler: Handler, factor: float) -> Handler:
+    """Return a handler that takes `factor` times as long, resting after every millisecond or so of its work."""
+
+    def slow(event: Any, context: Any) -> Any:  # noqa: ANN401 - whatever the handler takes and returns
+        worked_since = time.perf_counter()
+
+        def rest(*_: object) -> None:
+            nonlocal worked_since
+            time.sleep((factor - 1) * (time.perf_counter() - worked_since))
+            worked_since = time.perf_counter()
+
+        def rest_and_go_on(*_: object) -> None:
+            rest()
+            signal.setitimer(signal.ITIMER_REAL, SLICE_S)
+
+        signal.signal(signal.SIGALRM, rest_and_go_on)
+        signal.setitimer(signal.ITIMER_REAL, SLICE_S)
+        try:
+            return handler(event, context)
+        finally:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first: a signal on its way must set no timer
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            rest()
+
+    return slow
+
+
+def slow_down(factor: float) -> None:
+    """Have the runtime client stretch the handler that it finds."""
+    from awslambdaric import bootstrap  # noqa: PLC0415 - limits come first
+
+    find = bootstrap._get_handler  # noqa: SLF001 - the only place where it can be done
+    bootstrap._get_handler = lambda name: slowed(find(name), factor)  # noqa: SLF001 - same
+
+
 def main() -> None:
     """Serve the Runtime API until killed."""
     die_with(int(sys.argv[1]))
@@ -42,6 +84,8 @@ def main() -> None:
         main as serve,
     )
 
+    for factor in sys.argv[3:]:
+        slow_down(float(factor))
     sys.path.insert(0, os.environ["LAMBDA_TASK_ROOT"])
     handler = os.environ["_HANDLER"]
     sys.argv = ["bootstrap", handler]

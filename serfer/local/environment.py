@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serfer.core.aws import LambdaFacts
+    from serfer.local.faults import Counts
     from serfer.local.function import FunctionConfig
 
 _API = "/2018-06-01/runtime/"
@@ -66,13 +67,15 @@ class Host:
     on_free: Callable[[Environment], None]  # it is idle, or dead
     on_orphan: Callable[[Environment, Invocation], None]  # it died before this invocation reached the worker
     on_reaped: Callable[[Environment], None]  # nothing is left of it
+    counts: Counts
 
 
 class Environment:
-    """A worker of one function: takes one invocation at a time."""
+    """A worker of one function: takes one invocation at a time, `slowness` times as long as it needs."""
 
-    def __init__(self, function: FunctionConfig, host: Host) -> None:
+    def __init__(self, function: FunctionConfig, host: Host, slowness: float = 1.0) -> None:
         self.function = function
+        self.slowness = slowness
         self.dead = False
         self.idle_since = 0.0  # s, on the host's clock
         self.reaped = asyncio.Event()
@@ -131,8 +134,9 @@ class Environment:
 
     def _spawn(self, port: int) -> WorkerProcess:
         stream = f"{time.strftime('%Y/%m/%d', time.gmtime())}/[$LATEST]{uuid.uuid4().hex}"
+        slowness = [str(self.slowness)] if self.slowness > 1 else []
         return WorkerProcess(
-            runtime.command(self.function),
+            [*runtime.command(self.function), *slowness],
             cwd=self.function.directory,
             env=runtime.variables(self.function, self._host.runtime, port, stream),
             log=self._log,
@@ -221,6 +225,8 @@ class Environment:
         log = self._report(invocation) if invocation.tail else b""
         self._invocation = self._delivered = self._init_s = None
         self.idle_since = self._host.clock()
+        if error:
+            self._host.counts.failed += 1
         self._host.on_free(self)
         invocation.done(Outcome(payload, error, log))
 

@@ -7,7 +7,8 @@
 It lives on the running event loop and starts its workers from that loop's thread; they die with that thread
 (`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, every
 qualifier means $LATEST, /tmp is the machine's own, and whether a synchronous payload is JSON is found out by the worker
-that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment.
+that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment. What it has done
+so far it tells at GET /serfer/counts (serfer/local/faults.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from serfer.core.errors import InputError
 from serfer.local.environment import Invocation, Outcome
 from serfer.local.events import EventPolicy, EventQueue, Sleep
+from serfer.local.faults import Counts, Faults, Injector
 from serfer.local.function import FunctionConfig, check_function, describe, function_name
 from serfer.local.http1 import Exchange, HttpServer
 from serfer.local.pool import EnvironmentPool
@@ -34,10 +36,14 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = "/2015-03-31/functions"
 _INVOCATIONS = "/invocations"
+COUNTS = "/serfer/counts"
 
 
 class LambdaService:
-    """The service, its functions and all of their workers; `clock` and `sleep` are in seconds."""
+    """The service, its functions and all of their workers; `clock` and `sleep` are in seconds.
+
+    `faults` is what it does wrong on purpose.
+    """
 
     def __init__(  # noqa: PLR0913 - settings, all but two with defaults
         self,
@@ -51,6 +57,7 @@ class LambdaService:
         host: str = "127.0.0.1",
         port: int = 0,
         on_log: Callable[[str], None] | None = None,
+        faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -68,8 +75,17 @@ class LambdaService:
         self._clock = clock
         self._sleep = sleep
         self._server = HttpServer(self._handle, self._limit)
+        self.counts = Counts()
+        self._faults = Injector(faults) if faults else None
         self._pool = EnvironmentPool(
-            facts, runtime, concurrency=concurrency, keep_alive_s=keep_alive_s, clock=clock, on_log=on_log
+            facts,
+            runtime,
+            concurrency=concurrency,
+            keep_alive_s=keep_alive_s,
+            clock=clock,
+            on_log=on_log,
+            counts=self.counts,
+            faults=self._faults,
         )
         self._queues: dict[str, EventQueue] = {}
         self._reaper: asyncio.Task[None] | None = None
@@ -115,7 +131,7 @@ class LambdaService:
         """Route a request of the Invoke API or of the few calls that only look."""
         path = exchange.target.partition("?")[0]
         if not path.startswith(_FUNCTIONS):
-            _refuse(exchange, 404, "UnknownOperationException", "the local Lambda service knows /2015-03-31/functions")
+            self._tell(exchange, path)
             return
         reference = path[len(_FUNCTIONS) + 1 :]
         if exchange.method == "POST" and reference.endswith(_INVOCATIONS):
@@ -129,6 +145,13 @@ class LambdaService:
             self._describe(exchange, reference)
         else:
             _refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
+
+    def _tell(self, exchange: Exchange, path: str) -> None:
+        """Answer what is no call of Lambda's: the counts, and nothing else."""
+        if exchange.method == "GET" and path == COUNTS:
+            _send(exchange, self.counts.as_dict())
+        else:
+            _refuse(exchange, 404, "UnknownOperationException", "the local Lambda service knows /2015-03-31/functions")
 
     def _describe(self, exchange: Exchange, reference: str) -> None:
         function = self._find(exchange, reference.removesuffix("/configuration"))
@@ -153,6 +176,9 @@ class LambdaService:
         if exchange.oversize:
             message = f"{exchange.length} byte payload is too large for the {kind} invocation type"
             _refuse(exchange, 413, "RequestTooLargeException", f"{message} (limit {self._limit(exchange)} bytes)")
+        elif kind != "DryRun" and self._faults and self._faults.throttles():
+            self.counts.throttled += 1
+            _throttle(exchange)
         elif kind == "RequestResponse":
             self._invoke_now(exchange, function)
         elif kind not in ("Event", "DryRun"):
@@ -160,11 +186,19 @@ class LambdaService:
         elif problem := _json_problem(exchange.body):
             _refuse(exchange, 400, "InvalidRequestContentException", problem)
         elif kind == "Event":
-            request_id = str(uuid.uuid4())
-            self._queue(function).put(request_id, exchange.body or b"{}")
-            exchange.reply(202, b"", {"x-amzn-RequestId": request_id})
+            self._take_event(exchange, function)
         else:
             exchange.reply(204, b"", {"x-amzn-RequestId": str(uuid.uuid4()), "X-Amz-Executed-Version": "$LATEST"})
+
+    def _take_event(self, exchange: Exchange, function: FunctionConfig) -> None:
+        request_id = str(uuid.uuid4())
+        queue, payload = self._queue(function), exchange.body or b"{}"
+        queue.put(request_id, payload)
+        self.counts.events += 1
+        if self._faults and self._faults.twice:
+            queue.put(request_id, payload)
+            self.counts.doubled += 1
+        exchange.reply(202, b"", {"x-amzn-RequestId": request_id})
 
     def _invoke_now(self, exchange: Exchange, function: FunctionConfig) -> None:
         try:
@@ -180,8 +214,7 @@ class LambdaService:
             headers=headers,
         )
         if not self._pool.dispatch(function, invocation):
-            reason = "ConcurrentInvocationLimitExceeded"
-            _refuse(exchange, 429, "TooManyRequestsException", "Rate Exceeded.", reason)
+            _throttle(exchange)
 
     def _queue(self, function: FunctionConfig) -> EventQueue:
         if function.name not in self._queues:
@@ -233,6 +266,10 @@ def _json_problem(body: bytes) -> str:
 def _send(exchange: Exchange, answer: dict[str, object]) -> None:
     headers = {"Content-Type": "application/json", "x-amzn-RequestId": str(uuid.uuid4())}
     exchange.reply(200, json.dumps(answer).encode(), headers)
+
+
+def _throttle(exchange: Exchange) -> None:
+    _refuse(exchange, 429, "TooManyRequestsException", "Rate Exceeded.", "ConcurrentInvocationLimitExceeded")
 
 
 def _refuse(exchange: Exchange, status: int, kind: str, message: str, reason: str | None = None) -> None:

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
     from serfer.core.aws import LambdaFacts
     from serfer.local.events import Sleep
+    from serfer.local.faults import Counts, Injector
     from serfer.local.function import FunctionConfig
 
 _MEMORY_CHECK_S = 0.05
 
 
 class EnvironmentPool:
-    """Gives each invocation the most recently used idle environment of its function, or a new one."""
+    """Gives each invocation the most recently used idle environment of its function, or a new one, and counts it."""
 
     def __init__(
         self,
@@ -31,8 +32,11 @@ class EnvironmentPool:
         keep_alive_s: float,
         clock: Callable[[], float],
         on_log: Callable[[str], None] | None,
+        counts: Counts,
+        faults: Injector | None = None,
     ) -> None:
-        self._host = Host(facts, runtime, clock, on_log, self._freed, self._orphaned, self._reaped)
+        self._host = Host(facts, runtime, clock, on_log, self._freed, self._orphaned, self._reaped, counts)
+        self._faults = faults
         self._concurrency = concurrency
         self._keep_alive_s = keep_alive_s
         self._idle: dict[str, deque[Environment]] = {}  # by function, the most recently used last; some may have died
@@ -49,8 +53,18 @@ class EnvironmentPool:
 
     def dispatch(self, function: FunctionConfig, invocation: Invocation) -> bool:
         """Give the invocation to an environment; False if as many are busy as the account may have."""
-        if len(self._busy) >= self._concurrency or self._stopping:
+        counts = self._host.counts
+        environment = self._place(function, invocation)
+        if environment is None:
+            counts.refused += 1
             return False
+        counts.invocations[function.name] += 1
+        counts.slowed += environment.slowness > 1
+        return True
+
+    def _place(self, function: FunctionConfig, invocation: Invocation) -> Environment | None:
+        if len(self._busy) >= self._concurrency or self._stopping:
+            return None
         environment = self._take_idle(function)
         if environment is not None:
             environment.assign(invocation)
@@ -59,7 +73,7 @@ class EnvironmentPool:
         self._busy.add(environment)
         if self._memory_check is None:
             self._watch_memory()
-        return True
+        return environment
 
     def expire(self) -> None:
         """End the environments that have been idle for the keep-alive time."""
@@ -94,7 +108,7 @@ class EnvironmentPool:
         return None
 
     def _create(self, function: FunctionConfig, invocation: Invocation) -> Environment:
-        environment = Environment(function, self._host)
+        environment = Environment(function, self._host, self._faults.slowness() if self._faults else 1.0)
         environment.assign(invocation)
         self._all.add(environment)
         task = asyncio.create_task(environment.start())
@@ -109,7 +123,7 @@ class EnvironmentPool:
 
     def _orphaned(self, environment: Environment, invocation: Invocation) -> None:
         if not self._stopping:
-            self.dispatch(environment.function, invocation)  # the dead one's slot is free
+            self._place(environment.function, invocation)  # the dead one's slot is free
 
     def _reaped(self, environment: Environment) -> None:
         self._all.discard(environment)

@@ -356,6 +356,7 @@ def test_the_account_limit_counts_busy_environments(runtime, gate, threads):
         with pytest.raises(local.client.exceptions.TooManyRequestsException) as caught:
             local.invoke("echo")
         assert caught.value.response["Reason"] == "ConcurrentInvocationLimitExceeded"
+        assert local.service.counts.refused == 1
         gate.open()
         assert waiting.result()[0] == "released"
         local.invoke("echo")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 calls = 0
@@ -38,6 +39,14 @@ def wait(event, _context):
     """Tell through one FIFO that it runs, then block until another is opened for writing."""
     Path(event["entered"]).write_text(json.dumps(os.getpid()))
     return Path(event["leave"]).read_text()
+
+
+def toil(event, _context):
+    """Compute for that many seconds of processor time."""
+    until = time.process_time() + event
+    while time.process_time() < until:
+        pass
+    return event
 
 
 def fail(event, context):

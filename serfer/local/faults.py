@@ -1,0 +1,91 @@
+"""What the local Lambda service does wrong on purpose, and the count of what it did: for tests and the chaos suite.
+
+AWS does all of it now and then: it refuses invocations of an account that has too many, delivers an event more than
+once, and gives a function a machine with a noisy neighbour.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from serfer.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Which faults a service injects.
+
+    `throttle` is the share of invocations that are refused with 429; with `twice` every event is delivered twice; one
+    environment in `slow_one_in` (0: none) takes `slow_factor` times as long for everything its handler does. `seed`
+    fixes which are refused, and which environments, in the order of their creation, are slow.
+
+    Raises UsageError for a share that is none.
+    """
+
+    throttle: float = 0.0
+    twice: bool = False
+    slow_one_in: int = 0
+    slow_factor: float = 50.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.throttle < 1:
+            raise UsageError(f"throttle must be at least 0 and less than 1, not {self.throttle}")
+        if self.slow_one_in < 0:
+            raise UsageError(f"slow_one_in must not be negative: {self.slow_one_in}")
+        if self.slow_factor < 1:
+            raise UsageError(f"slow_factor must be at least 1, not {self.slow_factor}")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a service did since it was made.
+
+    `invocations` are those that an environment took, by function; `failed` of them ended with an error. `refused` found
+    no room, `throttled` were refused by a fault. `events` were accepted, `doubled` of them delivered twice. `slowed`
+    invocations were a slow environment's.
+    """
+
+    invocations: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    refused: int = 0
+    throttled: int = 0
+    events: int = 0
+    doubled: int = 0
+    slowed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "invocations": dict(self.invocations),
+            "failed": self.failed,
+            "refused": self.refused,
+            "throttled": self.throttled,
+            "events": self.events,
+            "doubled": self.doubled,
+            "slowed": self.slowed,
+        }
+
+
+class Injector:
+    """Decides which invocation and which environment a fault hits; `chance` is uniform in [0, 1)."""
+
+    def __init__(self, faults: Faults, chance: Callable[[], float] | None = None) -> None:
+        self.twice = faults.twice
+        self._faults = faults
+        self._chance = chance or random.Random(faults.seed).random  # noqa: S311 - which one is hit is no secret
+        self._created = faults.seed
+
+    def throttles(self) -> bool:
+        """Say whether the next invocation is refused."""
+        return self._faults.throttle > 0 and self._chance() < self._faults.throttle
+
+    def slowness(self) -> float:
+        """Return how many times as long as others the next environment takes."""
+        self._created += 1
+        one_in = self._faults.slow_one_in
+        return self._faults.slow_factor if one_in and self._created % one_in == 0 else 1.0

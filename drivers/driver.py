@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from serfer.core.counts import StoreCounts
@@ -14,8 +14,26 @@ TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys 
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What a query took beside its tasks: second tries, duplicates, new beginnings, the driver's own store traffic."""
+
+    retries: int = 0
+    hedges: int = 0
+    restarts: int = 0
+    counts: StoreCounts = field(default_factory=StoreCounts)
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            self.retries + other.retries,
+            self.hedges + other.hedges,
+            self.restarts + other.restarts,
+            self.counts + other.counts,
+        )
+
+
+@dataclass(frozen=True)
 class Answer:
-    """A query's end, and what is known of every stage.
+    """A query's end, and what is known of every stage, the last time that the query began if it began anew.
 
     `outputs` is what the last stage's tiles computed, in order: each some columns of (N, K) float32. `carried` are the
     bytes of tensors that rode along to each stage's tasks, those of a retried one once.
@@ -27,9 +45,7 @@ class Answer:
     stages: Sequence[StageRun]
     outputs: Sequence[Buffer]
     carried: Sequence[int]
-    retries: int
-    hedges: int
-    driver_counts: StoreCounts
+    spent: Spent
 
 
 class Driver(Protocol):

@@ -2,7 +2,8 @@
 
 The run machine decides (serfer/core/run.py); this file carries its decisions out: it starts invocations, as many at
 once as the account allows and the oldest query's first, several queries' tasks as one where they may share it
-(sharing.py), sets the clock, and deletes what a query leaves in the store.
+(sharing.py), sets the clock, and deletes what a query leaves in the store. A query whose pieces the store has lost
+begins anew, under another name, so that whatever is still under way for the old one cannot meddle.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import random
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from drivers.driver import TTL_MARGIN_S, Answer
+from drivers.driver import TTL_MARGIN_S, Answer, Spent
 from drivers.invoker import Invoker, SharedInvoker
 from drivers.sharing import Groups, Sharing, Waiting
 from drivers.slots import Slots
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
 from serfer.core.hedging import LearntHedging
 from serfer.core.inline import FLOAT_BYTES, inline_stages
-from serfer.core.keys import input_key, output_key
+from serfer.core.keys import input_key, output_key, query_id
 from serfer.core.plan import Plan
 from serfer.core.run import (
     Action,
@@ -34,6 +36,7 @@ from serfer.core.run import (
     FailureKind,
     Finish,
     Invoke,
+    Retry,
     Run,
     TaskDone,
     TaskFailed,
@@ -46,6 +49,9 @@ from storage.counting import CountingStore
 from storage.store import Range, Store
 
 _STRAGGLER_S = 30.0
+_ONE_SLOT = 1 << 20  # bytes of a query up to which one node of a cluster serves it with fewer round trips
+_CLEAN_UP_TRIES = 4
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +71,14 @@ class _Together:
 
 
 @dataclass(frozen=True)
+class _Paths:
+    """How a query's tensors travel: which stages' outputs ride along, and whether its keys belong on one slot."""
+
+    inline: tuple[bool, ...]
+    one_slot: bool
+
+
+@dataclass(frozen=True)
 class _Route:
     """What all queries of a driver share."""
 
@@ -73,8 +87,9 @@ class _Route:
     invoker: Invoker
     store: Store
     inline_limit: int
-    inline: Callable[[int], tuple[bool, ...]]  # of a batch: which stages' outputs ride along
+    paths: Callable[[int], _Paths]  # of a batch
     timeout_s: float
+    retry: Retry
     slots: Slots
     oldest_first: bool
     hedging: LearntHedging | None
@@ -85,12 +100,12 @@ class _Route:
 class PushDriver:
     """Takes queries through one plan, any number at once.
 
-    A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any answer or payload
-    would carry more; a task may take `timeout_s`. At most `concurrency` invocations are under way at once; those of the
-    oldest query start first, unless `oldest_first` is off. With `hedge`, a task that is later than the others of its
-    stage have been gets a duplicate. With `sharing`, tasks of several queries that wait for the same tile may go as one
-    invocation, and so do tiles of one query where a stage has more of them than there are slots; raises UsageError
-    where the invoker knows of no such thing.
+    A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any payload would
+    carry more, or any answer more than `answer_limit` (the same, unless given); a task may take `timeout_s`. At most
+    `concurrency` invocations are under way at once; those of the oldest query start first, unless `oldest_first` is
+    off. With `hedge`, a task that is later than the others of its stage have been gets a duplicate. With `sharing`,
+    tasks of several queries that wait for the same tile may go as one invocation, and so do tiles of one query where a
+    stage has more of them than there are slots; raises UsageError where the invoker knows of no such thing.
     """
 
     def __init__(  # noqa: PLR0913 - what can be chosen, by name
@@ -100,6 +115,8 @@ class PushDriver:
         store: Store,
         *,
         inline_limit: int,
+        answer_limit: int | None = None,
+        retry: Retry | None = None,
         timeout_s: float = 60.0,
         concurrency: int = 1000,
         oldest_first: bool = True,
@@ -109,13 +126,14 @@ class PushDriver:
         functions = [
             [plan.function(number, tile.function) for tile in stage.tiles] for number, stage in enumerate(plan.stages)
         ]
-        inline = functools.cache(lambda batch: inline_stages(plan, batch, inline_limit))
+        limit = inline_limit if answer_limit is None else min(inline_limit, answer_limit)
+        paths = functools.cache(lambda batch: _paths(plan, batch, limit))
         slots, hedging = Slots(concurrency), LearntHedging() if hedge else None
         together = _together(invoker, sharing, inline_limit) if sharing else None
         bundles = sharing.bundles if sharing and sharing.bundles else (1,) * len(plan.stages)
         self._route = _Route(
-            *(plan, functions, invoker, store, inline_limit, inline, timeout_s, slots, oldest_first, hedging),
-            *(together, bundles),
+            *(plan, functions, invoker, store, inline_limit, paths, timeout_s, retry or Retry(), slots, oldest_first),
+            *(hedging, together, bundles),
         )
         self._cleanups: set[asyncio.Task[None]] = set()
         self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
@@ -127,16 +145,32 @@ class PushDriver:
         Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable.
         """
         age = next(self._arrivals) if self._route.oldest_first else 0
-        query = _Query(self._route, secrets.token_hex(16), batch, deadline_s, age)
+        started = asyncio.get_running_loop().time()
         me = asyncio.current_task()
         if me is None:
             raise AssertionError("coroutines run in tasks")
         self._running.add(me)
         try:
-            return await query.run(crops)
+            return await self._until_answered(crops, batch, (started, started + deadline_s), age)
         finally:
             self._running.discard(me)
-            self._clean_up_later(query)
+
+    async def _until_answered(self, crops: Sequence[Crop], batch: int, times: tuple[float, float], age: int) -> Answer:
+        """Run a query, and run it again whenever the store has lost what its tasks had written."""
+        spent = Spent()
+        while True:
+            query = _Query(self._route, batch, times, age)
+            try:
+                answer = await query.run(crops)
+                return replace(answer, spent=spent + answer.spent)
+            except MissingKeyError as error:
+                if spent.restarts == self._route.retry.restarts:
+                    raise StoreUnavailableError(
+                        f"the store loses what is written to it ({error}): let --store be one that does not evict"
+                    ) from error
+                spent += query.spent + Spent(restarts=1)
+            finally:
+                self._clean_up_later(query)
 
     async def close(self) -> None:
         """Cancel the queries that are under way, and wait until what they and others left behind is deleted."""
@@ -153,6 +187,17 @@ class PushDriver:
         cleanup.add_done_callback(self._cleanups.discard)
 
 
+def _paths(plan: Plan, batch: int, limit: int) -> _Paths:
+    inline = inline_stages(plan, batch, limit)
+    stored = sum(
+        FLOAT_BYTES * batch * stage.written(tile)
+        for stage, rides in zip(plan.stages, inline, strict=True)
+        for tile in stage.tiles
+        if not rides
+    )
+    return _Paths(inline, one_slot=stored <= _ONE_SLOT)
+
+
 def _together(invoker: Invoker, sharing: Sharing, limit: int) -> _Together:
     if not isinstance(invoker, SharedInvoker):
         raise UsageError(f"{type(invoker).__name__} cannot run several queries' tasks as one: leave `sharing` out")
@@ -160,29 +205,35 @@ def _together(invoker: Invoker, sharing: Sharing, limit: int) -> _Together:
 
 
 class _Query:
-    """One query's events, invocations and keys."""
+    """One query's events, invocations and keys; `times` are when it started and its deadline."""
 
-    def __init__(self, route: _Route, name: str, batch: int, deadline_s: float, age: int) -> None:
+    def __init__(self, route: _Route, batch: int, times: tuple[float, float], age: int) -> None:
+        paths = route.paths(batch)
         self._route = route
-        self._name = name
+        self._name = query_id(secrets.token_hex(16), one_slot=paths.one_slot)
         self._age = age
         self._batch = batch
-        self._ttl = deadline_s + TTL_MARGIN_S
+        self._started, self._deadline = times
+        self._ttl = self._deadline - self._started + TTL_MARGIN_S
         self._loop = asyncio.get_running_loop()
-        self._started = self._loop.time()
-        self._deadline = self._started + deadline_s
         tiles = [stage.grid.tiles for stage in route.plan.stages]
-        self._run = Run(tiles, self._deadline, seed=secrets.randbits(32), hedging=route.hedging)
+        self._run = Run(tiles, self._deadline, secrets.randbits(32), route.retry, route.hedging)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._under_way: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
         self._queued: dict[tuple[int, int, int], asyncio.Task[None]] = {}  # attempts that wait for a slot
         self._timers: list[asyncio.TimerHandle] = []
         self._crops: Sequence[Crop] = ()
-        self._inline = route.inline(batch)
+        self._inline = paths.inline
         self._tasks: dict[tuple[int, int], Task] = {}
         self._counts = StoreCounts()
 
+    @property
+    def spent(self) -> Spent:
+        """What it took so far."""
+        return Spent(self._run.retries, self._run.hedges, 0, self._counts)
+
     async def run(self, crops: Sequence[Crop]) -> Answer:
+        """Run the query to its end; raises MissingKeyError where the store has lost some of its pieces."""
         self._crops = crops
         await self._store_large_crops()
         self._carry_out(self._run.start(self._loop.time()))
@@ -202,9 +253,7 @@ class _Query:
             stages=self._run.stages,
             outputs=outputs,
             carried=carried,
-            retries=self._run.retries,
-            hedges=self._run.hedges,
-            driver_counts=self._counts,
+            spent=self.spent,
         )
 
     def _handle(self, event: Event) -> None:
@@ -396,7 +445,7 @@ class _Query:
             return [report.output or b"" for report in reports]
         store = CountingStore(self._route.store)
         asked = [Range(output_key(self._name, last, tile)) for tile in range(len(reports))]
-        values = await asyncio.to_thread(store.get_many, asked)
+        values = await self._patiently(lambda: store.get_many(asked))
         self._counts += store.counts
         return [*values]
 
@@ -414,8 +463,21 @@ class _Query:
 
         # Said before it is true, so that cleaning up knows of keys whose put fails halfway or is not waited for.
         self._crops = [Crop(crop.dtype, None) if number in large else crop for number, crop in enumerate(self._crops)]
-        await asyncio.shield(self._start(asyncio.to_thread(put)))
+        await asyncio.shield(self._start(self._patiently(put)))
         self._counts = store.counts
+
+    async def _patiently(self, call: Callable[[], _Value]) -> _Value:
+        """Ask the store in a thread, and again while it does not answer and there is time left."""
+        retry = self._route.retry
+        for failures in itertools.count(1):
+            try:
+                return await asyncio.to_thread(call)
+            except StoreUnavailableError:
+                wait = retry.wait(failures, random.random())  # noqa: S311 - jitter, no secret
+                if failures >= retry.unavailable_attempts or self._loop.time() + wait >= self._deadline:
+                    raise
+                await asyncio.sleep(wait)
+        raise AssertionError("unreachable: counting has no end")
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its last invocation where some are still on their way."""
@@ -425,8 +487,10 @@ class _Query:
         for number, stage in enumerate(self._run.stages):
             if not self._inline[number]:
                 keys.extend(output_key(self._name, number, tile) for tile in range(len(stage.tiles)))
-        if keys:
+        for failures in range(1, _CLEAN_UP_TRIES if keys else 0):
             try:
                 await asyncio.to_thread(self._route.store.delete, keys)
             except StoreUnavailableError:
-                return  # a store that is gone keeps nothing; one that comes back lets the keys expire
+                await asyncio.sleep(self._route.retry.wait(failures, 0.0))
+            else:
+                return  # a store that stays away lets the keys expire

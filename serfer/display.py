@@ -65,6 +65,7 @@ def print_answer(out: Console, plan: Plan, report: QueryReport, delta: Differenc
     out.print(
         f"{report.latency_ms:.0f} ms; store: {_bytes(store.bytes_put)} written, {_bytes(store.bytes_get)} read, "
         f"{store.exists} polls; {report.retries} retries"
+        + (f", {report.restarts} new beginnings" if report.restarts else "")
     )
     out.print(
         f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "

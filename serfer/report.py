@@ -67,6 +67,7 @@ class QueryReport:
     store: StoreCounts
     retries: int
     hedges: int
+    restarts: int
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -93,9 +94,10 @@ def make_report(
         stages=tuple(
             _stage_report(number, stage, run, answer.carried[number]) for number, (stage, run) in enumerate(pairs)
         ),
-        store=sum((report.counts for report in reports), answer.driver_counts),
-        retries=answer.retries,
-        hedges=answer.hedges,
+        store=sum((report.counts for report in reports), answer.spent.counts),
+        retries=answer.spent.retries,
+        hedges=answer.spent.hedges,
+        restarts=answer.spent.restarts,
     )
 
 

@@ -5,6 +5,7 @@
                   │    ▲  tile failed: wait, then invoke again
                   ├────┤  tile is late: invoke it a second time, the first answer wins
                   └────┘  tile failed too often, deadline passed, cancelled ──────────▶ failed
+                          what it reads is gone from the store ──────────▶ lost: the driver begins anew
 
 Everything that decides a query's fate stands in this file. The push driver, the simulator and the tests drive the same
 machine. Whatever happens, a run ends exactly once, with Finish; its keys are then the driver's to delete. Every event
@@ -23,6 +24,7 @@ from typing import Protocol
 from serfer.core.errors import (
     DeadlineError,
     LambdaUnavailableError,
+    MissingKeyError,
     QueryError,
     SerferError,
     StoreUnavailableError,
@@ -48,6 +50,11 @@ class Failure:
     kind: FailureKind
     error_type: str
     message: str
+
+    @property
+    def unavailable(self) -> bool:
+        """Say whether it was throttled or did not reach the store, which says nothing about the task."""
+        return self.kind is FailureKind.THROTTLED or self.error_type == StoreUnavailableError.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +139,13 @@ class Retry:
     """How often and how soon a failed task is tried again; seconds.
 
     The n-th wait is base * 2^n, at most `longest`, times a random factor in [0.5, 1) so that failures do not march in
-    step. Being throttled says nothing about the task, so it has a larger allowance of its own.
+    step. Being throttled, or not reaching the store, says nothing about the task, so it has a larger allowance of its
+    own. A query whose pieces the store has lost begins anew `restarts` times.
     """
 
     attempts: int = 3
-    throttled_attempts: int = 12
+    unavailable_attempts: int = 12
+    restarts: int = 3
     base: float = 0.05
     longest: float = 2.0
 
@@ -178,7 +187,7 @@ class TileRun:
     attempts: list[Attempt]
     report: Report | None = None
     failures: int = 0
-    throttles: int = 0
+    refusals: int = 0  # failures that say nothing about the task
     due: float | None = None
     hedged: bool = False
 
@@ -304,15 +313,17 @@ class Run:
             return []
         run, ended = current
         ended.ended, ended.result = now, failure
-        if failure.kind is FailureKind.THROTTLED:
-            run.throttles += 1
+        if failure.error_type == MissingKeyError.__name__:
+            return self._finish(MissingKeyError(f"stage {stage}, tile {tile}: {failure.message}"))
+        if failure.unavailable:
+            run.refusals += 1
         else:
             run.failures += 1
         if run.open or run.due is not None:
             return []  # another attempt may still answer
-        if run.failures >= self._retry.attempts or run.throttles >= self._retry.throttled_attempts:
+        if run.failures >= self._retry.attempts or run.refusals >= self._retry.unavailable_attempts:
             return self._finish(_error(stage, tile, failure))
-        wait = self._retry.wait(run.failures + run.throttles, self._random.random())
+        wait = self._retry.wait(run.failures + run.refusals, self._random.random())
         run.due = now + wait
         return [WakeAt(run.due)]
 

@@ -10,6 +10,7 @@ from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
     LambdaUnavailableError,
+    MissingKeyError,
     QueryError,
     StoreUnavailableError,
     TaskFailedError,
@@ -163,14 +164,14 @@ class Driver:
     attempts=st.integers(1, 4),
 )
 def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadline, rates, lost, late, attempts):
-    retry = Retry(attempts=attempts, throttled_attempts=5)
+    retry = Retry(attempts=attempts, unavailable_attempts=5)
     hedging = None if late is None else Late(late, budget=7)
     driver = Driver(tiles, deadline, seed, retry, (*rates, lost), hedging).drive()
     assert len(driver.finish) == 1
     assert driver.run.finished
     assert driver.ended <= deadline + LATEST
     for (_, _, throttled), count in driver.failures.items():
-        assert count <= (retry.throttled_attempts if throttled else retry.attempts) + (hedging is not None)
+        assert count <= (retry.unavailable_attempts if throttled else retry.attempts) + (hedging is not None)
     assert driver.run.hedges <= 7
     error = driver.finish[0].error
     everything = {(stage, tile) for stage, count in enumerate(tiles) for tile in range(count)}
@@ -187,7 +188,7 @@ def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadl
     else:
         assert isinstance(error, TaskFailedError | LambdaUnavailableError)
         assert any(
-            count >= (retry.throttled_attempts if throttled else retry.attempts)
+            count >= (retry.unavailable_attempts if throttled else retry.attempts)
             for (_, _, throttled), count in driver.failures.items()
         )
     assert driver.run.retries + driver.run.hedges == sum(driver.attempts.values()) - len(driver.attempts)
@@ -290,15 +291,29 @@ def test_a_tile_may_fail_as_often_as_it_has_attempts(attempts):
     assert count == attempts
 
 
-def test_being_throttled_has_an_allowance_of_its_own():
-    run, _ = started(tiles=(1,), deadline=1e6, attempts=2, throttled_attempts=4)
+REFUSALS = [(FailureKind.THROTTLED, ""), (FailureKind.FAILED_IN_CODE, "StoreUnavailableError")]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
+    run, _ = started(tiles=(1,), deadline=1e6, attempts=2, unavailable_attempts=4)
     now = 1.0
-    for attempt, kind in enumerate([FailureKind.THROTTLED] * 3 + [FailureKind.TIMED_OUT]):
-        (wake,) = wakes(run.handle(failed(0, 0, kind, attempt=attempt), now))
+    for attempt, kind in enumerate([refusal] * 3 + [(FailureKind.TIMED_OUT, "")]):
+        (wake,) = wakes(run.handle(failed(0, 0, *kind, attempt=attempt), now))
         assert run.handle(TimePassed(), wake) == [Invoke(0, 0, attempt + 1)]
         now = wake
-    last = failed(0, 0, FailureKind.THROTTLED, attempt=4)
-    assert isinstance(finishes(run.handle(last, now))[0].error, LambdaUnavailableError)
+    last = failed(0, 0, *refusal, attempt=4)
+    assert isinstance(finishes(run.handle(last, now))[0].error, UnavailableError)
+
+
+def test_a_query_whose_pieces_are_gone_ends_at_once_and_says_so():
+    run, _ = started(tiles=(2, 1))
+    for tile in range(2):
+        run.handle(done(0, tile, REPORT), 1.0)
+    gone = failed(1, 0, FailureKind.FAILED_IN_CODE, "MissingKeyError", "no value under 'k'")
+    (finish,) = finishes(run.handle(gone, 2.0))
+    assert type(finish.error) is MissingKeyError
+    assert "stage 1, tile 0: no value under 'k'" in str(finish.error)
 
 
 @given(st.integers(1, 40), st.floats(0, 1, exclude_max=True))
@@ -361,7 +376,7 @@ def test_a_cancelled_query_ends_as_such():
     ],
 )
 def test_the_last_failure_decides_the_error(kind, error_type, expected):
-    run, _ = started(tiles=(1, 4), attempts=1, throttled_attempts=1)
+    run, _ = started(tiles=(1, 4), attempts=1, unavailable_attempts=1)
     run.handle(done(0, 0, REPORT), 1.0)
     (finish,) = run.handle(failed(1, 3, kind, error_type, "the reason"), 2.0)
     assert type(finish.error) is expected

@@ -13,18 +13,20 @@ from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
     LambdaUnavailableError,
+    MissingKeyError,
     StoreUnavailableError,
     TaskFailedError,
 )
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Piece, Range
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore
 
 PATIENCE = 10.0
 TILES = (4, 2, 1)
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
+SOON = Retry(base=0.001, longest=0.004)
 VALUES = 8  # that a tile writes for one image
 READ = (Range(1, 2, ()), Range(5, 1, ()))  # what every tile reads of every tile of the stage before
 
@@ -131,7 +133,8 @@ def failing(kind, times, *, stage=1, tile=0, error_type="Oops"):
 
 def driver(workers, store, tiles=TILES, inline_limit=1000, inline=(), **settings):
     plan = fake_plan(tiles, inline)
-    return PushDriver(plan, workers, store, inline_limit=inline_limit, timeout_s=5, **settings)
+    chosen = {"timeout_s": 5, "retry": SOON, **settings}
+    return PushDriver(plan, workers, store, inline_limit=inline_limit, **chosen)
 
 
 def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, batch=1, **settings):
@@ -155,7 +158,7 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     assert workers.crops == CROPS
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
     assert answer.carried == [40, 0, 0]
-    assert (answer.retries, answer.driver_counts) == (0, StoreCounts())
+    assert (answer.spent.retries, answer.spent.counts) == (0, StoreCounts())
     assert len(store.ever) == 6
     assert store.keys == set()
 
@@ -203,7 +206,7 @@ def test_a_stage_waits_for_all_tiles_of_the_one_before(store):
 def test_a_task_that_fails_once_is_tried_again(store, kind):
     workers = Workers(store, failing(kind, 1))
     answer = ask(workers, store)
-    assert answer.retries == 1
+    assert answer.spent.retries == 1
     assert workers.tasks.count((1, 0)) == 2
     assert store.keys == set()
 
@@ -223,7 +226,9 @@ def test_a_task_that_fails_for_good_ends_the_query_and_leaves_nothing(store, kin
     with pytest.raises(expected, match=r"stage 1, tile 0: on purpose") as caught:
         ask(workers, store)
     assert type(caught.value) is expected
-    assert workers.tasks.count((1, 0)) == 3
+    assert workers.tasks.count((1, 0)) == (
+        SOON.unavailable_attempts if expected is StoreUnavailableError else SOON.attempts
+    )
     assert not [task for task in workers.tasks if task[0] == 2]
     assert len(store.ever) == 5
     assert store.keys == set()
@@ -231,7 +236,7 @@ def test_a_task_that_fails_for_good_ends_the_query_and_leaves_nothing(store, kin
 
 def test_throttling_is_waited_out_where_failures_would_not_be(store):
     workers = Workers(store, failing(FailureKind.THROTTLED, 5))
-    assert ask(workers, store).retries == 5
+    assert ask(workers, store).spent.retries == 5
 
 
 def test_the_deadline_ends_a_query_whose_task_hangs(store):
@@ -329,7 +334,7 @@ def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
     answer = ask(workers, store, crops=crops, inline_limit=100)
     assert [crop.data for crop in sorted(workers.crops, key=lambda crop: crop.data is None)][-1] is None
     assert [seen[tile] for tile in range(4)] == [crop.data for crop in crops]
-    assert answer.driver_counts == StoreCounts(bytes_put=200, puts=1)
+    assert answer.spent.counts == StoreCounts(bytes_put=200, puts=1)
     assert answer.carried == [12, 0, 0]
     assert store.keys == set()
 
@@ -391,7 +396,7 @@ def test_a_plan_of_one_stage_leaves_the_store_alone():
         def delete(self, keys):
             raise AssertionError(keys)
 
-    assert ask(Workers(MemoryStore(), tiles=(1,)), Untouchable(), crops=CROPS[:1], tiles=(1,)).retries == 0
+    assert ask(Workers(MemoryStore(), tiles=(1,)), Untouchable(), crops=CROPS[:1], tiles=(1,)).spent.retries == 0
 
 
 class TestInline:
@@ -449,12 +454,12 @@ class TestInline:
     def test_an_answer_that_is_too_large_is_read_from_the_store(self, store):
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
         assert [len(output) for output in answer.outputs] == [32 * 32] * 3
-        assert answer.driver_counts == StoreCounts(bytes_get=3 * 32 * 32, gets=3)
+        assert answer.spent.counts == StoreCounts(bytes_get=3 * 32 * 32, gets=3)
         assert store.keys == set()
 
     def test_a_task_that_is_tried_again_is_the_same_task(self, store):
         workers = Workers(store, failing(FailureKind.TIMED_OUT, 2))
-        assert ask(workers, store, inline={0, 1}).retries == 2
+        assert ask(workers, store, inline={0, 1}).spent.retries == 2
         tried = [task for task in workers.sent if (task.stage, task.tile) == (1, 0)]
         assert len(tried) == 3
         assert all(task is tried[0] for task in tried)
@@ -504,7 +509,7 @@ def test_many_queries_at_once_keep_apart(store):
 
     async def jitter(task, number):
         await asyncio.sleep((number * 7919 % 13) / 10_000)
-        if task.query[0] in "01234567" and (task.query, task.stage) not in failed:
+        if task.query.strip("{")[0] in "01234567" and (task.query, task.stage) not in failed:
             failed.add((task.query, task.stage))
             return Failure(FailureKind.FAILED_IN_CODE, "x", "x")
         return None
@@ -518,7 +523,7 @@ def test_many_queries_at_once_keep_apart(store):
     answers = asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
     assert len({answer.query for answer in answers}) == 60
     assert all(bytes(answer.outputs[0]).startswith(answer.query[:24].encode()) for answer in answers)
-    assert {answer.retries for answer in answers} == {0, 3}
+    assert {answer.spent.retries for answer in answers} == {0, 3}
     assert store.keys == set()
 
 
@@ -601,9 +606,9 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
         workers = Workers(store, script)
         pushing = driver(workers, store)
         for _ in range(20):
-            assert (await pushing.run(CROPS, 1, PATIENCE)).hedges == 0
+            assert (await pushing.run(CROPS, 1, PATIENCE)).spent.hedges == 0
         answer = await pushing.run(CROPS, 1, PATIENCE)
-        assert (answer.hedges, answer.retries) == (1, 0)
+        assert (answer.spent.hedges, answer.spent.retries) == (1, 0)
         assert answer.ended - answer.started < PATIENCE / 10
         await pushing.close()
         assert store.keys == set()
@@ -632,3 +637,124 @@ def test_closing_cancels_what_is_under_way_and_leaves_nothing(store):
         assert store.keys == set()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+class TestLostPieces:
+    """The store forgets what was written: evicted, expired, or restarted empty."""
+
+    @staticmethod
+    def losing(times, stage=1):
+        left = itertools.count(times, -1)
+
+        async def script(task, _number):
+            if task.stage == stage and task.tile == 0 and next(left) > 0:
+                return Failure(FailureKind.FAILED_IN_CODE, "MissingKeyError", "no value under 'k'")
+            return None
+
+        return script
+
+    def test_a_query_whose_pieces_are_gone_begins_anew_under_another_name(self, store):
+        workers = Workers(store, self.losing(2))
+        answer = ask(workers, store)
+        assert answer.outputs == [written(workers.sent[-1])]
+        assert (answer.spent.restarts, answer.spent.retries) == (2, 0)
+        assert len({task.query for task in workers.sent}) == 3
+        assert store.keys == set()
+
+    def test_an_answer_that_is_gone_before_it_is_read_is_made_again(self):
+        class Forgetful(WatchedStore):
+            forget = True
+
+            def get_many(self, ranges):
+                if self.forget:
+                    self.forget = False
+                    raise MissingKeyError("gone")
+                return super().get_many(ranges)
+
+        store = Forgetful()
+        answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
+        assert [len(output) for output in answer.outputs] == [32 * 32] * 3
+        assert answer.spent.restarts == 1
+        assert store.keys == set()
+
+    def test_a_store_that_loses_everything_is_told_of(self, store):
+        with pytest.raises(StoreUnavailableError, match="--store") as caught:
+            ask(Workers(store, self.losing(1000)), store)
+        assert "no value under 'k'" in str(caught.value)
+        assert store.keys == set()
+
+    def test_what_was_spent_before_counts(self, store):
+        lost = self.losing(1, stage=2)
+        failed = failing(FailureKind.TIMED_OUT, 1)
+
+        async def script(task, number):
+            return await failed(task, number) or await lost(task, number)
+
+        answer = ask(Workers(store, script), store)
+        assert (answer.spent.restarts, answer.spent.retries) == (1, 1)
+
+
+class TestStoreThatComesBack:
+    """What the driver itself asks of the store is asked again while there is time."""
+
+    class Shaky(WatchedStore):
+        def __init__(self, failures):
+            super().__init__()
+            self.left = failures
+
+        def _shake(self):
+            self.left -= 1
+            if self.left >= 0:
+                raise StoreUnavailableError("gone")
+
+        def put(self, key, value, ttl):
+            if key.rsplit(":", 2)[1] == "-1":
+                self._shake()
+            super().put(key, value, ttl)
+
+        def get_many(self, ranges):
+            self._shake()
+            return super().get_many(ranges)
+
+    def test_crops_are_put_again(self):
+        store = self.Shaky(3)
+        answer = ask(Workers(store), store, crops=[Crop("float32", b"x" * 200)] * 4, inline_limit=100)
+        assert answer.spent.counts.puts == 4
+        assert store.left < 0
+        assert store.keys == set()
+
+    def test_the_answer_is_read_again(self):
+        store = self.Shaky(3)
+        answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
+        assert [len(output) for output in answer.outputs] == [32 * 32] * 3
+        assert store.left < 0
+
+    def test_keys_are_deleted_in_a_second_try(self):
+        class Stubborn(WatchedStore):
+            left = 2
+
+            def delete(self, keys):
+                self.left -= 1
+                if self.left >= 0:
+                    raise StoreUnavailableError("gone")
+                super().delete(keys)
+
+        store = Stubborn()
+        ask(Workers(store), store)
+        assert store.left < 0
+        assert store.keys == set()
+
+
+@pytest.mark.parametrize(("batch", "together"), [(1, True), (2**13, False)])
+def test_keys_of_small_queries_share_a_slot_of_a_cluster_and_those_of_large_ones_do_not(store, batch, together):
+    workers = Workers(store)
+    ask(workers, store, batch=batch)
+    assert all(task.query.startswith("{") == together for task in workers.sent)
+    assert len({len(task.query.strip("{}")) for task in workers.sent} - {32}) == 0
+
+
+def test_nothing_rides_along_in_answers_that_nobody_waits_for(store):
+    answer = ask(Workers(store), store, inline={0, 1}, answer_limit=0)
+    assert len(store.ever) == sum(TILES)
+    assert [len(output) for output in answer.outputs] == [32]
+    assert store.keys == set()

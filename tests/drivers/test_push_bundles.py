@@ -77,7 +77,7 @@ def test_every_query_of_a_burst_is_answered_and_no_slot_is_lost(store):
 def test_a_tile_that_fails_is_tried_again_alone(store):
     workers = Bundles(store, failing(FailureKind.FAILED_IN_CODE, 1, stage=0, tile=1))
     [answer] = ask(workers, store, (2, 1, 1))
-    assert answer.retries == 1
+    assert answer.spent.retries == 1
     assert [(0, 1)] in workers.together
 
 
@@ -92,7 +92,7 @@ def test_when_the_invocation_fails_each_of_its_tiles_is_tried_again_alone(store)
 
     workers = Bundles(store, fail=once)
     [answer] = ask(workers, store, (2, 1, 1))
-    assert answer.retries == 2
+    assert answer.spent.retries == 2
     assert [[(task.stage, task.tile)] for task in failed if [(task.stage, task.tile)] in workers.together] == [
         [(0, 0)],
         [(0, 1)],

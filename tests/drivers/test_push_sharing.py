@@ -149,8 +149,8 @@ def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered
         return answers
 
     answers = run(main())
-    assert {answer.query for answer in answers if answer.retries} == failed
-    assert sum(answer.retries for answer in answers) == 1
+    assert {answer.query for answer in answers if answer.spent.retries} == failed
+    assert sum(answer.spent.retries for answer in answers) == 1
 
 
 def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
@@ -167,7 +167,7 @@ def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
 
     answers = run(main())
     first, *others = workers.groups
-    assert {answer.query for answer in answers if answer.retries} == set(first)
+    assert {answer.query for answer in answers if answer.spent.retries} == set(first)
     assert not set(first) & {query for group in others for query in group}
     assert store.keys == set()
 
@@ -179,7 +179,7 @@ def test_what_was_throttled_may_share_again(store):
     workers = SharedWorkers(store, fail=fail)
     answers = burst(workers, store, queries=60)
     first, *others = workers.groups
-    assert sum(answer.retries for answer in answers) == len(first)
+    assert sum(answer.spent.retries for answer in answers) == len(first)
     assert set(first) & {query for group in others for query in group}
 
 
@@ -291,8 +291,8 @@ def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
             await pushing.run(CROPS, 1, PATIENCE)
         before = workers.alone[2]
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(3)))
-        assert workers.alone[2] == before + sum(answer.hedges for answer in answers) + 3 - len(workers.groups[0])
-        assert sum(answer.hedges for answer in answers) == len(workers.groups[0])
+        assert workers.alone[2] == before + sum(answer.spent.hedges for answer in answers) + 3 - len(workers.groups[0])
+        assert sum(answer.spent.hedges for answer in answers) == len(workers.groups[0])
         leave.set()
         await pushing.close()
         await all_slots_are_back(pushing, 2)

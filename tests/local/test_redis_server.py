@@ -46,6 +46,17 @@ def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
     server.stop()
 
 
+def test_a_server_that_is_started_again_is_found_at_its_old_url_empty():
+    with RedisServer() as server, open_store(server.url) as store:
+        store.put("k", b"x", 60)
+        server.stop()
+        password = server.url.removeprefix("redis://:").partition("@")[0]
+        with RedisServer(port_of(server), password) as again:
+            assert again.url == server.url
+            store.put("other", b"y", 60)
+            assert store.exists(["k", "other"]) == [False, True]
+
+
 def test_keeps_nothing_on_disk_and_hides_its_password():
     with RedisServer() as server, open_store(server.url) as store:
         settings = [store._ask([("CONFIG", "GET", name)])[0][1] for name in ("save", "appendonly", "maxmemory")]

@@ -3,9 +3,14 @@
 import pkgutil
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from serfer.core.errors import UsageError
 from storage.store import Range, Store
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["Range", "Store", "open_store", "redact"]
 
@@ -15,6 +20,8 @@ _BUILT_IN = {
     "file": "storage.file:open_file",
     "redis": "storage.redis:RedisStore",
     "rediss": "storage.redis:RedisStore",
+    "delay": "storage.delaying:open_delaying",
+    "fail": "storage.failing:open_failing",
 }
 
 
@@ -30,9 +37,10 @@ def open_store(url: str) -> Store:
 
 
 def redact(url: str) -> str:
-    """Hide the password of a store's URL, for messages and logs."""
+    """Hide the password of a store's URL, also of one inside a wrapper's, for messages and logs."""
     url = re.sub(r"(?<=://)([^:]*):.*@", r"\1:***@", url)
-    return re.sub(r"(?i)(?<=password=)[^&#]*", "***", url)
+    url = re.sub(r"(?i)(?<=password=)[^&#]*", "***", url)
+    return re.sub(r"(?<=[?&]store=)[^&#]*", lambda inner: quote(redact(unquote(inner[0])), safe="*"), url)
 
 
 def _opener(scheme: str, url: str) -> Callable[[str], Store]:
@@ -43,7 +51,14 @@ def _opener(scheme: str, url: str) -> Callable[[str], Store]:
 
     plugged_in = entry_points(group="serfer.stores")
     if scheme in plugged_in.names:
-        loaded: Callable[[str], Store] = plugged_in[scheme].load()
-        return loaded
+        return _loaded(plugged_in[scheme])
     known = ", ".join(f"{name}://" for name in sorted({*_BUILT_IN, *plugged_in.names}))
     raise UsageError(f"no store is known for {redact(url)!r}: use one of {known}")
+
+
+def _loaded(entry: "EntryPoint") -> Callable[[str], Store]:
+    try:
+        opener: Callable[[str], Store] = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the store of {entry.name}:// cannot be loaded from {entry.value!r}: {error}") from error
+    return opener

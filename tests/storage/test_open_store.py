@@ -1,6 +1,8 @@
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from urllib.parse import quote
 
 import pytest
 
@@ -49,6 +51,36 @@ def test_a_store_of_the_users_own(monkeypatch):
         open_store("yours://")
 
 
+def test_a_store_of_the_users_own_that_cannot_be_loaded_is_named(monkeypatch):
+    plugged_in = EntryPoints([EntryPoint("mine", "my_store:open_mine", "serfer.stores")])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: plugged_in.select(group=group))
+    with pytest.raises(UsageError, match="mine:// cannot be loaded from 'my_store:open_mine': No module"):
+        open_store("mine://somewhere")
+
+
+def test_an_installed_store_is_found_by_its_entry_point(tmp_path):
+    (tmp_path / "my_store.py").write_text(
+        "from storage.memory import MemoryStore\n"
+        "class MyStore(MemoryStore):\n"
+        "    def __init__(self, url):\n"
+        "        super().__init__()\n"
+        "        self.url = url\n"
+    )
+    information = tmp_path / "my_store-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[serfer.stores]\nmine = my_store:MyStore\n")
+    code = (
+        "import storage; store = storage.open_store('mine://somewhere'); store.put('k', b'x', 60); "
+        "print(type(store).__module__, store.url, store.get('k'))"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert run.stdout == "my_store mine://somewhere b'x'\n"
+
+
 class Mine(MemoryStore):
     pass
 
@@ -75,6 +107,20 @@ def test_only_the_backend_in_use_is_imported():
         ("redis://host:1/0", "redis://host:1/0"),
         ("file:///a/b@c", "file:///a/b@c"),
         ("memory://", "memory://"),
+        (
+            "delay://?store=redis%3A%2F%2F%3Ahush%40host%3A1%2F0&put_ms=2",
+            "delay://?store=redis%3A%2F%2F%3A***%40host%3A1%2F0&put_ms=2",
+        ),
+        (
+            "fail://?fail=0.1&store=redis%3a%2f%2fme%3ahu%2540sh%40host",
+            "fail://?fail=0.1&store=redis%3A%2F%2Fme%3A***%40host",
+        ),
+        ("delay://?store=redis://:hush@host:1", "delay://?store=redis%3A***%40host%3A1"),
+        ("redis://:hu?store=sh@host", "redis://:***@host"),
+        (
+            f"delay://?store={quote('fail://?store=' + quote('redis://h?password=hush', safe=''), safe='')}",
+            f"delay://?store={quote('fail://?store=' + quote('redis://h?password=***', safe='*'), safe='*')}",
+        ),
     ],
 )
 def test_redact(url, shown):

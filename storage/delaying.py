@@ -1,0 +1,96 @@
+"""A wrapper that makes a store as slow as another one would be; for tests and benches.
+
+delay://?store=redis%3A%2F%2F127.0.0.1%3A6379&put_ms=20&get_ms=15&bytes_per_s=75e6&jitter=0.2
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from serfer.core.errors import UsageError
+from storage.store import Bytes, Range, Store
+from storage.wrapping import unwrapped, wrapped_url
+
+_OPTIONS = {"put_ms": 0.0, "get_ms": 0.0, "bytes_per_s": 0.0, "jitter": 0.0}
+
+
+class DelayingStore(Store):
+    """Waits once a call, as for S3's concurrent requests, and for the bytes; closing it closes `inner`.
+
+    A put or delete waits `put_s`, a get or exists `get_s` seconds, each between (1 - jitter) and (1 + jitter) times as
+    long; bytes flow at `bytes_per_s`, where 0 means at once.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        put_s: float = 0.0,
+        get_s: float = 0.0,
+        bytes_per_s: float = 0.0,
+        jitter: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._inner = inner
+        self._put_s, self._get_s = put_s, get_s
+        self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
+        self._jitter = jitter
+        self._sleep = sleep
+        self._uniform = uniform
+
+    def put(self, key: str, value: Bytes, ttl: float) -> None:
+        """Wait for the request and its bytes, then put."""
+        self._wait(self._put_s, memoryview(value).nbytes)
+        self._inner.put(key, value, ttl)
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Wait once, however many ranges there are, then get them, then wait for all their bytes."""
+        self._wait(self._get_s)
+        values = self._inner.get_many(ranges)
+        self._wait(0.0, sum(map(len, values)))
+        return values
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Wait once, then ask."""
+        self._wait(self._get_s)
+        return self._inner.exists(keys)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Wait once, then delete."""
+        self._wait(self._put_s)
+        self._inner.delete(keys)
+
+    def close(self) -> None:
+        """Close `inner`."""
+        self._inner.close()
+
+    def _wait(self, latency_s: float, size: int = 0) -> None:
+        spread = self._jitter * latency_s
+        seconds = self._uniform(latency_s - spread, latency_s + spread) + size * self._byte_s
+        if seconds > 0:
+            self._sleep(seconds)
+
+
+def delayed(
+    store: str, *, put_ms: float = 0, get_ms: float = 0, bytes_per_s: float | None = None, jitter: float | None = None
+) -> str:
+    """Return the URL of the store at the URL `store`, made slower; milliseconds, bytes per second, a share."""
+    options = {"put_ms": put_ms, "get_ms": get_ms, "bytes_per_s": bytes_per_s, "jitter": jitter}
+    return wrapped_url("delay", store, options)
+
+
+def open_delaying(url: str) -> DelayingStore:
+    """Open `delay://?store=...`; raises UsageError for a malformed URL, and what opening the inner store raises."""
+    from storage import open_store  # noqa: PLC0415  it opens us
+
+    store, options = unwrapped(url, _OPTIONS)
+    if options["jitter"] > 1:
+        raise UsageError("--store delay:// wants a jitter from 0 to 1")
+    return DelayingStore(
+        open_store(store),
+        put_s=options["put_ms"] / 1000,
+        get_s=options["get_ms"] / 1000,
+        bytes_per_s=options["bytes_per_s"],
+        jitter=options["jitter"],
+    )

@@ -1,0 +1,89 @@
+"""A wrapper that makes a store fail now and then; for tests and benches.
+
+fail://?store=redis%3A%2F%2F127.0.0.1%3A6379&fail=0.1&hang=0.05&hang_s=2&seed=7
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from serfer.core.errors import StoreUnavailableError, UsageError
+from storage.store import Bytes, Range, Store
+from storage.wrapping import unwrapped, wrapped_url
+
+_NO_SEED = -1.0
+_OPTIONS = {"fail": 0.0, "hang": 0.0, "hang_s": 1.0, "seed": _NO_SEED}
+
+
+class FailingStore(Store):
+    """Raises StoreUnavailableError instead of a call, at once or after a hang; closing it closes `inner`.
+
+    `fail` and `hang` are shares of all calls; a call that hangs waits `hang_s` seconds and then fails. A call that
+    fails has done nothing. `draw` returns numbers from [0, 1).
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        fail: float = 0.0,
+        hang: float = 0.0,
+        hang_s: float = 1.0,
+        draw: Callable[[], float] = random.random,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._inner = inner
+        self._fail, self._hang, self._hang_s = fail, hang, hang_s
+        self._draw = draw
+        self._sleep = sleep
+
+    def put(self, key: str, value: Bytes, ttl: float) -> None:
+        """Put, or fail."""
+        self._maybe_fail("put")
+        self._inner.put(key, value, ttl)
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Get all the ranges, or fail for all of them."""
+        self._maybe_fail("get")
+        return self._inner.get_many(ranges)
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Ask, or fail."""
+        self._maybe_fail("exists")
+        return self._inner.exists(keys)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete all the keys, or fail and delete none."""
+        self._maybe_fail("delete")
+        self._inner.delete(keys)
+
+    def close(self) -> None:
+        """Close `inner`."""
+        self._inner.close()
+
+    def _maybe_fail(self, operation: str) -> None:
+        number = self._draw()
+        if number < self._fail:
+            raise StoreUnavailableError(f"{operation} failed on purpose: --store fail:// asks for it")
+        if number < self._fail + self._hang:
+            self._sleep(self._hang_s)
+            raise StoreUnavailableError(
+                f"{operation} hung on purpose for {self._hang_s:g} s: --store fail:// asks for it"
+            )
+
+
+def failing(store: str, *, fail: float = 0, hang: float = 0, hang_s: float = 1, seed: int | None = None) -> str:
+    """Return the URL of the store at the URL `store` that fails: shares, seconds; a seed repeats in each process."""
+    return wrapped_url("fail", store, {"fail": fail, "hang": hang, "hang_s": hang_s, "seed": seed})
+
+
+def open_failing(url: str) -> FailingStore:
+    """Open `fail://?store=...`; raises UsageError for a malformed URL, and what opening the inner store raises."""
+    from storage import open_store  # noqa: PLC0415  it opens us
+
+    store, options = unwrapped(url, _OPTIONS)
+    fail, hang, hang_s, seed = options.values()
+    if fail + hang > 1:
+        raise UsageError("--store fail:// wants shares fail and hang that are together at most 1")
+    draw = random.Random(seed).random if seed != _NO_SEED else random.random  # noqa: S311  no secret
+    return FailingStore(open_store(store), fail=fail, hang=hang, hang_s=hang_s, draw=draw)

@@ -1,0 +1,184 @@
+import subprocess
+import sys
+
+import pytest
+
+from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
+from storage import Range, open_store
+from storage.contract import StoreContract
+from storage.delaying import DelayingStore, delayed
+from storage.failing import FailingStore, failing
+from storage.memory import MemoryStore
+
+
+class WrappedContract(StoreContract):
+    now = 0.0
+
+    @pytest.fixture
+    def inner(self):
+        return MemoryStore(lambda: self.now)
+
+    @pytest.fixture
+    def expire(self):
+        def wait(_key):
+            self.now += 0.05
+
+        return wait
+
+
+class TestDelayingKeepsTheContract(WrappedContract):
+    @pytest.fixture
+    def store(self, inner):
+        with DelayingStore(inner) as store:
+            yield store
+
+
+class TestFailingKeepsTheContract(WrappedContract):
+    @pytest.fixture
+    def store(self, inner):
+        with FailingStore(inner) as store:
+            yield store
+
+
+class Closed(MemoryStore):
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+class TestDelays:
+    @pytest.fixture
+    def sleeps(self):
+        return []
+
+    @pytest.fixture
+    def store(self, sleeps):
+        return DelayingStore(MemoryStore(), put_s=0.5, get_s=0.25, bytes_per_s=8, sleep=sleeps.append)
+
+    def test_a_put_waits_for_the_request_and_its_bytes(self, store, sleeps):
+        store.put("k", memoryview(bytearray(16)), 60)
+        assert sleeps == [0.5 + 2]
+
+    def test_many_ranges_wait_once_and_for_all_their_bytes(self, store, sleeps):
+        store.put("k", b"12345678", 60)
+        sleeps.clear()
+        assert store.get_many([Range("k"), Range("k", 0, 4), Range("k", 4, 4)]) == [b"12345678", b"1234", b"5678"]
+        assert sleeps == [0.25, 2]
+
+    def test_asking_and_deleting_wait_once(self, store, sleeps):
+        assert store.exists(["a", "b", "c"]) == [False] * 3
+        store.delete(["a", "b"])
+        assert sleeps == [0.25, 0.5]
+
+    def test_a_missing_key_is_told_after_the_wait(self, store, sleeps):
+        with pytest.raises(MissingKeyError):
+            store.get("k")
+        assert sleeps == [0.25]
+
+    def test_jitter_spreads_the_latency(self, sleeps):
+        asked = []
+
+        def uniform(low, high):
+            asked.append((low, high))
+            return high
+
+        store = DelayingStore(MemoryStore(), put_s=0.5, get_s=0.25, jitter=0.5, sleep=sleeps.append, uniform=uniform)
+        store.put("k", b"x", 60)
+        assert asked == [(0.25, 0.75)]
+        assert sleeps == [0.75]
+
+    def test_nothing_to_wait_for_is_no_sleep(self, sleeps):
+        store = DelayingStore(MemoryStore(), sleep=sleeps.append)
+        store.put("k", b"x", 60)
+        store.get("k")
+        assert sleeps == []
+
+
+class TestFailures:
+    def test_each_operation_fails_by_its_share_and_does_nothing(self):
+        draws = iter([0.0, 0.2, 0.0999, 0.1, 0.05, 0.5, 0.0, 0.9])
+        store = FailingStore(MemoryStore(), fail=0.1, draw=draws.__next__)
+        for operation in (
+            lambda: store.put("k", b"x", 60),
+            lambda: store.get("k"),
+            lambda: store.exists(["k"]),
+            lambda: store.delete(["k"]),
+        ):
+            with pytest.raises(StoreUnavailableError, match="on purpose"):
+                operation()
+            try:
+                operation()
+            except MissingKeyError as error:
+                assert "'k'" in str(error)  # noqa: PT017  the failed put has put nothing
+
+    def test_a_hang_lasts_and_then_fails(self):
+        sleeps = []
+        draws = iter([0.25, 0.74, 0.75])
+        store = FailingStore(MemoryStore(), fail=0.25, hang=0.5, hang_s=3, draw=draws.__next__, sleep=sleeps.append)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match="hung on purpose for 3 s"):
+                store.exists(["k"])
+        assert store.exists(["k"]) == [False]
+        assert sleeps == [3, 3]
+
+    def test_a_seed_repeats(self):
+        def outcomes(seed):
+            with open_store(failing("memory://", fail=0.5, seed=seed)) as store:
+                return [_fails(store) for _ in range(100)]
+
+        assert outcomes(7) == outcomes(7) != outcomes(8)
+
+
+def _fails(store):
+    try:
+        store.exists(["k"])
+    except StoreUnavailableError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("wrapper", [DelayingStore, FailingStore])
+def test_closing_a_wrapper_closes_the_store_within(wrapper):
+    inner = Closed()
+    wrapper(inner).close()
+    assert inner.closed
+
+
+def test_urls_carry_the_options_and_nest():
+    with open_store(delayed(failing("memory://wrapped", fail=1), put_ms=20, get_ms=15, bytes_per_s=1e6)) as store:
+        assert (store._put_s, store._get_s, store._byte_s, store._jitter) == (0.02, 0.015, 1e-6, 0)
+        with pytest.raises(StoreUnavailableError, match="on purpose"):
+            store.put("k", b"x", 60)
+
+
+def test_urls_open_in_other_processes(tmp_path):
+    code = "import sys, storage; storage.open_store(sys.argv[1]).put('k', b'x', 60)"
+    subprocess.run([sys.executable, "-c", code, delayed(f"file://{tmp_path}/a%20b", put_ms=1)], check=True)
+    with open_store(f"file://{tmp_path}/a%20b") as store:
+        assert store.get("k") == b"x"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("delay://", "must be delay://[?]store="),
+        ("delay://?put_ms=3", "must be"),
+        ("delay://?store=memory", "must be"),
+        ("delay://memory://?put_ms=3", "must be"),
+        ("fail://?store=memory://&fail=1&fail=0", "each once"),
+        ("fail://?store=memory://&hush=1", "unknown option: use store, fail, hang, hang_s, seed"),
+        ("delay://?store=redis://:a&hush@host", "unknown option: use store, put_ms, get_ms, bytes_per_s, jitter"),
+        ("delay://?store=memory://&put_ms=hush", "wants a number from zero on for put_ms"),
+        ("delay://?store=memory://&put_ms=-1", "put_ms"),
+        ("delay://?store=memory://&get_ms=nan", "get_ms"),
+        ("delay://?store=memory://&get_ms=inf", "get_ms"),
+        ("delay://?store=memory://&jitter=1.5", "jitter from 0 to 1"),
+        ("fail://?store=memory://&fail=0.6&hang=0.5", "at most 1"),
+        ("fail://?store=bogus://:hush@host", "bogus://:[*]{3}@host"),
+    ],
+)
+def test_malformed_urls_are_refused_by_name(url, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        open_store(url)
+    assert "hush" not in str(caught.value)

@@ -20,12 +20,20 @@ _Result = TypeVar("_Result")
 class InProcessInvoker:
     """Calls a worker's `run` and `run_shared`, the same code as in Lambda, for every function name alike.
 
-    Without `shared`, tasks that should share an invocation run one after the other in one thread.
+    Without `shared`, tasks that should share an invocation run one after the other in one thread. `events` runs a task
+    that nobody waits for.
     """
 
-    def __init__(self, handler: Handler, threads: int, shared: SharedHandler | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        threads: int,
+        shared: SharedHandler | None = None,
+        events: Callable[[Task], None] | None = None,
+    ) -> None:
         self._handler = handler
         self._shared = shared or (lambda tasks: [handler(task) for task in tasks])
+        self._events = events
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serfer-worker")
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
@@ -38,6 +46,13 @@ class InProcessInvoker:
         if isinstance(results, Failure):
             return [results] * len(tasks)
         return [settled(result) for result in results]
+
+    async def start(self, function: str, task: Task) -> Failure | None:  # noqa: ARG002 - a contract
+        """Let a thread run the task when one is free."""
+        if self._events is None:
+            raise AssertionError("an invoker that starts events is given a handler of events")
+        self._threads.submit(self._events, task)
+        return None
 
     async def _call(
         self, handler: Callable[[_Asked], _Result], asked: _Asked, function: str, timeout_s: float

@@ -23,11 +23,24 @@ from yarl import URL
 from drivers.invoker import settled
 from serfer.core.errors import InputError
 from serfer.core.run import Failure, FailureKind
-from serfer.core.wire import Report, Task, decode_report, decode_reports, encode_task, encode_tasks
+from serfer.core.wire import (
+    Report,
+    Task,
+    Warmed,
+    WarmUp,
+    decode_report,
+    decode_reports,
+    decode_warmed,
+    encode_task,
+    encode_tasks,
+    encode_warm_up,
+)
 
 _MARGIN_S = 5.0  # for what happens around a task that uses all of its function's time
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
-_THROTTLED, _OK = 429, 200
+_EVENT_S = 10.0  # for an event to be taken
+_START_S = 120.0  # for environments to start, and the first sessions to be built
+_THROTTLED, _OK, _ACCEPTED = 429, 200, 202
 _UNUSED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _KINDS = {
     "Sandbox.Timedout": FailureKind.TIMED_OUT,
@@ -62,7 +75,7 @@ class LambdaInvoker:
     def __init__(self, endpoint: str, region: str, credentials: Credentials, connections: int) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._signer = _Signer(credentials, region)
-        self._headers = {"Host": URL(self._endpoint).authority, "X-Amz-Invocation-Type": "RequestResponse"}
+        self._headers = {"Host": URL(self._endpoint).authority}
         self._urls: dict[str, URL] = {}
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60),
@@ -84,13 +97,27 @@ class LambdaInvoker:
             return [results] * len(tasks)
         return [settled(result) for result in results]
 
+    async def start(self, function: str, task: Task) -> Failure | None:
+        """Invoke asynchronously: the response says only that the event was taken."""
+        return await self._post(function, encode_task(task), _EVENT_S, lambda _: None, "Event")
+
+    async def warm(self, function: str, asked: WarmUp) -> Warmed | Failure:
+        """Send a warm-up request, and wait until the environment that took it is free again."""
+        return await self._post(function, encode_warm_up(asked), asked.hold_s + _START_S, decode_warmed)
+
     async def _post(
-        self, function: str, body: bytes, timeout_s: float, decode: Callable[[Any], _Answer]
+        self,
+        function: str,
+        body: bytes,
+        timeout_s: float,
+        decode: Callable[[Any], _Answer],
+        kind: str = "RequestResponse",
     ) -> _Answer | Failure:
         url = self._urls.get(function)
         if url is None:
             url = self._urls[function] = URL(f"{self._endpoint}/2015-03-31/functions/{function}/invocations")
-        request = AWSRequest("POST", str(url), headers=self._headers, data=body)
+        headers = {**self._headers, "X-Amz-Invocation-Type": kind}
+        request = AWSRequest("POST", str(url), headers=headers, data=body)
         self._signer.add_auth(request)
         data = body if len(body) <= _AT_ONCE else io.BytesIO(body)
         try:
@@ -123,7 +150,7 @@ def _result(
         answer = json.loads(body) if body else {}
     except ValueError:
         answer = {}
-    if status == _OK and "X-Amz-Function-Error" not in headers:
+    if status in (_OK, _ACCEPTED) and "X-Amz-Function-Error" not in headers:
         try:
             return decode(answer)
         except InputError as error:

@@ -1,0 +1,173 @@
+"""The poll driver: tasks are events, and the driver looks in the store whether they are done (SerFer, section 5).
+
+    driver                        Lambda                         store
+      │ event: run tile 3 ─────────▶│ 202, at once
+      │                             │ worker: reads, computes ──────▶│ output, then reply
+      │ is the reply there? (backing off, for all tasks at once) ───▶│ no ... no ... yes
+      │ read it, delete it ─────────────────────────────────────────▶│
+
+The paper's engine looks for every tile's output all the time, and cannot tell a failed task from a slow one. Here a
+worker says under a reply key what became of its task. Looking reads no value, asks for all the tasks that are due in
+one round trip, and backs off for each as time goes by. Everything else is the push driver's: the same run machine
+decides, and this is one more invoker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from drivers.invoker import settled
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import InputError, MissingKeyError, StoreUnavailableError
+from serfer.core.keys import reply_key
+from serfer.core.run import Failure, FailureKind
+from serfer.core.wire import Report, Task, unpack_result
+from storage.store import Range, Store
+
+
+class EventStarter(Protocol):
+    """Starts tasks that nobody waits for."""
+
+    async def start(self, function: str, task: Task) -> Failure | None:
+        """Hand a task over to be run some time soon; return why that failed, or None."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections and threads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often one task's reply is looked for, in seconds: after `first`, then `factor` times as long each time."""
+
+    first: float = 0.004
+    factor: float = 1.4
+    longest: float = 0.25
+
+    def after(self, looks: int) -> float:
+        """Return the wait before the look that follows `looks` others."""
+        return min(self.longest, self.first * self.factor ** min(looks, 64))
+
+
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """A reply that somebody waits for, and when it is looked for next."""
+
+    answer: asyncio.Future[tuple[Report | Failure, StoreCounts]]
+    due: float
+    looks: int = 0
+
+
+class PollInvoker:
+    """Runs tasks as events of `starter`, and learns of their ends from `store`.
+
+    What looking, reading and the worker's reply asked of the store is added to the task's report.
+    """
+
+    def __init__(self, starter: EventStarter, store: Store, backoff: Backoff | None = None) -> None:
+        self._starter = starter
+        self._store = store
+        self._backoff = backoff or Backoff()
+        self._awaited: dict[str, _Awaited] = {}
+        self._numbers = itertools.count()
+        self._news = asyncio.Event()  # something is awaited that was not
+        self._poller: asyncio.Task[None] | None = None
+
+    async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
+        """Start the task, and wait until its reply is there."""
+        number = next(self._numbers) % (1 << 31)
+        key = reply_key(task.query, task.stage, task.tile, number)
+        refused = await self._starter.start(function, replace(task, reply=number))
+        if refused is not None:
+            return refused
+        loop = asyncio.get_running_loop()
+        awaited = self._awaited[key] = _Awaited(loop.create_future(), loop.time() + self._backoff.after(0))
+        self._look()
+        try:
+            async with asyncio.timeout(timeout_s):
+                result, counts = await awaited.answer
+        except TimeoutError:
+            return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} said nothing within {timeout_s:g} s")
+        finally:
+            self._awaited.pop(key, None)
+        return result if isinstance(result, Failure) else replace(result, counts=result.counts + counts)
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._poller is not None:
+            self._poller.cancel()
+            await asyncio.wait([self._poller])
+        await self._starter.close()
+
+    def _look(self) -> None:
+        self._news.set()
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.get_running_loop().create_task(self._poll())
+
+    async def _poll(self) -> None:
+        """Look for replies as long as any is awaited; a bug of ours ends whoever waits."""
+        try:
+            while self._awaited:
+                await self._wait()
+                await self._look_once()
+        except Exception as bug:  # noqa: BLE001 - nobody awaits this task
+            for awaited in self._awaited.values():
+                if not awaited.answer.done():
+                    awaited.answer.set_exception(bug)
+
+    async def _wait(self) -> None:
+        """Wait until a reply is due to be looked for."""
+        loop = asyncio.get_running_loop()
+        while self._awaited:
+            due = min(awaited.due for awaited in self._awaited.values())
+            if due <= loop.time():
+                return
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._news.wait()
+
+    async def _look_once(self) -> None:
+        """Look for all replies that are due, or that have waited for half of their time."""
+        loop, backoff = asyncio.get_running_loop(), self._backoff
+        now = loop.time()
+        due = {key: one for key, one in self._awaited.items() if one.due - backoff.after(one.looks) / 2 <= now}
+        with contextlib.suppress(StoreUnavailableError):  # it may come back; each task has its time limit
+            await self._settle(due)
+        now = loop.time()
+        for awaited in due.values():
+            awaited.looks += 1
+            awaited.due = now + backoff.after(awaited.looks)
+
+    async def _settle(self, due: dict[str, _Awaited]) -> None:
+        """Look for replies, and hand on those that are there."""
+        found = await asyncio.to_thread(self._store.exists, [*due])
+        there = [key for key, is_there in zip(due, found, strict=True) if is_there]
+        if not there:
+            return
+        try:
+            values = await asyncio.to_thread(self._store.get_many, [Range(key) for key in there])
+        except MissingKeyError:
+            return  # expired in between: its task's time is up as well
+        await asyncio.to_thread(self._store.delete, there)
+        for key, value in zip(there, values, strict=True):
+            awaited = due[key]
+            if not awaited.answer.done():
+                awaited.answer.set_result((_read(value), _counts(awaited.looks + 1, value)))
+
+
+def _read(value: bytes) -> Report | Failure:
+    try:
+        return settled(unpack_result(value))
+    except InputError as error:
+        return Failure(FailureKind.FAILED_IN_CODE, "InputError", str(error))
+
+
+def _counts(looks: int, value: bytes) -> StoreCounts:
+    """Count the worker's reply, the looks for it, and its reading."""
+    return StoreCounts(bytes_put=len(value), bytes_get=len(value), puts=1, gets=1, exists=looks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf, prod
@@ -88,6 +89,9 @@ def classify(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
     ] = False,
+    cache_s: Annotated[
+        float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
+    ] = 0.0,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write where time went, for chrome://tracing and ui.perfetto.dev."),
@@ -104,7 +108,7 @@ def classify(
         check_trace(trace)
     directory = plan_directory(plan, model)
     failures, traced = [], []
-    with opened(directory, store, workers, driver) as pipeline:
+    with opened(directory, store, workers, driver, cache_s) as pipeline:
         whole = original(pipeline.plan, directory) if compare else None
         for name in images:
             try:
@@ -361,6 +365,7 @@ def verify(
     ] = None,
     workers: WorkersOption = "inprocess",
     store: StoreOption = None,
+    driver: DriverOption = "push",
     as_json: JsonOption = False,
 ) -> None:
     """Compare a plan with its unsplit model; exit code 1 if an answer differs.
@@ -373,7 +378,7 @@ def verify(
     count = random if random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
-    with opened(directory, store, workers) as pipeline, status_line() as progress:
+    with opened(directory, store, workers, driver) as pipeline, status_line() as progress:
         found = compare(pipeline, directory, images or [], count, progress)
     if as_json:
         for row in found.rows:
@@ -385,6 +390,40 @@ def verify(
         raise WrongAnswerError(
             f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range"
         )
+
+
+@app.command()
+def warm(
+    plan: PlanOption = None,
+    model: ModelOption = None,
+    store: StoreOption = None,
+    queries: Annotated[int, typer.Option(min=1, max=1000, help="For how many queries at once.")] = 1,
+    hold_s: Annotated[
+        float,
+        typer.Option(min=0.0, max=60.0, help="Seconds that each request keeps its environment, so that others start."),
+    ] = 0.5,
+    every_s: Annotated[
+        float | None, typer.Option(min=1.0, help="Do it again and again, so many seconds apart, until interrupted.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Warm a plan's deployed functions up: start environments for so many queries at once, and build their sessions."""
+    directory = plan_directory(plan, model)
+    with opened(directory, store, "aws") as pipeline:
+        while True:
+            with status_line() as progress:
+                progress("warming up")
+                found = pipeline.warm(queries, hold_s)
+            if as_json:
+                for function in found:
+                    print_json(function.as_dict())
+            else:
+                display.print_warmth(out, found)
+            if every_s is None:
+                break
+            time.sleep(every_s)
+    if any(function.problem for function in found):
+        raise UnavailableError("some requests failed: see the lines above")
 
 
 @app.command()

@@ -21,12 +21,23 @@ if TYPE_CHECKING:
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="A model of the zoo: efficientnet-lite0 or alexnet.")]
 WorkersOption = Annotated[
-    str, typer.Option(help="local: the local Lambda service, a process for each environment; inprocess: threads here.")
+    str,
+    typer.Option(
+        help="local: the local Lambda service, a process for each environment; inprocess: threads here; "
+        "aws: the plan's functions as deployed."
+    ),
 ]
 StoreOption = Annotated[
-    str | None, typer.Option(help="A store's URL (redis://, file:///, memory://); by default one is started.")
+    str | None,
+    typer.Option(help="A store's URL: redis://, s3://, file:///, ... (docs/stores.md); by default one is started."),
 ]
-DriverOption = Annotated[str, typer.Option(help="push: an invoke's own return says that a tile is done.")]
+DriverOption = Annotated[
+    str,
+    typer.Option(
+        help="push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
+        "stepfunctions or stepfunctions-express: a state machine (docs/engines.md)."
+    ),
+]
 ProfilesOption = Annotated[
     Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/cost.md).")
 ]
@@ -55,13 +66,15 @@ def plan_directory(plan: Path | None, model: str | None) -> Path:
 
 
 @contextmanager
-def opened(directory: Path, store: str | None, workers: str, driver: str = "push") -> Iterator[Pipeline]:
+def opened(
+    directory: Path, store: str | None, workers: str, driver: str = "push", cache_s: float = 0.0
+) -> Iterator[Pipeline]:
     """Open a plan directory for a command, and close it however the command ends."""
     from serfer.wiring import open_pipeline  # noqa: PLC0415 - the command line starts fast
 
     with status_line() as progress:
         progress("starting workers and store")
-        pipeline = open_pipeline(directory, store=store, workers=workers, driver=driver)
+        pipeline = open_pipeline(directory, store=store, workers=workers, driver=driver, cache_s=cache_s)
     try:
         yield pipeline
     finally:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from serfer.prices import Prices
     from serfer.report import QueryReport
     from serfer.verify import Verification
+    from serfer.warm import Warmth
     from splitter.exactness import Difference
 
 _MB = 1024 * 1024
@@ -47,6 +48,19 @@ def _table(*columns: str) -> Table:
 
 def _bytes(count: float) -> str:
     return f"{count / _MB:.1f} MB" if count >= _MB else f"{count / 1024:.1f} kB"
+
+
+def print_warmth(out: Console, found: Sequence[Warmth]) -> None:
+    """Print what became of a warm-up, a line for each function."""
+    table = _table("function", "asked", "warm", "started", "slowest start ms")
+    for one in found:
+        table.add_row(
+            plain(one.function), str(one.asked), str(one.warm), str(one.started), f"{one.slowest_start_ms:.0f}"
+        )
+    out.print(table)
+    for one in found:
+        if one.problem:
+            out.print(f"{plain(one.function)}: {plain(one.problem)}")
 
 
 def print_answer(out: Console, plan: Plan, report: QueryReport, delta: Difference | None) -> None:

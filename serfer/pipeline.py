@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -13,14 +14,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import TTL_MARGIN_S, Answer, Driver
-from serfer.background import LoopThread
+from drivers.driver import TTL_MARGIN_S, Answer, Driver, Spent
+from serfer.background import LoopThread, result_of
 from serfer.core.aws import LambdaFacts
+from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
 from serfer.images import ImageLimits, decode_image, read_image
-from serfer.report import ImageAnswer, QueryReport, best_classes, make_report
+from serfer.report import ImageAnswer, QueryReport, best_classes, cached_report, make_report
+from serfer.result_cache import ResultCache
+from serfer.warm import HOLD_S, Warmer, Warmth, warm
 
 Logits = NDArray[np.float32]
 Image = bytes | str | Path
@@ -44,6 +48,22 @@ class Result:
     answered: float
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A query: crops of `batch` images with their names, and when decoding and cutting began and ended.
+
+    `key` is what its answer is kept under, if it is.
+    """
+
+    crops: list[Crop]
+    batch: int
+    names: Sequence[str]
+    top_k: int
+    split: tuple[float, float]
+    deadline_s: float
+    key: str | None
+
+
 class Pipeline:
     """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement."""
 
@@ -55,6 +75,8 @@ class Pipeline:
         close: Callable[[], Awaitable[None]],
         facts: LambdaFacts,
         limits: ImageLimits,
+        warmer: Warmer | None = None,
+        cache: ResultCache | None = None,
     ) -> None:
         self.plan = plan
         self._last: Result | None = None
@@ -63,6 +85,8 @@ class Pipeline:
         self._close = close
         self._facts = facts
         self._limits = limits
+        self._warmer = warmer
+        self._cache = cache
         self._closed = False
 
     @property
@@ -83,10 +107,7 @@ class Pipeline:
         `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
         the workers preprocess. Raises InputError for any other array.
         """
-        started = _now()
-        array = np.asarray(batch)
-        crops = self._crops(array)
-        return self._query(crops, len(array), (), 0, (started, _now()), deadline_s).logits
+        return result_of(self.submit(batch, deadline_s=deadline_s)).logits
 
     def submit(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Future[Result]:  # noqa: ANN401 - as run's
         """Start a query of what `run` takes and return its result to come, so that any number may be under way.
@@ -96,8 +117,24 @@ class Pipeline:
         started = _now()
         array = np.asarray(batch)
         crops = self._crops(array)
-        self._check(deadline_s)
-        return self._loop.submit(self._answer(crops, len(array), (), 0, (started, _now()), deadline_s))
+        key = None
+        if self._cache is not None:
+            key = self._cache.key([f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data])
+        found = self._found(key, len(array), (), 0, started)
+        if found is not None:
+            ready: Future[Result] = Future()
+            ready.set_result(found)
+            return ready
+        return self._ask(_Asked(crops, len(array), (), 0, (started, _now()), deadline_s, key))
+
+    def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
+        """Get every function ready for so many queries at once; raises UsageError where workers are in process.
+
+        Each request keeps its environment for `hold_s` seconds, so that the others find another one.
+        """
+        if self._warmer is None:
+            raise UsageError("workers in process are always warm: warm local or deployed ones")
+        return self._loop.wait(warm(self.plan, self._warmer, queries, hold_s))
 
     def _crops(self, array: NDArray[Any]) -> list[Crop]:
         """Cut a batch into what each first-stage tile reads."""
@@ -154,53 +191,60 @@ class Pipeline:
             raise UsageError(f"{len(names)} names were given for {len(images)} images")
         started = _now()
         names = _names(images) if names is None else names
-        crops = self._crops(self.pixels(images, names))
-        split = started, _now()
-        return list(self._query(crops, len(images), names, top_k, split, deadline_s).report.images)
+        key, count = None, len(images)
+        if self._cache is not None:
+            loaded = [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
+            images, key = loaded, self._cache.key(loaded)
+        result = self._found(key, count, names, top_k, started)
+        if result is None:
+            crops = self._crops(self.pixels(images, names))
+            result = result_of(self._ask(_Asked(crops, count, names, top_k, (started, _now()), deadline_s, key)))
+        return list(result.report.images)
 
-    def _query(
-        self,
-        crops: list[Crop],
-        batch: int,
-        names: Sequence[str],
-        top_k: int,
-        split: tuple[float, float],
-        deadline_s: float,
-    ) -> Result:
-        self._check(deadline_s)
-        return self._loop.wait(self._answer(crops, batch, names, top_k, split, deadline_s))
+    def _found(self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float) -> Result | None:
+        """Return the result of a query that was answered before, if its answer is kept."""
+        logits = self._cache.find(key, batch) if self._cache and key else None
+        if logits is None:
+            return None
+        counts = StoreCounts(bytes_get=logits.nbytes, gets=1)
+        now = _now()
+        answer = Answer("", started, now, (), (), (), Spent(counts=counts))
+        images = self._images(names, logits, top_k)
+        report = cached_report(self.plan, images, now - started, counts)
+        result = self._last = Result(logits, report, 0, answer, (started, started), now)
+        return result
 
-    def _check(self, deadline_s: float) -> None:
+    def _ask(self, asked: _Asked) -> Future[Result]:
         if self._closed:
             raise UsageError("the pipeline is closed")
-        if not 0 < deadline_s <= MAX_DEADLINE_S:
-            raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
+        if not 0 < asked.deadline_s <= MAX_DEADLINE_S:
+            raise UsageError(
+                f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {asked.deadline_s}"
+            )
+        return self._loop.submit(self._answer(asked))
 
-    async def _answer(
-        self,
-        crops: list[Crop],
-        batch: int,
-        names: Sequence[str],
-        top_k: int,
-        split: tuple[float, float],
-        deadline_s: float,
-    ) -> Result:
-        answer = await self._driver.run(crops, batch, deadline_s)
-        columns = [np.frombuffer(output, dtype="<f4").reshape(batch, -1) for output in answer.outputs]
+    async def _answer(self, asked: _Asked) -> Result:
+        answer = await self._driver.run(asked.crops, asked.batch, asked.deadline_s)
+        columns = [np.frombuffer(output, dtype="<f4").reshape(asked.batch, -1) for output in answer.outputs]
         logits = np.concatenate(columns, axis=1)
-        images = [
-            ImageAnswer(name, best_classes(self.plan, row, top_k)) for name, row in zip(names, logits, strict=False)
-        ]
+        images = self._images(asked.names, logits, asked.top_k)
         answered = _now()
         result = self._last = Result(
             logits,
-            make_report(self.plan, answer, images, answered - split[0], self._facts),
-            max(report.weight_loads for run in answer.stages for report in run.reports),
+            make_report(self.plan, answer, images, answered - asked.split[0], self._facts),
+            max((report.weight_loads for run in answer.stages for report in run.reports), default=0),
             answer,
-            split,
+            asked.split,
             answered,
         )
+        if self._cache and asked.key:
+            await asyncio.to_thread(self._cache.keep, asked.key, logits)
         return result
+
+    def _images(self, names: Sequence[str], logits: Logits, top_k: int) -> list[ImageAnswer]:
+        return [
+            ImageAnswer(name, best_classes(self.plan, row, top_k)) for name, row in zip(names, logits, strict=False)
+        ]
 
     def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""

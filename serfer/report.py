@@ -101,6 +101,12 @@ def make_report(
     )
 
 
+def cached_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, counts: StoreCounts) -> QueryReport:
+    """Put the report of a query together whose answer was kept: no stage ran, and Lambda charges nothing."""
+    latency_ms = round(latency_s * 1000, 3)
+    return QueryReport(plan.model, tuple(images), latency_ms, 0.0, plan.digest, "cache", (), counts, 0, 0, 0)
+
+
 def _stage_report(number: int, stage: Stage, run: StageRun, carried: int) -> StageReport:
     ended = run.started if run.ended is None else run.ended
     return StageReport(

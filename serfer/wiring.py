@@ -5,67 +5,76 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from botocore.credentials import Credentials
 
+from drivers.driver import Driver
 from drivers.inprocess import InProcessInvoker
-from drivers.invoker import Invoker
 from drivers.lambda_http import LambdaInvoker
+from drivers.poll import PollInvoker
 from drivers.push import PushDriver
 from drivers.sharing import plan_sharing
 from serfer.background import LoopThread
-from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.choices import Choices
+from serfer.core.aws import LambdaFacts
+from serfer.core.errors import PlanError, UnavailableError
+from serfer.core.keys import input_key
 from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.local.faults import Faults
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import runtime_directory
 from serfer.pipeline import Pipeline
+from serfer.result_cache import ResultCache
 from serfer.settings import Settings, load_settings
 from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
 from storage import Store, open_store
 
-if TYPE_CHECKING:
-    from lambdas.worker import Worker
-
-WORKERS = ("inprocess", "local")
-DRIVERS = ("push",)
 _TASK_TIMEOUT_S = 60.0
 _CONNECTIONS = 256
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
+_NOBODY = "0" * 32  # a query that never was
 
 
-def open_pipeline(
+def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     directory: Path | str,
     *,
     store: str | None = None,
     workers: str = "inprocess",
     driver: str = "push",
     share: bool = True,
+    hedge: bool = True,
+    cache_s: float = 0.0,
+    faults: Faults | None = None,
     settings: Settings | None = None,
 ) -> Pipeline:
     """Open a plan directory for queries.
 
-    `workers` is "inprocess" (threads of this process) or "local" (the local Lambda service, one process for each
-    execution environment). `store` is a URL; by default workers in process share memory, and local ones a Redis server
-    that is started for them. `driver` is "push". With `share`, queries that wait for the same tile of a fully connected
-    stage may be one invocation (drivers/sharing.py). Every artefact's digest is checked first.
+    `workers` is "inprocess" (threads of this process), "local" (the local Lambda service, one process for each
+    execution environment) or "aws" (the plan's functions as deployed, in boto3's region and with its credentials).
+    `store` is a URL (docs/stores.md); by default workers in process share memory, and local ones a Redis server that is
+    started for them. `driver` is "push", "poll", "stepfunctions" or "stepfunctions-express" (docs/engines.md).
 
-    Raises PlanError for a directory that is not whole, UsageError for a pair that cannot work, UnavailableError where
-    something does not come up; then nothing is left running.
+    With `share`, queries that wait for the same tile of a fully connected stage may be one invocation
+    (drivers/sharing.py); with `hedge`, a task that is late gets a duplicate. Answers are kept, and given again to the
+    same question, for `cache_s` seconds. `faults` are what the local Lambda service does wrong on purpose.
+
+    Every artefact's digest is checked first. Raises PlanError for a directory that is not whole, UsageError for a pair
+    that cannot work, UnavailableError where something does not come up; then nothing is left running.
     """
-    settings = settings or load_settings()
-    _check_choices(store, workers, driver)
+    choices = Choices(store, workers, driver, share=share, hedge=hedge, cache_s=cache_s)
+    choices.check()
     path = Path(directory)
     plan = load_plan(path)
     check_artefacts(plan, path)
     loop = LoopThread()
     try:
-        return loop.wait(_assemble(plan, path, store, workers, settings, loop, share=share))
+        return loop.wait(_assemble(_Opening(plan, path, choices, settings or load_settings(), faults), loop))
     except BaseException:
         loop.close()
         raise
@@ -102,52 +111,72 @@ def _is_whole(directory: Path) -> bool:
     return True
 
 
-def _check_choices(store: str | None, workers: str, driver: str) -> None:
-    if workers not in WORKERS:
-        raise UsageError(f"workers are {' or '.join(WORKERS)}, not {workers!r}")
-    if driver not in DRIVERS:
-        raise UsageError(f"the driver is {' or '.join(DRIVERS)}, not {driver!r}")
-    if workers == "local" and (store or "").startswith("memory:"):
-        raise UsageError("memory:// cannot be shared with local workers, which are processes: use redis:// or file://")
+@dataclass(frozen=True)
+class _Opening:
+    """What a pipeline is put together from."""
+
+    plan: Plan
+    directory: Path
+    choices: Choices
+    settings: Settings
+    faults: Faults | None
+
+    @property
+    def facts(self) -> LambdaFacts:
+        return self.settings.facts().functions
 
 
-async def _assemble(
-    plan: Plan,
-    directory: Path,
-    store_url: str | None,
-    workers: str,
-    settings: Settings,
-    loop: LoopThread,
-    *,
-    share: bool,
-) -> Pipeline:
+async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
     """Start the parts, each to be stopped in the opposite order: workers, driver, invoker, store."""
-    facts = settings.facts().functions
+    choices, plan = opening.choices, opening.plan
     async with AsyncExitStack() as parts:
-        url = store_url or _default_store(workers, parts)
+        url = choices.store or _default_store(choices.workers, parts)
         store = parts.enter_context(open_store(url))
-        if workers == "local":
-            service = _local_service(plan, directory, url, settings)
+        store.exists([input_key(_NOBODY, 0)])  # a store that cannot be used is told of now, not by every query
+        invoker: InProcessInvoker | LambdaInvoker
+        if choices.workers == "inprocess":
+            invoker = _in_process(opening, store)
+        elif choices.workers == "local":
+            service = _local_service(opening, url)
             await _start(service)
-            invoker: Invoker = LambdaInvoker(service.url, REGION, Credentials("local", "local"), _CONNECTIONS)
+            invoker = LambdaInvoker(service.url, REGION, Credentials("local", "local"), _CONNECTIONS)
         else:
-            worker = _worker(plan, directory, store)
-            invoker = InProcessInvoker(worker.run, os.cpu_count() or 1, worker.run_shared)
-        driver = PushDriver(
-            plan,
-            invoker,
-            store,
-            inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
-            timeout_s=_TASK_TIMEOUT_S,
-            concurrency=settings.local_concurrency,
-            sharing=plan_sharing(plan, facts.memory_per_vcpu, settings.local_concurrency) if share else None,
-        )
-        parts.push_async_callback(invoker.close)
-        parts.push_async_callback(driver.close)
-        if workers == "local":
+            invoker = _deployed()
+        driver = _driver(opening, invoker, store, parts)
+        if choices.workers == "local":
             parts.push_async_callback(service.stop)  # first: what is in flight ends, and with it what could still write
-        return Pipeline(plan, driver, loop, parts.pop_all().aclose, facts, settings.image_limits())
+        return Pipeline(
+            *(plan, driver, loop, parts.pop_all().aclose, opening.facts, opening.settings.image_limits()),
+            warmer=invoker if isinstance(invoker, LambdaInvoker) else None,
+            cache=ResultCache(store, plan, choices.cache_s) if choices.cache_s else None,
+        )
     raise AssertionError("unreachable: the exit stack swallows nothing")
+
+
+def _driver(
+    opening: _Opening, invoker: InProcessInvoker | LambdaInvoker, store: Store, parts: AsyncExitStack
+) -> Driver:
+    """Put the driver together, which is closed before its invoker."""
+    plan, facts, choices = opening.plan, opening.facts, opening.choices
+    concurrency = facts.concurrency if choices.workers == "aws" else opening.settings.local_concurrency
+    polls = choices.driver == "poll"
+    tasks = PollInvoker(invoker, store) if polls else invoker
+    limit = facts.async_payload_limit if polls else facts.sync_payload_limit
+    shares = choices.share and not polls
+    driver = PushDriver(
+        plan,
+        tasks,
+        store,
+        inline_limit=int(limit * _BASE64_SHARE),
+        answer_limit=0 if polls else None,
+        timeout_s=_TASK_TIMEOUT_S,
+        concurrency=concurrency,
+        hedge=choices.hedge,
+        sharing=plan_sharing(plan, facts.memory_per_vcpu, concurrency) if shares else None,
+    )
+    parts.push_async_callback(tasks.close)
+    parts.push_async_callback(driver.close)
+    return driver
 
 
 def _default_store(workers: str, parts: AsyncExitStack) -> str:
@@ -158,10 +187,36 @@ def _default_store(workers: str, parts: AsyncExitStack) -> str:
     return server.url
 
 
-def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settings) -> LambdaService:
+def _in_process(opening: _Opening, store: Store) -> InProcessInvoker:
+    from lambdas.worker import Worker  # noqa: PLC0415 - it imports ONNX Runtime, which only workers in process need
+
+    worker = Worker(opening.plan, opening.directory, store, "inprocess", threads=1, init_ms=0.0)
+    return InProcessInvoker(worker.run, os.cpu_count() or 1, worker.run_shared, worker.reply)
+
+
+def _deployed() -> LambdaInvoker:
+    """Return an invoker of deployed functions; raises UnavailableError where boto3 finds no region or credentials."""
+    from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - only deployed functions need botocore's sessions
+    from botocore.session import get_session  # noqa: PLC0415 - same
+
+    session = get_session()
+    try:
+        meta = session.create_client("lambda").meta
+        credentials = session.get_credentials()
+    except BotoCoreError as error:
+        raise UnavailableError(
+            f"--workers aws: {error} Set AWS_REGION, or AWS_PROFILE to a profile with one"
+        ) from error
+    if credentials is None:
+        raise UnavailableError("--workers aws: no credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
+    return LambdaInvoker(meta.endpoint_url, meta.region_name, credentials, _CONNECTIONS)
+
+
+def _local_service(opening: _Opening, store_url: str) -> LambdaService:
+    plan, settings = opening.plan, opening.settings
     cache = settings.cache_dir
     with _cache_in_use(cache):
-        directories = {part: function_directory(plan, directory, *part, cache) for part in plan.functions}
+        directories = {part: function_directory(plan, opening.directory, *part, cache) for part in plan.functions}
         runtime = runtime_directory(cache / "runtime")
     functions = [
         FunctionConfig(
@@ -176,10 +231,11 @@ def _local_service(plan: Plan, directory: Path, store_url: str, settings: Settin
     ]
     return LambdaService(
         functions,
-        facts=settings.facts().functions,
+        facts=opening.facts,
         runtime=runtime,
         concurrency=settings.local_concurrency,
         port=settings.local_port,
+        faults=opening.faults,
     )
 
 
@@ -197,9 +253,3 @@ async def _start(service: LambdaService) -> None:
         await service.start()
     except OSError as error:
         raise UnavailableError(f"the local Lambda service cannot listen at {service.url}: {error.strerror}") from error
-
-
-def _worker(plan: Plan, directory: Path, store: Store) -> Worker:
-    from lambdas.worker import Worker  # noqa: PLC0415 - it imports ONNX Runtime, which only workers in process need
-
-    return Worker(plan, directory, store, "inprocess", threads=1, init_ms=0.0)

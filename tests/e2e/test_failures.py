@@ -79,7 +79,7 @@ class TestUsage:
             ("--plan {plan} --store memory://", "memory:// cannot be shared with local workers"),
             ("--plan {plan} --workers inprocess --store ftp://x:hush@y", "no store is known for 'ftp://x:***@y'"),
             ("--plan {plan} --store redis:/x", "no store is known"),
-            ("--plan {plan} --workers moon", "workers are inprocess or local, not 'moon'"),
+            ("--plan {plan} --workers moon", "workers are inprocess, local or aws, not 'moon'"),
             ("--plan {plan} --workers inprocess --top-k 8", "top-k must be 1 to 7, not 8"),
             ("--top-k 0", "--top-k"),
             ("--deadline-ms 0", "--deadline-ms"),

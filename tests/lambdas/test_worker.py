@@ -13,9 +13,18 @@ import pytest
 from lambdas.sessions import SessionCache
 from lambdas.worker import Worker
 from serfer.core.errors import InputError, MissingKeyError, PlanError
-from serfer.core.keys import input_key, output_key
+from serfer.core.keys import input_key, output_key, reply_key
 from serfer.core.plan import load_plan
-from serfer.core.wire import Crop, Task, TaskError, decode_report, decode_reports, encode_task, encode_tasks
+from serfer.core.wire import (
+    Crop,
+    Task,
+    TaskError,
+    decode_report,
+    decode_reports,
+    encode_task,
+    encode_tasks,
+    unpack_result,
+)
 from serfer.unsplit import normalised, unsplit
 from storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small
@@ -440,3 +449,90 @@ class TestBootstrap:
         )
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert (run.returncode, run.stdout) == (0, "\n"), run.stderr
+
+
+def as_step(one):
+    names = ("plan", "query", "stage", "tile", "batch", "ttl")
+    return {"step": {**{name: getattr(one, name) for name in names}, "dtype": "float32"}}
+
+
+class TestOtherPayloads:
+    """What a state machine, the poll driver and a warm-up send."""
+
+    def test_a_step_does_what_a_task_does(self, worker, plan, directory, store):
+        images = batch(2)
+        for number, stage in enumerate(plan.stages):
+            for tile in range(len(stage.tiles)):
+                one = task(plan, number, tile, images)
+                if number == 0:
+                    store.put(input_key(QUERY, tile), one.crop.data, 60)
+                report = decode_report(worker.handle(as_step(replace(one, batch=2))))
+                assert report.counts.puts == 1
+        logits = np.frombuffer(store.get(output_key(QUERY, len(plan.stages) - 1, 0)), "<f4").reshape(2, -1)
+        assert np.allclose(logits, unsplit(plan, directory)(images), atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"query": "x"}, {"stage": "0"}, {"tile": -1}, {"batch": 0}, {"ttl": "60"}, {"dtype": "pickle"}, {"plan": 1}],
+    )
+    def test_a_malformed_step_is_refused(self, worker, plan, change):
+        step = as_step(task(plan, 0, 0, batch(1)))
+        step["step"] |= change
+        with pytest.raises(InputError):
+            worker.handle(step)
+
+    def test_an_events_report_is_put_where_the_driver_looks(self, worker, plan, store):
+        one = replace(task(plan, 0, 3, batch(1)), reply=7)
+        assert worker.handle(json.loads(encode_task(one))) == {}
+        report = unpack_result(store.get(reply_key(QUERY, 0, 3, 7)))
+        assert report.counts.puts == 1
+        assert store.exists([output_key(QUERY, 0, 3)]) == [True]
+
+    def test_an_events_error_is_told_there_and_not_raised(self, worker, plan, store):
+        one = replace(task(plan, 1, 0), reply=0)
+        assert worker.handle(json.loads(encode_task(one))) == {}
+        error = unpack_result(store.get(reply_key(QUERY, 1, 0, 0)))
+        assert isinstance(error, TaskError)
+        assert error.error_type == "MissingKeyError"
+
+    @pytest.mark.parametrize("keep", [True, False])
+    def test_cleaning_up_deletes_a_querys_keys_and_no_others(self, worker, plan, store, keep):
+        last = len(plan.stages) - 1
+        other = "f" * 32
+        for query in (QUERY, other):
+            for number, stage in enumerate(plan.stages):
+                for tile in range(len(stage.tiles)):
+                    store.put(output_key(query, number, tile), b"x", 60)
+            store.put(input_key(query, 0), b"x", 60)
+        assert worker.handle({"clean_up": {"plan": plan.digest, "query": QUERY, "keep_answer": keep}}) == {}
+        left = {key for key in store._values if QUERY in key}
+        assert left == ({output_key(QUERY, last, 0)} if keep else set())
+        assert sum(other in key for key in store._values) == sum(len(stage.tiles) for stage in plan.stages) + 1
+
+    def test_warming_up_builds_every_session_of_a_function(self, worker, plan):
+        asked = {"warm": {"plan": plan.digest, "stage": 0, "part": 0, "hold_s": 0}}
+        graphs = {tile.graph for tile in plan.stages[0].tiles}
+        assert worker.handle(asked) == {"warm": {"environment": "here", "init_ms": 12.5, "sessions": len(graphs)}}
+        assert worker.handle(asked)["warm"] == {"environment": "here", "init_ms": 0.0, "sessions": len(graphs)}
+        assert worker.run(task(plan, 0, 0, batch(1))).init_ms == 0.0
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            {"warm": {"plan": "{digest}", "stage": 9, "part": 0, "hold_s": 0}},
+            {"warm": {"plan": "{digest}", "stage": 0, "part": 9, "hold_s": 0}},
+            {"warm": {"plan": "{digest}", "stage": 0, "part": 0, "hold_s": 1e9}},
+            {"warm": {"plan": "{digest}", "stage": -1, "part": 0, "hold_s": 0}},
+            {"warm": {"plan": "another", "stage": 0, "part": 0, "hold_s": 0}},
+            {"warm": {}},
+            {"warm": None},
+            {"clean_up": {"plan": "another", "query": QUERY, "keep_answer": True}},
+            {"clean_up": {"plan": "{digest}", "query": "*", "keep_answer": True}},
+            {"clean_up": {"plan": "{digest}", "query": QUERY, "keep_answer": "yes"}},
+            {"clean_up": []},
+        ],
+    )
+    def test_a_malformed_request_is_refused(self, worker, plan, payload):
+        text = json.dumps(payload).replace("{digest}", plan.digest)
+        with pytest.raises(InputError):
+            worker.handle(json.loads(text))

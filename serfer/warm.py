@@ -1,0 +1,73 @@
+"""Keeping functions warm (SerFer, section 9.1): requests that are held at the same time find environments of their own.
+
+The paper's pings keep one environment of a function; a query needs as many as its stage has tiles, and several queries
+at once need that many times over. A warm-up request also builds the sessions, so that nothing of a cold start is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from serfer.core.plan import Plan
+from serfer.core.run import Failure
+from serfer.core.wire import Warmed, WarmUp
+
+HOLD_S = 0.5
+MOST_AT_ONCE = 1000
+
+
+class Warmer(Protocol):
+    """Sends warm-up requests."""
+
+    async def warm(self, function: str, asked: WarmUp) -> Warmed | Failure:
+        """Send one, and wait until its environment is free again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What became of a function's warm-up: how many environments were asked for, are warm, and were started for it.
+
+    `slowest_start_ms` is the longest of those starts; `problem` says why a request failed, where one did.
+    """
+
+    function: str
+    asked: int
+    warm: int
+    started: int
+    slowest_start_ms: float
+    problem: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S) -> list[Warmth]:
+    """Get every function of a plan ready for so many queries at once; a function after another, its requests together.
+
+    Each request keeps an environment busy for `hold_s` seconds, which has to be longer than the requests take to be
+    sent: one that comes when another has ended finds the same environment.
+    """
+    found = []
+    for stage, each in enumerate(plan.stages):
+        tiles = Counter(tile.function for tile in each.tiles)
+        for part in range(len(each.functions)):
+            asked = min(tiles[part] * queries, MOST_AT_ONCE)
+            request = WarmUp(plan.digest, stage, part, hold_s)
+            name = plan.function(stage, part)
+            answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(asked)))
+            found.append(_warmth(name, answers))
+    return found
+
+
+def _warmth(function: str, answers: Sequence[Warmed | Failure]) -> Warmth:
+    warmed = [one for one in answers if isinstance(one, Warmed)]
+    starts = [one.init_ms for one in warmed if one.init_ms > 0]
+    problem = next((f"{one.kind.value}: {one.message}" for one in answers if isinstance(one, Failure)), None)
+    environments = len({one.environment for one in warmed})
+    return Warmth(function, len(answers), environments, len(starts), max(starts, default=0.0), problem)

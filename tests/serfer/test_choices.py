@@ -1,0 +1,45 @@
+import pytest
+
+from serfer.choices import DRIVERS, WORKERS, Choices
+from serfer.core.errors import UsageError
+
+STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+cluster://h", "s3://b/p")
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        (Choices("memory://", "local", "push"), "memory:// cannot be shared with local workers"),
+        (Choices("memory://x", "local", "poll"), "memory:// cannot be shared with local workers"),
+        (Choices("memory://", "aws", "push"), "memory:// cannot be reached by functions in AWS"),
+        (Choices("file:///x", "aws", "push"), "file:// cannot be reached by functions in AWS"),
+        (Choices(None, "aws", "push"), "--workers aws needs --store"),
+        (Choices(None, "inprocess", "stepfunctions"), "--driver stepfunctions invokes functions"),
+        (Choices(None, "inprocess", "stepfunctions-express"), "--driver stepfunctions-express invokes functions"),
+        (Choices(None, "moon", "push"), "workers are inprocess, local or aws, not 'moon'"),
+        (
+            Choices(None, "local", "pull"),
+            "the driver is push, poll, stepfunctions or stepfunctions-express, not 'pull'",
+        ),
+        (Choices(None, "local", "push", cache_s=-1), "answers are kept for 0 to 86400 seconds"),
+        (Choices(None, "local", "push", cache_s=float("nan")), "answers are kept for 0 to 86400 seconds"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(choices, words):
+    with pytest.raises(UsageError) as caught:
+        choices.check()
+    assert words in str(caught.value)
+
+
+def test_whatever_is_left_is_taken():
+    taken = 0
+    for workers in WORKERS:
+        for driver in DRIVERS:
+            for store in STORES:
+                try:
+                    Choices(store, workers, driver).check()
+                except UsageError:
+                    continue
+                taken += 1
+    inprocess, local, aws = 2 * len(STORES), 4 * (len(STORES) - 1), 4 * (len(STORES) - 3)
+    assert taken == inprocess + local + aws

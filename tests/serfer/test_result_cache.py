@@ -1,0 +1,76 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from serfer.core.errors import StoreUnavailableError
+from serfer.result_cache import ResultCache
+from storage.memory import MemoryStore
+
+PLAN = SimpleNamespace(digest="d" * 64, output=SimpleNamespace(elements=3))
+LOGITS = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def cache(store):
+    return ResultCache(store, PLAN, 60.0)
+
+
+def test_an_answer_is_found_again(cache):
+    key = cache.key([b"one", b"two"])
+    assert cache.find(key, 2) is None
+    cache.keep(key, LOGITS)
+    assert np.array_equal(cache.find(key, 2), LOGITS)
+
+
+def test_other_questions_have_other_keys(cache, store):
+    other_plan = SimpleNamespace(digest="e" * 64, output=PLAN.output)
+    keys = [cache.key(parts) for parts in ([b"ab", b"c"], [b"a", b"bc"], [b"abc"], [b"c", b"ab"], [])]
+    keys.append(ResultCache(store, other_plan, 60.0).key([b"abc"]))
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_same_question_has_the_same_key_whatever_holds_it(cache):
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert cache.key([array.data]) == cache.key([array.tobytes()]) == cache.key([bytearray(array.tobytes())])
+
+
+def test_nothing_of_the_image_is_in_the_store(cache, store):
+    cache.keep(cache.key([b"a secret picture"]), LOGITS)
+    assert not any(b"secret" in value or "secret" in key for key, (value, _) in store._values.items())
+
+
+def test_answers_expire():
+    now = [0.0]
+    cache = ResultCache(MemoryStore(lambda: now[0]), PLAN, 60.0)
+    key = cache.key([b"x"])
+    cache.keep(key, LOGITS)
+    now[0] = 59.0
+    assert cache.find(key, 2) is not None
+    now[0] = 61.0
+    assert cache.find(key, 2) is None
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 23, b"x" * 25, b"x" * 12])
+def test_what_is_no_answer_of_that_size_is_none(cache, store, value):
+    key = cache.key([b"x"])
+    store.put(key, value, 60)
+    assert cache.find(key, 2) is None
+
+
+def test_a_store_that_is_gone_is_as_good_as_empty():
+    class Gone(MemoryStore):
+        def put(self, *_):
+            raise StoreUnavailableError("gone")
+
+        def get_many(self, _):
+            raise StoreUnavailableError("gone")
+
+    cache = ResultCache(Gone(), PLAN, 60.0)
+    cache.keep("k", LOGITS)
+    assert cache.find("k", 2) is None

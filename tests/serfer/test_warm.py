@@ -1,0 +1,77 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from serfer.core.run import Failure, FailureKind
+from serfer.core.wire import Warmed
+from serfer.warm import Warmth, warm
+
+
+class Functions:
+    """Environments that are busy for as long as a request holds them; the `limit`-th is one too many."""
+
+    def __init__(self, limit=1000):
+        self.limit, self.sent, self.busy, self.idle, self.started = limit, [], {}, {}, 0
+
+    async def warm(self, function, asked):
+        self.sent.append((function, asked))
+        busy, idle = self.busy.setdefault(function, set()), self.idle.setdefault(function, set())
+        if len(busy) == self.limit:
+            return Failure(FailureKind.THROTTLED, "TooManyRequestsException", "Rate Exceeded.")
+        cold = not idle
+        self.started += cold
+        environment = f"{function}-{self.started}" if cold else idle.pop()
+        busy.add(environment)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        busy.remove(environment)
+        idle.add(environment)
+        return Warmed(environment, 100.0 + self.started if cold else 0.0, 1)
+
+
+@pytest.fixture
+def plan():
+    """Two stages: four tiles of one function; three columns, of two functions."""
+    stages = [
+        SimpleNamespace(tiles=[SimpleNamespace(function=0)] * 4, functions=[None]),
+        SimpleNamespace(tiles=[SimpleNamespace(function=n) for n in (0, 0, 1)], functions=[None, None]),
+    ]
+    return SimpleNamespace(digest="d" * 64, stages=stages, function="f-{}-{}".format)
+
+
+def test_every_function_gets_as_many_environments_as_its_tiles_need_at_once(plan):
+    found = asyncio.run(warm(plan, Functions(), queries=3))
+    assert [(one.function, one.asked, one.warm, one.started) for one in found] == [
+        ("f-0-0", 12, 12, 12),
+        ("f-1-0", 6, 6, 6),
+        ("f-1-1", 3, 3, 3),
+    ]
+    assert found[0].slowest_start_ms == 112.0
+
+
+def test_a_second_time_nothing_starts(plan):
+    async def twice():
+        functions = Functions()
+        await warm(plan, functions, queries=2)
+        return await warm(plan, functions, queries=2)
+
+    assert [(one.warm, one.started, one.slowest_start_ms) for one in asyncio.run(twice())] == [
+        (8, 0, 0.0),
+        (4, 0, 0.0),
+        (2, 0, 0.0),
+    ]
+
+
+def test_what_failed_is_told(plan):
+    found = asyncio.run(warm(plan, Functions(limit=5), queries=2))
+    assert found[0] == Warmth("f-0-0", 8, 5, 5, 105.0, "throttled: Rate Exceeded.")
+    assert found[1].problem is None
+
+
+def test_requests_name_stage_and_part(plan):
+    functions = Functions()
+    asyncio.run(warm(plan, functions, queries=1, hold_s=0.25))
+    assert {(name, asked.stage, asked.part, asked.hold_s, asked.plan) for name, asked in functions.sent} == {
+        (f"f-{stage}-{part}", stage, part, 0.25, "d" * 64) for stage, part in [(0, 0), (1, 0), (1, 1)]
+    }

@@ -69,6 +69,9 @@ def print_answer(out: Console, plan: Plan, report: QueryReport, delta: Differenc
         out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
         for prediction in image.predictions:
             out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
+    if report.target == "cache":
+        out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
+        return
     table = _table("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out")
     for stage in report.stages:
         start = "warm" if not stage.cold else f"{stage.cold} cold"

@@ -204,9 +204,7 @@ def _deployed() -> LambdaInvoker:
         meta = session.create_client("lambda").meta
         credentials = session.get_credentials()
     except BotoCoreError as error:
-        raise UnavailableError(
-            f"--workers aws: {error} Set AWS_REGION, or AWS_PROFILE to a profile with one"
-        ) from error
+        raise UnavailableError(f"--workers aws: {error} Set AWS_DEFAULT_REGION or AWS_PROFILE") from error
     if credentials is None:
         raise UnavailableError("--workers aws: no credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
     return LambdaInvoker(meta.endpoint_url, meta.region_name, credentials, _CONNECTIONS)

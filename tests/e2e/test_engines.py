@@ -1,0 +1,129 @@
+"""Every engine on every store gives the same answer, and leaves nothing behind."""
+
+import json
+import os
+import socket
+
+import numpy as np
+import pytest
+
+import serfer
+from serfer.core.errors import UsageError
+from serfer.unsplit import unsplit
+from splitter.exactness import difference
+from tests.e2e.small import batch
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class TestPoll:
+    @pytest.mark.parametrize("workers", ["inprocess", "local"])
+    @pytest.mark.parametrize("kind", ["file", "redis"])
+    def test_it_answers_as_the_unsplit_model(self, lean, settings, kind, workers, tmp_path, redis):
+        url = {"file": f"file://{tmp_path / 'store'}", "redis": redis}[kind]
+        with serfer.open(lean, store=url, workers=workers, driver="poll", settings=settings) as pipeline:
+            whole = unsplit(pipeline.plan, lean)
+            for images in (batch(1), batch(3, seed=1)):
+                assert difference(pipeline.run(images), whole(images)).exact
+            report = pipeline.last_report
+            assert report.store.exists >= sum(stage.tasks for stage in report.stages)
+            assert report.retries == 0
+
+
+class TestCache:
+    def test_the_same_images_are_answered_again_without_running(self, plan, settings, examples):
+        picture = (examples / "rocket.jpg").read_bytes()
+        with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
+            first = pipeline.classify([picture], names=["one"])
+            assert pipeline.last_report.target == "serverless"
+            again = pipeline.classify([examples / "rocket.jpg"], names=["two"], top_k=2)
+            report = pipeline.last_report
+            assert (report.target, report.stages, report.cost_usd) == ("cache", (), 0.0)
+            assert again[0].predictions == first[0].predictions[:2]
+            assert again[0].name == "two"
+            pipeline.classify([(examples / "coffee.png").read_bytes()])
+            assert pipeline.last_report.target == "serverless"
+
+    def test_arrays_too_and_whatever_is_asked_again_at_once(self, plan, settings):
+        with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
+            logits = pipeline.run(batch(2))
+            assert np.array_equal(pipeline.submit(batch(2)).result().logits, logits)
+            assert pipeline.last_report.target == "cache"
+            pipeline.run(batch(2)[::-1])
+            assert pipeline.last_report.target == "serverless"
+
+    def test_it_is_off_unless_asked_for(self, plan, settings):
+        with serfer.open(plan, settings=settings) as pipeline:
+            for _ in range(2):
+                pipeline.run(batch(1))
+                assert pipeline.last_report.target == "serverless"
+
+    def test_from_the_command_line(self, serfer_, plan, examples):
+        picture = examples / "rocket.jpg"
+        common = ("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--json")
+        first, second = (json.loads(line) for line in serfer_(*common, "--cache-s", "60").lines)
+        assert (first["target"], second["target"]) == ("serverless", "cache")
+        assert second["images"] == first["images"]
+        result = serfer_(*common[:2], "--plan", plan, "--workers", "inprocess", "--cache-s", "60", picture)
+        assert "from the cache" in result.out
+
+
+class TestWarm:
+    def test_what_is_warm_starts_no_more(self, plan, settings, redis):
+        with serfer.open(plan, store=redis, workers="local", settings=settings) as pipeline:
+            found = pipeline.warm()
+            assert [(one.asked, one.warm, one.started) for one in found] == [(4, 4, 4), (4, 4, 4), (1, 1, 1)]
+            assert all(one.slowest_start_ms > 0 and one.problem is None for one in found)
+            pipeline.run(batch(1))
+            assert sum(stage.cold for stage in pipeline.last_report.stages) == 0
+            assert [one.started for one in pipeline.warm()] == [0, 0, 0]
+
+    def test_what_the_account_does_not_allow_is_told(self, plan, settings, redis):
+        few = settings.model_copy(update={"local_concurrency": 2})
+        with serfer.open(plan, store=redis, workers="local", settings=few) as pipeline:
+            found = pipeline.warm()
+            assert (found[0].asked, found[0].warm) == (4, 2)
+            assert found[0].problem.startswith("throttled: ")
+
+    def test_workers_in_process_are_always_warm(self, plan, settings):
+        with serfer.open(plan, settings=settings) as pipeline, pytest.raises(UsageError, match="always warm"):
+            pipeline.warm()
+
+
+class TestDeployed:
+    """`--workers aws` against the local Lambda service, found as boto3 finds it."""
+
+    @pytest.fixture
+    def service(self, plan, settings, redis):
+        port = free_port()
+        here = settings.model_copy(update={"local_port": port})
+        with serfer.open(plan, store=redis, workers="local", settings=here):
+            yield {
+                "AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{port}",
+                "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "local",
+                "AWS_SECRET_ACCESS_KEY": "local",
+            }
+
+    def test_they_are_warmed_up_and_asked(self, service, serfer_, plan, redis, examples):
+        warmed = serfer_("warm", "--plan", plan, "--store", redis, "--json", **service)
+        assert [json.loads(line)["started"] for line in warmed.lines] == [4, 4, 1]
+        common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis, "--json")
+        for driver in ("push", "poll"):
+            report = json.loads(serfer_(*common, "--driver", driver, **service).out)
+            assert sum(stage["cold"] for stage in report["stages"]) == 0
+        assert "slowest start ms" in serfer_("warm", "--plan", plan, "--store", redis, **service).out
+
+    def test_without_credentials_or_region(self, serfer_, plan, redis, examples):
+        common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis)
+        nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
+        serfer_(*common, **nothing).complains(4, "--workers aws: ", "AWS_DEFAULT_REGION")
+        serfer_(*common, **nothing, AWS_DEFAULT_REGION="us-east-1").complains(4, "--workers aws: no credentials")
+
+    def test_functions_that_are_not_there(self, serfer_, lean, service, redis, examples):
+        common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis)
+        serfer_(*common, **service).complains(4, "Function not found")

@@ -8,7 +8,7 @@ STAMP := .venv/.set-up
 setup: $(STAMP)
 
 # torch first and by itself: any looser request for it would bring a build with gigabytes of CUDA libraries.
-$(STAMP): requirements.txt requirements-ministack.txt pyproject.toml
+$(STAMP): requirements.txt requirements-ministack.txt pyproject.toml tests/asl/package-lock.json
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
@@ -16,6 +16,8 @@ $(STAMP): requirements.txt requirements-ministack.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(PYTHON) -m venv .venv/ministack
 	.venv/ministack/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-ministack.txt
+	@if command -v npm >/dev/null; then npm ci --prefix tests/asl --silent --ignore-scripts --no-audit --no-fund; \
+	else echo "npm is not on PATH: the test that asks asl-validator will be skipped" >&2; fi
 	touch $(STAMP)
 
 demo: setup

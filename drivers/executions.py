@@ -1,0 +1,177 @@
+"""Executions of one state machine of AWS Step Functions, by way of boto3 in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from drivers.asl import EXPRESS_LIMIT_S
+from serfer.core.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from botocore.credentials import Credentials
+
+KINDS = ("standard", "express")
+_MARGIN_S = 5  # a call waits for the longest execution
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 0.05, 1.0, 1.5
+_POLLS_PER_S = 10.0  # of all executions together: AWS allows 15
+_CALLS = 16  # at once, where none waits for an execution's end
+
+
+class Client(Protocol):
+    """What is used of a boto3 client for Step Functions; it may be called from several threads at once."""
+
+    def start_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803 - boto3's
+        """Start an execution of a Standard machine."""
+
+    def describe_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - boto3's
+        """Say how an execution of a Standard machine is."""
+
+    def stop_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - boto3's
+        """Stop an execution of a Standard machine."""
+
+    def start_sync_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803
+        """Run an execution of an Express machine to its end."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+def connect(
+    region: str, *, endpoint: str | None = None, credentials: Credentials | None = None, connections: int = _CALLS
+) -> Client:
+    """Return a client for Step Functions in a region, or at `endpoint`; credentials are boto3's own unless given."""
+    import boto3  # noqa: PLC0415 - most commands never need it, and it takes its time
+    from botocore.config import Config  # noqa: PLC0415 - as above
+
+    session = boto3.session.Session(
+        aws_access_key_id=credentials.access_key if credentials else None,
+        aws_secret_access_key=credentials.secret_key if credentials else None,
+        aws_session_token=credentials.token if credentials else None,
+        region_name=region,
+    )
+    config = Config(
+        max_pool_connections=connections,
+        connect_timeout=_MARGIN_S,
+        read_timeout=EXPRESS_LIMIT_S + _MARGIN_S,
+        retries={"mode": "standard", "total_max_attempts": 3},
+        inject_host_prefix=endpoint is None,  # "sync-" before the host's name, which no other endpoint has
+    )
+    client: Client = session.client("stepfunctions", endpoint_url=endpoint, config=config)
+    return client
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an execution ended, and when it ran, in seconds since the epoch by the service's clock.
+
+    `clock` is what to add to such a time for the time on the event loop's clock, as well as one can know.
+    """
+
+    status: str
+    output: str
+    error: str
+    cause: str
+    started: float
+    ended: float
+    clock: float
+
+
+class Executions:
+    """Runs executions of a state machine and waits for their ends, any number at once.
+
+    `kind` is "standard", polled less and less often, or "express", of which at most `at_once` can be waited for.
+    """
+
+    def __init__(self, client: Client, arn: str, kind: str, at_once: int) -> None:
+        self._client = client
+        self._arn = arn
+        self._run = {"standard": self._standard, "express": self._express}[kind]
+        self._threads = ThreadPoolExecutor(
+            at_once if kind == "express" else min(at_once, _CALLS), thread_name_prefix="serfer-step-functions"
+        )
+        self._under_way = 0
+        self.polls = 0
+
+    async def run(self, name: str, text: str, expected_s: float) -> Outcome:
+        """Run an execution with the input `text`; one of `expected_s` seconds is first asked about when they are over.
+
+        Cancelling stops a Standard execution; an Express one cannot be stopped, so its end is waited for. Raises
+        UnavailableError where Step Functions does not answer, or refuses.
+        """
+        self._under_way += 1
+        try:
+            return await self._run(name, text, expected_s)
+        finally:
+            self._under_way -= 1
+
+    def close(self) -> None:
+        """Close the connections; whoever still waits for a call waits for nothing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    async def _standard(self, name: str, text: str, expected_s: float) -> Outcome:
+        start = asyncio.ensure_future(self._start(name, text))
+        try:
+            arn, clock = await asyncio.shield(start)
+            return _outcome(await self._ended(arn, expected_s), clock)
+        except asyncio.CancelledError:
+            with suppress(UnavailableError):  # it has a time limit of its own
+                await self._call(self._client.stop_execution, executionArn=(await start)[0])
+            raise
+
+    async def _start(self, name: str, text: str) -> tuple[str, float]:
+        """Start an execution and return its ARN, and what to add to the service's times for the event loop's."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        said = await self._call(self._client.start_execution, stateMachineArn=self._arn, name=name, input=text)
+        return said["executionArn"], (asked + loop.time()) / 2 - said["startDate"].timestamp()
+
+    async def _ended(self, arn: str, expected_s: float) -> Any:  # noqa: ANN401 - boto3's
+        """Ask about an execution until it has ended, and return what is said then."""
+        await asyncio.sleep(max(0.0, expected_s - _FIRST_WAIT_S))
+        wait = _FIRST_WAIT_S
+        while True:
+            await asyncio.sleep(max(wait, self._under_way / _POLLS_PER_S))
+            said = await self._call(self._client.describe_execution, executionArn=arn)
+            self.polls += 1
+            if said["status"] != "RUNNING":
+                return said
+            wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
+
+    async def _express(self, name: str, text: str, _expected_s: float) -> Outcome:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        call = asyncio.ensure_future(
+            self._call(self._client.start_sync_execution, stateMachineArn=self._arn, name=name, input=text)
+        )
+        try:
+            said = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait({call})
+            raise
+        middle = (said["startDate"].timestamp() + said["stopDate"].timestamp()) / 2
+        return _outcome(said, (asked + loop.time()) / 2 - middle)
+
+    async def _call(self, method: Callable[..., Any], **given: str) -> Any:  # noqa: ANN401 - boto3's
+        """Call boto3 in a thread; its errors, which hold no secrets, become one line."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: method(**given))
+        except ClientError as error:
+            code, message = (error.response["Error"].get(key, "") for key in ("Code", "Message"))
+            raise UnavailableError(
+                f"Step Functions refused {error.operation_name}, {code}: {message}; is --stack deployed and yours?"
+            ) from error
+        except BotoCoreError as error:
+            raise UnavailableError(f"Step Functions cannot be reached: {error}") from error
+
+
+def _outcome(said: Any, clock: float) -> Outcome:  # noqa: ANN401 - boto3's
+    status, output, error, cause = (str(said.get(key) or "") for key in ("status", "output", "error", "cause"))
+    return Outcome(status, output, error, cause, said["startDate"].timestamp(), said["stopDate"].timestamp(), clock)

@@ -1,0 +1,117 @@
+"""What an execution's end means: the error of a query, or what the run machine would have known of its stages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from drivers.asl import THROTTLED
+from drivers.asl_output import Entry, Output
+from drivers.executions import Outcome
+from serfer.core.errors import (
+    DeadlineError,
+    LambdaUnavailableError,
+    MissingKeyError,
+    QueryError,
+    SerferError,
+    StoreUnavailableError,
+    TaskFailedError,
+)
+from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
+
+_SHOWN = 500  # characters of an error that nobody foresaw
+_MS_PER_S = 1000
+_PLACE = re.compile(r"stage (\d{1,9}), tile (\d{1,9}): (\{.*)", re.DOTALL)
+_KINDS = {
+    THROTTLED: FailureKind.THROTTLED,
+    "Lambda.Unknown": FailureKind.FAILED_IN_CODE,
+    "Sandbox.Timedout": FailureKind.TIMED_OUT,
+    "States.Timeout": FailureKind.TIMED_OUT,
+    "Runtime.OutOfMemory": FailureKind.OUT_OF_MEMORY,
+}
+_RETRIED = Failure(FailureKind.FAILED_IN_CODE, "", "tried again; the execution's history says why")
+
+
+def error_of(outcome: Outcome) -> SerferError:
+    """Turn the end of an execution that did not succeed into the error that its query ends with."""
+    if outcome.status == "TIMED_OUT":
+        return DeadlineError("the state machine's own time limit has passed: deploy it with a longer one")
+    if outcome.status == "ABORTED":
+        return QueryError("somebody stopped the query's execution")
+    place, name, message = _cause(outcome)
+    text = f"{place}{name}: {message}" if message else f"{place}{name}"
+    kind = _KINDS.get(name, FailureKind.UNREACHABLE if name.startswith("Lambda.") else FailureKind.FAILED_IN_CODE)
+    if name == MissingKeyError.__name__:
+        return MissingKeyError(text)
+    if name == StoreUnavailableError.__name__:
+        return StoreUnavailableError(text)
+    if kind in (FailureKind.UNREACHABLE, FailureKind.THROTTLED):
+        return LambdaUnavailableError(f"{kind.value}: {text}")
+    return TaskFailedError(f"{kind.value}: {text}")
+
+
+def _cause(outcome: Outcome) -> tuple[str, str, str]:
+    """Return which tile an execution failed at, as text, with the error's own name and message."""
+    place, cause = "", outcome.cause
+    if found := _PLACE.match(outcome.cause):
+        place = f"stage {found[1]}, tile {found[2]}: "
+        cause = _field(found[3], "Cause")
+    message = _field(cause, "errorMessage") or cause
+    return place, outcome.error or outcome.status, message.partition("\n")[0][:_SHOWN]
+
+
+def _field(text: str, name: str) -> str:
+    """Return a text of a JSON object; empty where there is no such thing."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def stage_runs(output: Output, outcome: Outcome, bounds: tuple[float, float]) -> list[StageRun]:
+    """Return what is known of each stage, on the event loop's clock and within `bounds`.
+
+    A stage starts when its first tile was entered, and ends when the next one starts.
+    """
+
+    def clock(time: float) -> float:
+        return min(max(time + outcome.clock, bounds[0]), bounds[1])
+
+    ended = outcome.ended if output.ended is None else output.ended
+    times = [*_starts(output, outcome.started, ended), ended]
+    return [
+        _stage_run(entries, clock(start), clock(end), clock)
+        for entries, (start, end) in zip(output.stages, itertools.pairwise(times), strict=True)
+    ]
+
+
+def _starts(output: Output, started: float, ended: float) -> list[float]:
+    """Return when each stage started; where nobody says, as the slowest tasks of each would have it."""
+    said = [[entry.at for entry in entries if entry.at is not None] for entries in output.stages]
+    if all(said):
+        return [min(times) for times in said]
+    took = [max(entry.report.billed_ms for entry in entries) for entries in output.stages]
+    passed = itertools.accumulate(took[:-1], initial=0.0)
+    return [started + (ended - started) * before / (sum(took) or 1.0) for before in passed]
+
+
+def _stage_run(entries: Sequence[Entry], start: float, end: float, clock: Callable[[float], float]) -> StageRun:
+    """Return a stage's run; its invocations are taken to have been on their way as long as the one that ended it."""
+    asked = [start if entry.at is None else clock(entry.at) for entry in entries]
+    due = [time + entry.report.billed_ms / _MS_PER_S for time, entry in zip(asked, entries, strict=True)]
+    way = max(0.0, end - max(due))
+    tiles = [
+        _tile_run(entry, time, min(end, ready + way)) for entry, time, ready in zip(entries, asked, due, strict=True)
+    ]
+    return StageRun(start, tiles, max(start, end))
+
+
+def _tile_run(entry: Entry, asked: float, ended: float) -> TileRun:
+    """Return a tile's run; when the tries before the last one were made is not known."""
+    failed = [Attempt(number, asked, asked, asked, _RETRIED) for number in range(entry.retries)]
+    last = Attempt(entry.retries, asked, asked, max(asked, ended), entry.report)
+    return TileRun([*failed, last], entry.report, failures=entry.retries)

@@ -1,0 +1,272 @@
+"""The Step Functions driver: the plan's state machine (drivers/asl.py) takes a query through its stages.
+
+    crops ──▶ store        execution ──▶ its workers read and write the store        answer ◀── store
+
+The driver puts a query's crops into the store, has an execution run, and reads the answer. What happened in between it
+learns from the execution's output: reports and times, of which it makes what the run machine would have known. A query
+whose pieces the store has lost begins anew, under another name, as it does with every driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from drivers.asl_output import parse_output
+from drivers.driver import TTL_MARGIN_S, Answer, Spent
+from drivers.executions import KINDS, Client, Executions, Outcome
+from drivers.outcomes import error_of, stage_runs
+from drivers.slots import Slots
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import (
+    DeadlineError,
+    InputError,
+    MissingKeyError,
+    StoreUnavailableError,
+    TaskFailedError,
+    UsageError,
+)
+from serfer.core.inline import FLOAT_BYTES
+from serfer.core.keys import input_key, output_key, query_id
+from serfer.core.plan import Plan
+from serfer.core.run import FailureKind, Retry
+from serfer.core.wire import Buffer, Crop
+from storage.counting import CountingStore
+from storage.store import Range, Store
+
+_STRAGGLER_S = 30.0
+_ONE_SLOT = 1 << 20  # bytes of a query up to which one node of a cluster serves it with fewer round trips
+_CLEAN_UP_TRIES = 4
+_MS_PER_S = 1000
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What all queries of a driver share."""
+
+    plan: Plan
+    store: Store
+    executions: Executions
+    retry: Retry
+    expected_s: float  # of a query
+    straggling_s: float  # for how long a task may still write after its execution has failed
+
+    @property
+    def tiles(self) -> list[int]:
+        """The number of each stage's tiles."""
+        return [stage.grid.tiles for stage in self.plan.stages]
+
+
+class StepFunctionsDriver:
+    """Takes queries through one plan by the state machine `arn` of `kind` "standard" or "express".
+
+    At most `concurrency` executions are under way at once, the oldest query's first. `client` belongs to the driver,
+    which closes it; `retry` is that of the store's calls and of new beginnings, as the machine has its tasks' inside.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        client: Client,
+        arn: str,
+        *,
+        kind: str,
+        concurrency: int = 64,
+        retry: Retry | None = None,
+    ) -> None:
+        if kind not in KINDS:
+            raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
+        predicted_ms = [stage.predicted_ms for stage in plan.stages]
+        self._executions = Executions(client, arn, kind, concurrency)
+        self._route = _Route(
+            *(plan, store, self._executions, retry or Retry(), sum(predicted_ms) / _MS_PER_S),
+            straggling_s=min(max(predicted_ms) / _MS_PER_S, _STRAGGLER_S),
+        )
+        self._slots = Slots(concurrency)
+        self._arrivals = itertools.count()
+        self._cleanups: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
+
+    @property
+    def polls(self) -> int:
+        """How often Step Functions was asked whether an execution had ended."""
+        return self._executions.polls
+
+    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
+        """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
+
+        Raises TaskFailedError, DeadlineError, or what was unavailable. Keys are deleted however it ends.
+        """
+        age, started = next(self._arrivals), asyncio.get_running_loop().time()
+        me = asyncio.current_task()
+        if me is None:
+            raise AssertionError("coroutines run in tasks")
+        self._running.add(me)
+        try:
+            async with asyncio.timeout_at(started + deadline_s) as limit:
+                await self._slots.take(age)
+                try:
+                    return await self._until_answered(crops, batch, (started, started + deadline_s))
+                finally:
+                    self._slots.give()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DeadlineError(f"no answer by the deadline of {deadline_s * _MS_PER_S:.0f} ms: allow more") from error
+        finally:
+            self._running.discard(me)
+
+    async def _until_answered(self, crops: Sequence[Crop], batch: int, times: tuple[float, float]) -> Answer:
+        """Run a query, and run it again whenever the store has lost what its tasks had written."""
+        spent, route = Spent(), self._route
+        while True:
+            query = _Query(route, crops, batch, times)
+            try:
+                answer = await query.run()
+                return replace(answer, spent=spent + answer.spent)
+            except MissingKeyError as error:
+                if spent.restarts == route.retry.restarts:
+                    raise StoreUnavailableError(
+                        f"the store loses what is written to it ({error}): let --store be one that does not evict"
+                    ) from error
+                spent += Spent(restarts=1, counts=query.counts)
+            finally:
+                self._clean_up_later(query)
+
+    def _clean_up_later(self, query: _Query) -> None:
+        """Delete a query's keys without making its answer wait."""
+        cleanup = asyncio.get_running_loop().create_task(query.clean_up())
+        self._cleanups.add(cleanup)
+        cleanup.add_done_callback(self._cleanups.discard)
+
+    async def close(self) -> None:
+        """Stop the queries that are under way, and wait until what they and others left behind is deleted."""
+        for running in self._running:
+            running.cancel()
+        if self._running:
+            await asyncio.wait([*self._running])
+        await asyncio.gather(*self._cleanups)
+        self._executions.close()
+
+
+class _Query:
+    """One query's execution and keys; `times` are when it started and its deadline."""
+
+    def __init__(self, route: _Route, crops: Sequence[Crop], batch: int, times: tuple[float, float]) -> None:
+        stages = route.plan.stages
+        written = sum(stage.written(tile) for stage in stages for tile in stage.tiles) * FLOAT_BYTES * batch
+        stored = written + sum(len(crop.data or b"") for crop in crops)
+        self._route = route
+        self._crops = crops
+        self._batch = batch
+        self._started, self._deadline = times
+        self._name = query_id(secrets.token_hex(16), one_slot=stored <= _ONE_SLOT)
+        self._under_way: set[asyncio.Task[Any]] = set()  # what may still write
+        self._left_s: float | None = route.straggling_s  # when nothing is written any more; None once all is clean
+        self._cleaned = False
+        self.counts = StoreCounts()
+
+    async def run(self) -> Answer:
+        """Run the query to its end; raises MissingKeyError where the store has lost some of its pieces."""
+        await self._store_crops()
+        outcome = await self._execute()
+        if outcome.status != "SUCCEEDED":
+            raise error_of(outcome)
+        try:
+            output = parse_output(outcome.output, self._route.tiles)
+        except InputError as error:
+            raise TaskFailedError(f"{FailureKind.FAILED_IN_CODE.value}: {error}") from error
+        self._left_s, self._cleaned = 0.0, output.cleaned
+        outputs = await self._outputs()
+        ended = asyncio.get_running_loop().time()
+        stages = stage_runs(output, outcome, (self._started, ended))
+        retries = sum(entry.retries for entries in output.stages for entry in entries)
+        carried = [0] * len(stages)
+        return Answer(self._name, self._started, ended, stages, outputs, carried, Spent(retries, counts=self.counts))
+
+    async def _execute(self) -> Outcome:
+        """Have an execution run; whoever gives up waiting has it stopped."""
+        ttl = round(self._deadline - self._started + TTL_MARGIN_S, 3)
+        known = {"query": self._name, "batch": self._batch, "ttl": ttl, "dtype": self._crops[0].dtype}
+        name, route = self._name.strip("{}"), self._route
+        execution = self._start(route.executions.run(name, json.dumps(known), route.expected_s))
+        try:
+            return await asyncio.shield(execution)
+        except asyncio.CancelledError:
+            execution.cancel()
+            raise
+
+    def _start(self, work: Coroutine[Any, Any, _Value]) -> asyncio.Task[_Value]:
+        """Start what a query's end waits for before it deletes the query's keys."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
+        return task
+
+    async def _store_crops(self) -> None:
+        store = CountingStore(self._route.store)
+
+        def put() -> None:
+            for number, crop in enumerate(self._crops):
+                store.put(
+                    input_key(self._name, number), crop.data or b"", self._deadline - self._started + TTL_MARGIN_S
+                )
+
+        await asyncio.shield(self._start(self._patiently(put)))
+        self.counts += store.counts
+
+    async def _outputs(self) -> list[Buffer]:
+        """Return what the last stage's tiles computed, in tile order."""
+        store = CountingStore(self._route.store)
+        asked = [Range(key) for key in self._answer_keys()]
+        values = await self._patiently(lambda: store.get_many(asked))
+        self.counts += store.counts
+        return [*values]
+
+    async def _patiently(self, call: Callable[[], _Value]) -> _Value:
+        """Ask the store in a thread, and again while it does not answer and there is time left."""
+        retry, loop = self._route.retry, asyncio.get_running_loop()
+        for failures in itertools.count(1):
+            try:
+                return await asyncio.to_thread(call)
+            except StoreUnavailableError:
+                wait = retry.wait(failures, random.random())  # noqa: S311 - jitter, no secret
+                if failures >= retry.unavailable_attempts or loop.time() + wait >= self._deadline:
+                    raise
+                await asyncio.sleep(wait)
+        raise AssertionError("unreachable: counting has no end")
+
+    def _answer_keys(self) -> list[str]:
+        last = len(self._route.tiles) - 1
+        return [output_key(self._name, last, tile) for tile in range(self._route.tiles[last])]
+
+    def _keys(self) -> list[str]:
+        """Return what may still lie in the store: the answer, and all the rest if the execution did not delete it."""
+        if self._cleaned:
+            return self._answer_keys()
+        inputs = [input_key(self._name, number) for number in range(len(self._crops))]
+        stages = enumerate(self._route.tiles)
+        return [*inputs, *(output_key(self._name, number, tile) for number, count in stages for tile in range(count))]
+
+    async def clean_up(self) -> None:
+        """Delete the query's keys, after its tasks have ended where some may still be on their way."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=_STRAGGLER_S)
+        if self._left_s:
+            await asyncio.sleep(self._left_s)
+        for failures in range(1, _CLEAN_UP_TRIES):
+            try:
+                await asyncio.to_thread(self._route.store.delete, self._keys())
+            except StoreUnavailableError:
+                await asyncio.sleep(self._route.retry.wait(failures, 0.0))
+            else:
+                return  # a store that stays away lets the keys expire

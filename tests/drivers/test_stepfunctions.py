@@ -1,0 +1,477 @@
+"""The Step Functions driver with a service of the tests' own: an interpreter of the language, workers in memory."""
+
+import asyncio
+import json
+import socket
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from drivers.asl import THROTTLED, compile_plan, local_functions
+from drivers.executions import connect
+from drivers.stepfunctions import StepFunctionsDriver
+from serfer.core.aws import shipped_aws
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import (
+    DeadlineError,
+    LambdaUnavailableError,
+    QueryError,
+    StoreUnavailableError,
+    TaskFailedError,
+    UnavailableError,
+    UsageError,
+)
+from serfer.core.keys import input_key, output_key
+from serfer.core.run import Failure, Retry
+from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
+from serfer.report import make_report
+from serfer.trace import TracedQuery, trace_events
+from storage.memory import MemoryStore
+from tests.drivers.asl_interpreter import Machine, StateError
+from tests.drivers.wide import wide_plan
+
+PATIENCE = 10.0
+TILES = (4, 3, 2)
+PLAN = wide_plan(TILES, (1, 3, 1))
+CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
+ARN = "arn:aws:states:us-east-1:123456789012:stateMachine:serfer"
+KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
+RETRY = Retry(attempts=3, unavailable_attempts=3, restarts=2, base=0.001)
+
+
+class WatchedStore(MemoryStore):
+    """Remembers every key that was ever put, and fails the first `failures` calls of a kind."""
+
+    def __init__(self, **failures):
+        super().__init__()
+        self.ever, self.failures = set(), failures
+
+    def _fail(self, call):
+        if self.failures.get(call, 0) > 0:
+            self.failures[call] -= 1
+            raise StoreUnavailableError("the store is away")
+
+    def put(self, key, value, ttl):
+        self._fail("put")
+        super().put(key, value, ttl)
+        self.ever.add(key)
+
+    def get_many(self, ranges):
+        self._fail("get")
+        return super().get_many(ranges)
+
+    def delete(self, keys):
+        self._fail("delete")
+        super().delete(keys)
+
+    @property
+    def keys(self):
+        return set(self._values)
+
+
+class Service:
+    """Step Functions and Lambda in one, as boto3 shows them; `script` fails attempts as in test_asl."""
+
+    def __init__(self, store, script=None, plan=PLAN):
+        definition = compile_plan(plan, local_functions(plan), express=True, retry=RETRY)
+        self.machine = Machine(definition, self.work)
+        self.store, self.script, self.plan = store, {place: [*names] for place, names in (script or {}).items()}, plan
+        self.executions, self.stopped, self.queries = {}, [], []
+        self.polls_before_end = 1
+        self.hang = threading.Event()  # set: an execution ends
+        self.hang.set()
+        self.reached = threading.Event()
+        self.under_way, self.most, self.closed = 0, 0, False
+        self.lock = threading.Lock()
+
+    def work(self, _function, payload):
+        if asked := decode_clean_up(payload):
+            stages = range(len(self.plan.stages) - asked.keep_answer)
+            keys = [output_key(asked.query, stage, tile) for stage in stages for tile in range(9)]
+            self.store.delete([input_key(asked.query, tile) for tile in range(9)] + keys)
+            return {}
+        task = decode_task(payload)
+        failures = self.script.get((task.stage, task.tile), [])
+        if failures and (name := failures.pop(0)):
+            raise StateError(name, json.dumps({"errorMessage": "on purpose\nsecond line", "errorType": name}))
+        if task.stage == 0:
+            crop = self.store.get(input_key(task.query, task.tile))
+            assert crop == CROPS[task.tile].data
+        self.store.put(output_key(task.query, task.stage, task.tile), b"%d" % task.tile, task.ttl)
+        return encode_report(Report("e", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts(puts=1), None))
+
+    def execute(self, text):
+        """Run an execution to its end and return what is said of it."""
+        with self.lock:
+            self.queries.append(json.loads(text)["query"])
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        self.reached.set()
+        started = datetime.now(UTC)
+        self.hang.wait()
+        end = {"startDate": started, "stopDate": started + timedelta(milliseconds=100)}
+        try:
+            with self.lock:
+                output = self.machine.run(json.loads(text))
+        except StateError as error:
+            return {**end, "status": "FAILED", "error": error.name, "cause": error.cause}
+        finally:
+            self.under_way -= 1
+        return {**end, "status": "SUCCEEDED", "output": json.dumps(output)}
+
+    def start_execution(self, *, stateMachineArn, name, input):  # noqa: A002, N803
+        assert stateMachineArn == ARN
+        assert name not in self.executions
+        assert name.isalnum()
+        self.executions[name] = [self.polls_before_end, None if not self.hang.is_set() else self.execute(input)]
+        self.reached.set()
+        return {"executionArn": name, "startDate": datetime.now(UTC)}
+
+    def describe_execution(self, *, executionArn):  # noqa: N803
+        execution = self.executions[executionArn]
+        execution[0] -= 1
+        return {"status": "RUNNING"} if execution[0] >= 0 or execution[1] is None else execution[1]
+
+    def stop_execution(self, *, executionArn):  # noqa: N803
+        self.stopped.append(executionArn)
+
+    def start_sync_execution(self, *, stateMachineArn, name, input):  # noqa: A002, N803
+        assert (stateMachineArn, name) == (ARN, json.loads(input)["query"].strip("{}"))
+        return self.execute(input)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def store():
+    return WatchedStore()
+
+
+def driver(service, store, kind="standard", **settings):
+    return StepFunctionsDriver(service.plan, store, service, ARN, kind=kind, retry=RETRY, **settings)
+
+
+def ask(service, store, kind="standard", deadline_s=PATIENCE):
+    """Ask once, close, and return the answer."""
+
+    async def main():
+        asked = driver(service, store, kind)
+        try:
+            return await asked.run(CROPS, 2, deadline_s)
+        finally:
+            await asked.close()
+            assert service.closed
+
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+@KINDS
+def test_a_query_is_answered_from_the_store_and_leaves_nothing(store, kind):
+    service = Service(store)
+    answer = ask(service, store, kind)
+    assert answer.outputs == [b"0", b"1"]
+    assert answer.query == service.queries[0]
+    assert [len(stage.reports) for stage in answer.stages] == list(TILES)
+    assert answer.carried == [0, 0, 0]
+    assert answer.spent.counts == StoreCounts(bytes_put=40, bytes_get=2, puts=4, gets=2)
+    assert (answer.spent.retries, answer.spent.hedges, answer.spent.restarts) == (0, 0, 0)
+    assert len(store.ever) == 4 + sum(TILES)
+    assert store.keys == set()
+
+
+@KINDS
+def test_times_lie_within_the_query_one_stage_after_the_other(store, kind):
+    answer = ask(Service(store), store, kind)
+    marks = [answer.started]
+    for stage in answer.stages:
+        marks += [stage.started, stage.ended]
+        for tile in stage.tiles:
+            [attempt] = tile.attempts
+            assert stage.started <= attempt.asked == attempt.started <= attempt.ended <= stage.ended
+    assert [*marks, answer.ended] == sorted([*marks, answer.ended])
+    assert answer.ended > answer.started
+
+
+def test_what_a_state_machine_tells_makes_a_report_and_a_trace(store):
+    answer = ask(Service(store, {(1, 2): ["ValueError", "ValueError"]}), store)
+    assert answer.spent.retries == 2
+    [*failed, last] = answer.stages[1].tiles[2].attempts
+    assert [type(attempt.result) for attempt in failed] == [Failure, Failure]
+    assert last.result == answer.stages[1].tiles[2].report
+    report = make_report(PLAN, answer, (), 1.0, shipped_aws().functions)
+    assert (report.retries, report.store.puts, report.stages[1].tasks) == (2, 4 + sum(TILES), 3)
+    events = trace_events(PLAN, [TracedQuery("q", answer.started, answer.started, answer.ended, answer)])
+    tasks = [event["name"] for event in events if event.get("cat") == "task"]
+    assert len(tasks) == sum(TILES) + 2
+    assert "stage-1 tile 2 (retry 2)" in tasks
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("ValueError", TaskFailedError, "failed in code: "),
+        ("Sandbox.Timedout", TaskFailedError, "timed out: "),
+        ("States.Timeout", TaskFailedError, "timed out: "),
+        ("Runtime.OutOfMemory", TaskFailedError, "out of memory: "),
+        ("Lambda.Unknown", TaskFailedError, "failed in code: "),
+        (THROTTLED, LambdaUnavailableError, "throttled: "),
+        ("Lambda.ResourceNotFoundException", LambdaUnavailableError, "unreachable: "),
+        ("StoreUnavailableError", StoreUnavailableError, ""),
+    ],
+)
+def test_a_task_that_fails_for_good_ends_the_query_with_its_own_error(store, kind, name, error, said):
+    with pytest.raises(error) as raised:
+        ask(Service(store, {(1, 2): [name] * 3}), store, kind)
+    assert str(raised.value) == f"{said}stage 1, tile 2: {name}: on purpose"
+    assert type(raised.value) is error
+    assert store.keys == set()
+
+
+@KINDS
+def test_a_failure_of_the_only_tile_of_a_stage_is_told_as_well(store, kind):
+    service = Service(store, {(1, 0): ["ValueError"] * 3}, wide_plan((4, 1)))
+    with pytest.raises(TaskFailedError, match="stage 1, tile 0: ValueError: on purpose"):
+        ask(service, store, kind)
+    assert store.keys == set()
+
+
+@KINDS
+def test_a_query_whose_pieces_are_lost_begins_anew_under_another_name(store, kind):
+    service = Service(store, {(1, 0): ["MissingKeyError"], (2, 1): [None, "MissingKeyError"]})
+    answer = ask(service, store, kind)
+    assert answer.outputs == [b"0", b"1"]
+    assert answer.spent.restarts == 1
+    assert answer.spent.counts.puts == 8
+    assert len(set(service.queries)) == 2
+    assert store.keys == set()
+
+
+def test_a_store_that_loses_everything_is_given_up_in_the_end(store):
+    service = Service(store, {(1, 0): ["MissingKeyError"] * 9})
+    with pytest.raises(StoreUnavailableError, match=r"loses what is written.*stage 1, tile 0.*--store"):
+        ask(service, store)
+    assert len(service.queries) == 3
+    assert store.keys == set()
+
+
+@KINDS
+def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
+    service = Service(store)
+    service.hang.clear()
+
+    async def main():
+        asked = driver(service, store, kind)
+        with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
+            await asked.run(CROPS, 2, 0.05)
+        assert store.keys, "keys are deleted after the last one who may write them"
+        service.hang.set()
+        await asked.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert len(service.stopped) == (kind == "standard")
+    assert store.keys == set()
+
+
+@KINDS
+def test_nobody_waits_any_more_and_the_execution_is_stopped(store, kind):
+    service = Service(store)
+    service.hang.clear()
+
+    async def main():
+        asked = driver(service, store, kind)
+        query = asyncio.create_task(asked.run(CROPS, 2, PATIENCE))
+        await asyncio.to_thread(service.reached.wait, PATIENCE)
+        query.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await query
+        service.hang.set()
+        await asked.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert service.stopped == [*service.executions]
+    assert len(service.stopped) == (kind == "standard")
+    assert store.keys == set()
+
+
+def test_an_execution_that_is_given_up_while_it_is_being_started_is_stopped_too(store):
+    service = Service(store)
+    start, going_on = service.start_execution, threading.Event()
+
+    def slowly(**given):
+        service.reached.set()
+        going_on.wait()
+        service.hang.clear()
+        return start(**given)
+
+    service.start_execution = slowly
+
+    async def main():
+        asked = driver(service, store)
+        query = asyncio.create_task(asked.run(CROPS, 2, PATIENCE))
+        await asyncio.to_thread(service.reached.wait, PATIENCE)
+        query.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await query
+        going_on.set()
+        await asked.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert service.stopped == [*service.executions] != []
+    assert store.keys == set()
+
+
+def test_closing_ends_what_is_under_way(store):
+    service = Service(store)
+    service.hang.clear()
+
+    async def main():
+        asked = driver(service, store)
+        queries = [asyncio.create_task(asked.run(CROPS, 2, PATIENCE)) for _ in range(3)]
+        await asyncio.to_thread(service.reached.wait, PATIENCE)
+        await asked.close()
+        assert all(query.cancelled() for query in queries)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert sorted(service.stopped) == sorted(service.executions)
+    assert store.keys == set()
+
+
+@KINDS
+def test_no_more_executions_at_once_than_allowed_and_all_are_answered(store, kind):
+    service = Service(store)
+
+    async def main():
+        asked = driver(service, store, kind, concurrency=2)
+        answers = await asyncio.gather(*[asked.run(CROPS, 2, PATIENCE) for _ in range(6)])
+        await asked.close()
+        return answers
+
+    answers = asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert len({answer.query for answer in answers}) == 6
+    assert service.most <= 2
+    assert store.keys == set()
+
+
+def test_a_standard_execution_is_asked_about_until_it_has_ended_and_counted(store):
+    service = Service(store)
+    service.polls_before_end = 3
+
+    async def main():
+        asked = driver(service, store)
+        await asked.run(CROPS, 2, PATIENCE)
+        await asked.close()
+        return asked.polls
+
+    assert asyncio.run(asyncio.wait_for(main(), PATIENCE)) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "text"),
+    [
+        ("TIMED_OUT", DeadlineError, "own time limit"),
+        ("ABORTED", QueryError, "somebody stopped"),
+        ("FAILED", TaskFailedError, "States.Runtime: no place, no JSON"),
+    ],
+)
+def test_an_execution_that_ends_otherwise_says_how(store, status, error, text):
+    service = Service(store)
+    said = {"error": "States.Runtime", "cause": "no place, no JSON\nand more"} if status == "FAILED" else {}
+    service.execute = lambda _text: {"status": status, "startDate": NOW, "stopDate": NOW, **said}
+    with pytest.raises(error, match=text) as raised:
+        ask(service, store)
+    assert "\n" not in str(raised.value)
+    assert store.keys == set()
+
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@KINDS
+def test_a_function_that_answers_without_a_report_has_failed(store, kind):
+    """As ministack has it, which takes a function's error for its answer."""
+    service = Service(store)
+    work = service.work
+
+    def without_report(function, payload):
+        answer = work(function, payload)
+        return {"report": None} if payload.get("step", {}).get("stage") == 1 else answer
+
+    service.machine.invoke = without_report
+    with pytest.raises(TaskFailedError, match=r"stage 1, tile 0: the function answered without a report"):
+        ask(service, store, kind)
+    assert store.keys == set()
+
+
+@KINDS
+def test_what_step_functions_refuses_is_said_in_one_line(store, kind):
+    service = Service(store)
+
+    def refuse(**_given):
+        details = {"Error": {"Code": "StateMachineDoesNotExist", "Message": "no such machine"}}
+        raise ClientError(details, "StartExecution")
+
+    service.start_execution = service.start_sync_execution = refuse
+    with pytest.raises(UnavailableError, match=r"^Step Functions refused .*StateMachineDoesNotExist: no such.*--stack"):
+        ask(service, store, kind)
+    assert store.keys == set()
+
+
+@KINDS
+def test_step_functions_that_does_not_answer_is_unavailable(store, kind):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    service = Service(store)
+    client = connect("us-east-1", endpoint=endpoint, credentials=Credentials("id", "hidden"))
+    service.start_execution, service.start_sync_execution = client.start_execution, client.start_sync_execution
+    with pytest.raises(UnavailableError, match=r"^Step Functions cannot be reached: ") as raised:
+        ask(service, store, kind)
+    client.close()
+    assert "hidden" not in str(raised.value)
+    assert store.keys == set()
+
+
+@KINDS
+def test_a_store_that_is_away_for_a_moment_is_waited_for(kind):
+    store = WatchedStore(put=2, get=2, delete=2)
+    service = Service(store)
+    service.store = MemoryStore()
+    service.store._values = store._values  # the workers reach it all the time
+    assert ask(service, store, kind).outputs == [b"0", b"1"]
+    assert store.keys == set()
+
+
+def test_a_store_that_stays_away_ends_the_query():
+    store = WatchedStore(put=99)
+    with pytest.raises(StoreUnavailableError, match="is away"):
+        ask(Service(store), store)
+
+
+def test_there_is_no_other_kind_of_state_machine(store):
+    with pytest.raises(UsageError, match="standard or express, not 'rapid'"):
+        driver(Service(store), store, "rapid")
+
+
+def test_a_deadline_may_pass_while_the_query_waits_for_its_turn(store):
+    service = Service(store)
+    service.hang.clear()
+
+    async def main():
+        asked = driver(service, store, concurrency=1)
+        first = asyncio.create_task(asked.run(CROPS, 2, PATIENCE))
+        await asyncio.to_thread(service.reached.wait, PATIENCE)
+        with pytest.raises(DeadlineError):
+            await asked.run(CROPS, 2, 0.02)
+        await asked.close()
+        with suppress(asyncio.CancelledError):
+            await first
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert len(service.executions) == 1
+    assert store.keys == set()

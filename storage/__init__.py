@@ -20,6 +20,9 @@ _BUILT_IN = {
     "file": "storage.file:open_file",
     "redis": "storage.redis:RedisStore",
     "rediss": "storage.redis:RedisStore",
+    "s3": "storage.s3:S3Store",
+    "redis+cluster": "storage.redis_cluster:RedisClusterStore",
+    "rediss+cluster": "storage.redis_cluster:RedisClusterStore",
     "delay": "storage.delaying:open_delaying",
     "fail": "storage.failing:open_failing",
 }

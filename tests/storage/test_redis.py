@@ -36,12 +36,12 @@ class TestRedis(StoreContract):
     def test_one_connection_serves_calls_in_turn(self, store, key):
         for _ in range(10):
             store.put(key, b"x", 1)
-        assert len(store._pool._connections) == 1
+        assert len(store._node._pool._connections) == 1
 
     def test_threads_wait_for_a_free_connection(self, server, key):
         with open_store(server.url + "?max_connections=1") as store:
             StoreContract().test_readers_see_whole_values_while_writers_overwrite(store, key)
-            assert len(store._pool._connections) == 1
+            assert len(store._node._pool._connections) == 1
 
     def test_value_beyond_the_limit(self, store, key):
         with (

@@ -1,0 +1,187 @@
+"""A store on a Redis Cluster (ElastiCache in cluster mode, ElastiCache Serverless, MemoryDB)."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, TypeAlias
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import AskError, MovedError, ResponseError
+
+from serfer.core.errors import SerferError, StoreUnavailableError
+from storage.redis import RedisCommands
+from storage.redis_node import Command, RedisNode
+from storage.redis_url import cluster_options
+
+_HOPS = 8  # nodes to which a command is sent, one after the other, while its slot moves
+
+Address: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Hop:
+    """A command, the `index`-th of a batch, and the node it goes to where that is not the owner of its slot."""
+
+    index: int
+    command: Command
+    slot: int
+    redirected: Address | None = None
+    asking: bool = False
+
+
+class RedisClusterStore(RedisCommands):
+    """Values on the nodes of a cluster; a method is one round trip of one pipeline to each node that holds its keys.
+
+    A hash tag, `{...}` in a key, keeps keys on one node. Which node has which slot is asked when first needed and again
+    when a node says that a slot has moved or does not answer. Replicas are not read: they may lag behind.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._seeds, self._options = cluster_options(url)
+        self._lock = Lock()
+        self._nodes: dict[Address, RedisNode] = {}
+        self._owners: Sequence[Address | None] = ()
+        self._node(self._seeds[0])  # refuses unknown options
+
+    def close(self) -> None:
+        """Disconnect; a later call would connect anew."""
+        for node in tuple(self._nodes.values()):
+            node.close()
+
+    def _deletion(self, keys: Sequence[str]) -> list[Command]:
+        return [("DEL", key) for key in keys]  # apart, for while a slot moves its keys may be on two nodes
+
+    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Send each command, whose first argument is its key, to the node that has it; follow it where it moves."""
+        replies: dict[int, Any] = {}
+        hops = [_Hop(index, command, key_slot(command[1].encode())) for index, command in enumerate(commands)]
+        for _ in range(_HOPS):
+            if not hops:
+                return [replies[index] for index in range(len(commands))]
+            hops = self._round(hops, replies)
+        raise StoreUnavailableError(f"the Redis cluster at {self._seed} sends us from node to node: try again later")
+
+    def _round(self, hops: Sequence[_Hop], replies: dict[int, Any]) -> list[_Hop]:
+        """Send every command once; put the replies into `replies` and return what has to go to another node."""
+        owners = self._owners or self._look_up(())
+        batches: dict[Address, list[_Hop]] = defaultdict(list)
+        for hop in hops:
+            batches[hop.redirected or self._owner(owners, hop.slot)].append(hop)
+        try:
+            answers = self._exchange(batches)
+        except StoreUnavailableError:
+            if not self._has_moved(hops, owners, batches):
+                raise
+            return [replace(hop, redirected=None, asking=False) for hop in hops]
+        again = []
+        for address, hop, answer in answers:
+            if isinstance(answer, ResponseError):
+                again.append(self._next(hop, answer, address, owners))
+            else:
+                replies[hop.index] = answer
+        return again
+
+    def _exchange(self, batches: Mapping[Address, Sequence[_Hop]]) -> list[tuple[Address, _Hop, Any]]:
+        """Send all batches, then read all replies; connections are taken in one order, so that none waits in a ring."""
+        with ExitStack() as stack:
+            reads = [
+                (address, stack.enter_context(self._node(address).sent(_on_the_wire(batches[address]))))
+                for address in sorted(batches)
+            ]
+            answered = [(address, read()) for address, read in reads]
+        return [
+            (address, hop, answer)
+            for address, answers in answered
+            for hop, answer in zip(batches[address], _without_asking(batches[address], answers), strict=True)
+        ]
+
+    def _next(self, hop: _Hop, refusal: ResponseError, address: Address, owners: Sequence[Address | None]) -> _Hop:
+        """Return where a command goes from the node at `address` that has refused it; raises what other refusals mean.
+
+        MOVED means that the slot belongs to another node now, ASK that it is moving there and this key has gone ahead.
+        """
+        if not isinstance(refusal, AskError):  # MovedError is an AskError
+            raise self._node(address).refusal(refusal, hop.command)
+        target = (refusal.host or address[0], refusal.port)
+        if isinstance(refusal, MovedError):
+            with suppress(SerferError):  # the command finds its way without
+                self._look_up(owners, first=[target])
+        return replace(hop, redirected=target, asking=not isinstance(refusal, MovedError))
+
+    def _has_moved(self, hops: Iterable[_Hop], owners: Sequence[Address | None], failed: Iterable[Address]) -> bool:
+        """Say whether a fresh look finds other owners for the slots of `hops`, as after a failover."""
+        failed = set(failed)
+        try:
+            now = self._look_up(owners, first=[address for address in self._known() if address not in failed])
+        except SerferError:
+            return False
+        return any(now[hop.slot] != owners[hop.slot] for hop in hops)
+
+    def _look_up(self, seen: Sequence[Address | None], first: Iterable[Address] = ()) -> Sequence[Address | None]:
+        """Ask one node after the other, `first` ones first, who owns the slots, unless another thread just has.
+
+        Raises what the last node's failure means where none answers.
+        """
+        with self._lock:
+            if self._owners is not seen and self._owners:
+                return self._owners
+            for address in (order := list(dict.fromkeys([*first, *self._known()]))):
+                try:
+                    self._owners = _owners(self._node(address).ask([("CLUSTER", "SLOTS")])[0], address)
+                    break
+                except SerferError:
+                    if address == order[-1]:
+                        raise
+            return self._owners
+
+    def _owner(self, owners: Sequence[Address | None], slot: int) -> Address:
+        owner = owners[slot]
+        if owner is None:
+            self._owners = ()  # somebody may be about to take it
+            raise StoreUnavailableError(
+                f"no node of the Redis cluster at {self._seed} has slot {slot}: repair it, or name another with --store"
+            )
+        return owner
+
+    def _node(self, address: Address) -> RedisNode:
+        """Return the node at an address; a second one that another thread makes meanwhile has no connection yet."""
+        if address not in self._nodes:
+            host, port = address
+            node = RedisNode({**self._options, "host": host, "port": port}, kind=" (a node of a cluster)")
+            self._nodes.setdefault(address, node)
+        return self._nodes[address]
+
+    def _known(self) -> list[Address]:
+        return [*self._nodes, *self._seeds]
+
+    @property
+    def _seed(self) -> str:
+        return "{}:{}".format(*self._seeds[0])
+
+
+def _on_the_wire(hops: Sequence[_Hop]) -> list[Command]:
+    """Precede commands that a slot's next owner is to answer by ASKING."""
+    return [command for hop in hops for command in ([("ASKING",), hop.command] if hop.asking else [hop.command])]
+
+
+def _without_asking(hops: Sequence[_Hop], answers: Sequence[Any]) -> list[Any]:
+    rest = iter(answers)
+    return [(next(rest), next(rest))[1] if hop.asking else next(rest) for hop in hops]
+
+
+def _owners(reply: Any, asked: Address) -> list[Address | None]:  # noqa: ANN401  what the network brings
+    """Return each slot's primary from the reply to CLUSTER SLOTS: [first, last, [host, port, ...], replica...], ...
+
+    A node that does not know its own host leaves it out.
+    """
+    owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    try:
+        for first, last, (host, port, *_), *_ in reply:
+            owner = (host.decode() if host else asked[0], int(port))
+            for slot in range(max(first, 0), min(last + 1, len(owners))):
+                owners[slot] = owner
+    except (TypeError, ValueError, AttributeError):
+        raise StoreUnavailableError(f"Redis at {asked[0]}:{asked[1]} does not say who owns which slot") from None
+    return owners

@@ -1,0 +1,112 @@
+"""Why a Redis server did not do what it was asked, in one line that says what to change."""
+
+import socket
+import ssl
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    BusyLoadingError,
+    ClusterDownError,
+    ExternalAuthProviderError,
+    InvalidResponse,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+
+_CLOSED = (
+    "closed the connection: it has stopped, or it is no Redis server, or it wants TLS (rediss:// in --store) or wants "
+    "none (redis://)"
+)
+_CUT_OFF = (
+    "closed the connection in the middle: it has stopped, or takes no value of that size (its proto-max-bulk-len)"
+)
+_ANONYMOUS = "wants a password: write redis://[USER]:PASSWORD@HOST:PORT in --store, rediss:// with TLS"
+_LOGIN = (
+    "refused the login: correct user and password in --store; with iam=, the user, the cache's name and the permission "
+    "elasticache:Connect"
+)
+_FORBIDDEN = "forbids it ({}): give the user in --store +get +getrange +set +exists +del on the keys ~serfer:*"
+_NO_TLS = "does not answer in TLS{}: if it is a Redis server without TLS, write redis:// in --store, not rediss://"
+_NAME_MISMATCHES = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+
+# The first row whose error and words fit.
+_REASONS: tuple[tuple[type[RedisError], str, str], ...] = (
+    (AuthenticationError, "without any password", "has no password: leave it out of --store"),
+    (AuthenticationError, "no password is set", "has no password: leave it out of --store"),
+    (AuthenticationError, "Authentication required", _ANONYMOUS),
+    (AuthenticationError, "", _LOGIN),
+    (AuthenticationWrongNumberOfArgsError, "", "knows no users, only a password: leave the user out of --store"),
+    (NoPermissionError, "", _FORBIDDEN),
+    (OutOfMemoryError, "", "is full (maxmemory): give it more memory, or name another store with --store"),
+    (ReadOnlyError, "", "is a read-only replica: name its primary in --store"),
+    (BusyLoadingError, "", "is still loading its data: try again in a while"),
+    (ClusterDownError, "", "says that its cluster is down ({}): repair it, or name another store with --store"),
+    (TryAgainError, "", "is moving these keys to another node: try again"),
+    (AskError, "", "is a node of a cluster: write redis+cluster:// in --store, or rediss+cluster:// with TLS"),
+    (InvalidResponse, "", "does not speak Redis's protocol ({}): are host and port in --store right?"),
+    (ExternalAuthProviderError, "", "{}"),
+    (RedisConnectionError, "No connection available", "has no connection free: raise max_connections in --store"),
+    (RedisConnectionError, "max number of clients", "has no connection free ({}): raise its maxclients"),
+    (RedisConnectionError, "Connection closed", _CLOSED),
+)
+_UNAVAILABLE = (*{kind for kind, _, _ in _REASONS}, RedisConnectionError, RedisTimeoutError)
+
+
+def explained(error: RedisError, where: str, command: str) -> StoreError | StoreUnavailableError:
+    """Return the project's error for redis-py's: `where` is the server's address, `command` what it was asked."""
+    text = str(error)
+    if "cluster support disabled" in text:
+        return StoreUnavailableError(f"Redis at {where} is no cluster: write redis:// or rediss:// in --store")
+    if "invalid bulk length" in text:
+        return ValueTooLargeError(f"Redis at {where} takes no value of that size: raise its proto-max-bulk-len")
+    if isinstance(error, _UNAVAILABLE):
+        return StoreUnavailableError(f"Redis at {where} {_reason(error)}")
+    return StoreError(f"Redis at {where} refused {command}: {text}")
+
+
+def _reason(error: RedisError) -> str:
+    for kind, words, reason in _REASONS:
+        if isinstance(error, kind) and words in str(error):
+            return reason.format(str(error)[:120])
+    cause = error.__context__
+    if isinstance(cause, ssl.SSLError):
+        return _tls_reason(cause)
+    if isinstance(cause, TimeoutError):
+        return _late(error, cause)
+    if isinstance(cause, ConnectionResetError | BrokenPipeError):
+        return _CUT_OFF if "writing" in str(error) else _CLOSED
+    if isinstance(cause, OSError):
+        what = "found" if isinstance(cause, socket.gaierror) else "reached"
+        return f"cannot be {what} ({cause.strerror}): is it running, and are host and port in --store right?"
+    return f"does not answer ({error}): check --store"
+
+
+def _tls_reason(cause: ssl.SSLError) -> str:
+    if not isinstance(cause, ssl.SSLCertVerificationError):
+        return _NO_TLS.format(f" ({cause.reason or cause.strerror})")
+    if cause.verify_code in _NAME_MISMATCHES:
+        return f"has a certificate for another name ({cause.verify_message}): write the host in --store as it has it"
+    return (
+        f"has a certificate that is not trusted ({cause.verify_message}): name the file of its authority, "
+        "ssl_ca_certs=FILE, in --store"
+    )
+
+
+def _late(error: RedisError, cause: TimeoutError) -> str:
+    if "handshake" in str(cause):
+        return _NO_TLS.format(" in time")
+    if "connecting" in str(error):
+        return "cannot be reached in time: are host and port in --store right, and does a firewall let us through?"
+    return (
+        "does not answer in time: it is no Redis server, or is too busy: check --store, where socket_timeout=SECONDS "
+        "waits longer"
+    )

@@ -1,0 +1,210 @@
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from redis.crc import key_slot
+
+from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
+from serfer.core.keys import output_key, query_id
+from serfer.local.redis_cluster import RedisCluster
+from serfer.local.redis_server import RedisServer
+from storage import Range, open_store
+from storage.contract import StoreContract
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+def password_of(cluster):
+    return cluster.url.partition("://:")[2].partition("@")[0]
+
+
+def key_on(node, nodes=3):
+    """Make up a key whose slot lies with the `node`-th of so many nodes."""
+    while True:
+        key = f"k:{secrets.token_hex(8)}"
+        if key_slot(key.encode()) * nodes // 16384 == node:
+            return key
+
+
+class TestRedisCluster(StoreContract):
+    @pytest.fixture
+    def store(self, cluster):
+        with open_store(cluster.url) as store:
+            yield store
+
+    @pytest.fixture
+    def expire(self, store):
+        def wait(key):
+            deadline = time.monotonic() + 5
+            while store._ask([("PTTL", key)])[0] != -2:  # -2: gone
+                assert time.monotonic() < deadline
+
+        return wait
+
+    def test_a_tagged_querys_keys_share_a_slot_and_others_spread(self, cluster):
+        digits = secrets.token_hex(16)
+        with cluster.client(0) as client:
+            slots = [
+                {client.execute_command("CLUSTER", "KEYSLOT", output_key(query, stage, tile)) for tile in range(16)}
+                for query in (query_id(digits, one_slot=True), query_id(digits, one_slot=False))
+                for stage in range(3)
+            ]
+        assert len(set.union(*slots[:3])) == 1
+        assert len(set.union(*slots[3:])) > 30
+
+    def test_a_tagged_querys_keys_are_asked_of_one_node(self, store):
+        query = query_id(secrets.token_hex(16), one_slot=True)
+        keys = [output_key(query, 0, tile) for tile in range(16)]
+        for key in keys:
+            store.put(key, key.encode(), 60)
+        assert store.get_many([Range(key) for key in keys]) == [key.encode() for key in keys]
+        connected = [node for node in store._nodes.values() if node._pool._connections]
+        assert len(connected) <= 2  # and one to ask who owns the slot
+
+    def test_keys_of_all_nodes_in_one_call_keep_their_order(self, store):
+        keys = [key_on(number % 3) for number in range(30)]
+        for key in keys[:-1]:
+            store.put(key, key.encode(), 60)
+        assert store.get_many([Range(key, 2, 4) for key in keys[:-1]]) == [key.encode()[2:6] for key in keys[:-1]]
+        assert store.exists(keys) == [True] * 29 + [False]
+        with pytest.raises(MissingKeyError, match=keys[-1]):
+            store.get_many([Range(key) for key in keys])
+        store.delete(keys)
+        assert store.exists(keys) == [False] * 30
+        assert all(len(node._pool._connections) == 1 for node in store._nodes.values())
+
+    def test_few_connections_for_many_threads_do_not_wait_in_a_ring(self, cluster):
+        keys = [key_on(number % 3) for number in range(6)]
+        with open_store(cluster.url + "?max_connections=1") as store, ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda n: store.exists(keys[n % 6 :] + keys[: n % 6]), range(200)))
+        assert found == [[False] * 6] * 200
+
+    def test_a_refusal_is_told(self, store):
+        key = key_on(1)
+        store._ask([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
+        with pytest.raises(StoreError, match=r"127.0.0.1:.*refused GET: WRONGTYPE"):
+            store.get(key)
+        assert store.exists([key]) == [True]
+
+    def test_a_node_that_is_gone_is_left_out_at_the_start(self, cluster):
+        with RedisServer() as gone:
+            port = gone.port
+        url = cluster.url.replace("@", f"@127.0.0.1:{port},", 1)
+        with open_store(url) as store:
+            assert store.exists([key_on(0)]) == [False]
+
+    def test_a_wrong_password_is_told_without_it(self, cluster):
+        wrong = cluster.url.replace("://:", "://:wrong")
+        with open_store(wrong) as store, pytest.raises(StoreUnavailableError, match="refused the login") as caught:
+            store.get("k")
+        assert password_of(cluster) not in str(caught.value)
+
+    def test_a_server_that_is_no_cluster_is_told(self):
+        with RedisServer() as server:
+            message = rf"127.0.0.1:{server.port}.* is no cluster: write redis://"
+            url = server.url.replace("redis://", "redis+cluster://")
+            with open_store(url) as store, pytest.raises(StoreUnavailableError, match=message):
+                store.get("k")
+
+    def test_a_cluster_that_is_taken_for_a_server_is_told(self, cluster):
+        url = f"redis://:{password_of(cluster)}@127.0.0.1:{cluster.nodes[0].port}"
+        message = r"is a node of a cluster: write redis[+]cluster://"
+        with open_store(url) as store, pytest.raises(StoreUnavailableError, match=message):
+            store.exists([key_on(0), key_on(1)])
+
+    def test_a_slot_that_moves_is_followed(self, cluster, store):
+        """Half of the slot's keys have gone ahead (ASK), then all of it has (MOVED)."""
+        tag = f"{{{key_on(0)}}}"
+        slot = key_slot(tag.encode())
+        ahead, behind, fresh = (f"{tag}:{name}" for name in ("ahead", "behind", "new"))
+        store.put(ahead, b"ahead", 60)
+        store.put(behind, b"behind", 60)
+        with cluster.client(0) as source, cluster.client(1) as target, cluster.client(2) as witness:
+            ids = [client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)]
+            target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+            source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+
+            def send(key):
+                where = ("127.0.0.1", cluster.nodes[1].port, key, 0, 5000)
+                assert source.execute_command("MIGRATE", *where, "AUTH", password_of(cluster)) == b"OK"
+
+            send(ahead)
+            assert store.get_many([Range(behind), Range(ahead, 1), Range(behind, 0, 2)]) == [b"behind", b"head", b"be"]
+            store.put(fresh, b"new", 60)
+            assert store.exists([fresh, ahead, behind, f"{tag}:none"]) == [True, True, True, False]
+            send(behind)
+            for client in (target, source, witness):
+                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+            assert store.get_many([Range(fresh), Range(ahead), Range(behind)]) == [b"new", b"ahead", b"behind"]
+            assert store._owners[slot] == ("127.0.0.1", cluster.nodes[1].port)
+            store.delete([ahead, behind, fresh])
+            assert store.exists([ahead, behind, fresh]) == [False] * 3
+
+
+def test_a_dead_node_is_told_and_whoever_takes_its_slots_is_found():
+    with RedisCluster(node_timeout_s=0.5) as cluster, open_store(cluster.url) as store:
+        lost, kept = key_on(0), key_on(1)
+        store.put(lost, b"x", 60)
+        store.put(kept, b"x", 60)
+        cluster.nodes[0].stop()
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.get_many([Range(kept), Range(lost)])
+        assert f"127.0.0.1:{cluster.nodes[0].port} (a node of a cluster)" in str(caught.value)
+        assert "cannot be reached" in str(caught.value) or "closed the connection" in str(caught.value)
+        assert "is down" in _refusal_when_down(store, kept)
+        _take_over(cluster)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                store.put(lost, b"again", 60)
+                break
+            except StoreUnavailableError:
+                assert time.monotonic() < deadline
+        assert store.get(lost) == b"again"
+        assert store.get(kept) == b"x"
+
+
+def _refusal_when_down(store, key):
+    """Ask until the nodes that are left call the cluster down, as they do after the node timeout."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            store.get(key)
+        except StoreUnavailableError as error:
+            return str(error)
+    return "still up"
+
+
+def _take_over(cluster):
+    """Give the first node's slots to the second, and say so to the third."""
+    slots = range(16384 // 3 + 1)
+    with cluster.client(1) as taker, cluster.client(2) as witness:
+        name = taker.execute_command("CLUSTER", "MYID").decode()
+        for client in (taker, witness):
+            with client.pipeline(transaction=False) as pipeline:
+                for slot in slots:
+                    pipeline.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+                pipeline.execute()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://:hush@host/1",
+        "redis+cluster://:hush@host:x",
+        "redis+cluster://:hush@host:1,host:x",
+        "redis+cluster://:hush@host:1,",
+        "redis+cluster://:hush@host?colour=red",
+        "rediss+cluster://:hush@host?ssl_cert_reqs=hush",
+        "redis+cluster://",
+    ],
+)
+def test_malformed_urls_are_refused_without_their_password(url):
+    with pytest.raises(UsageError, match="--store") as caught:
+        open_store(url)
+    assert "hush" not in str(caught.value)

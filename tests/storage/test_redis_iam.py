@@ -1,0 +1,173 @@
+import datetime as dt
+import hashlib
+import hmac
+import subprocess
+import sys
+from urllib.parse import parse_qsl, quote
+
+import botocore.auth
+import pytest
+
+from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.local.redis_server import RedisServer
+from storage import open_store
+from tests.storage.tls_front import Authority, TlsFront
+
+KEY_ID, SECRET, SESSION = "AKIDEXAMPLE", "example/secret+key", "example/session+token=="
+
+
+class Clock:
+    def __init__(self):
+        self.now = dt.datetime(2026, 11, 5, 12, 0, 0, tzinfo=dt.UTC)
+
+    def __call__(self, **_):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def aws(monkeypatch, tmp_path):
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def login(store):
+    return store._node._pool.connection_kwargs["credential_provider"].get_credentials()
+
+
+def signature(cache, parameters, region):
+    """Compute Signature Version 4 of a presigned GET request by the AWS documentation, without botocore."""
+    query = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in sorted(parameters))
+    request = "\n".join(["GET", "/", query, f"host:{cache}", "", "host", hashlib.sha256(b"").hexdigest()])
+    moment = dict(parameters)["X-Amz-Date"]
+    scope = [moment[:8], region, "elasticache", "aws4_request"]
+    text = "\n".join(["AWS4-HMAC-SHA256", moment, "/".join(scope), hashlib.sha256(request.encode()).hexdigest()])
+    key = f"AWS4{SECRET}".encode()
+    for part in scope:
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"), [("", []), ("&iam_serverless=true", [("ResourceType", "ServerlessCache")])]
+)
+@pytest.mark.parametrize("session", [SESSION, None])
+@pytest.mark.usefixtures("clock")
+def test_a_token_is_a_presigned_connect_request(monkeypatch, option, kind, session):
+    if session is None:
+        monkeypatch.delenv("AWS_SESSION_TOKEN")
+    with open_store(f"rediss://the%2Buser@cache.example:6379?iam=my-cache&iam_region=eu-west-1{option}") as store:
+        user, token = login(store)
+    assert user == "the+user"
+    where, _, query = token.partition("?")
+    assert where == "my-cache/"
+    parameters = parse_qsl(query, strict_parsing=True)
+    *signed, (name, value) = parameters
+    assert sorted(signed) == sorted(
+        [
+            ("Action", "connect"),
+            ("User", "the+user"),
+            *kind,
+            ("X-Amz-Algorithm", "AWS4-HMAC-SHA256"),
+            ("X-Amz-Credential", f"{KEY_ID}/20261105/eu-west-1/elasticache/aws4_request"),
+            ("X-Amz-Date", "20261105T120000Z"),
+            ("X-Amz-Expires", "900"),
+            ("X-Amz-SignedHeaders", "host"),
+            *([("X-Amz-Security-Token", session)] if session else []),
+        ]
+    )
+    assert (name, value) == ("X-Amz-Signature", signature("my-cache", signed, "eu-west-1"))
+
+
+def test_every_new_connection_logs_in_with_a_fresh_token(clock, monkeypatch, tmp_path):
+    """The server takes only the token of the moment, as ElastiCache does of the last 15 minutes."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    authority = Authority(tmp_path / "authority")
+    with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
+        url = f"rediss://worker@localhost:{front.port}?iam=my-cache&ssl_ca_certs={authority.file}"
+        with open_store(server.url) as administrator, open_store(url) as store:
+
+            def accept_only(token):
+                user = ("on", "resetpass", f">{token}", "~*", "+@all")
+                administrator._ask([("ACL", "SETUSER", "worker", *user)])
+                administrator._ask([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])
+
+            accept_only(login(store)[1])
+            store.put("k", b"x", 60)
+            clock.now += dt.timedelta(seconds=899)
+            assert store.get("k") == b"x"  # a connection stays logged in
+            first = login(store)[1]
+            accept_only(first)
+            assert store.get("k") == b"x"
+            clock.now += dt.timedelta(seconds=2)
+            assert login(store)[1] != first
+            accept_only(login(store)[1])
+            assert store.get("k") == b"x"
+            accept_only("another token")
+            with pytest.raises(StoreUnavailableError, match=r"refused the login: .*elasticache:Connect") as caught:
+                store.get("k")
+            token = login(store)[1]
+            for secret in (token, SECRET, SESSION, token.rpartition("=")[2]):
+                assert secret not in str(caught.value)
+                assert secret not in repr(caught.value.__cause__)
+                assert secret not in repr(vars(store._node))
+
+
+def test_a_cluster_takes_it_too():
+    url = "rediss+cluster://worker@one.example:6379,two.example?iam=my-cache&iam_region=eu-west-1"
+    with open_store(url) as store:
+        assert "credential_provider" in store._options
+        assert store._seeds == [("one.example", 6379), ("two.example", 6379)]
+
+
+def test_no_credentials_are_told_and_the_connection_is_not_used_without_login(monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    authority = Authority(tmp_path / "authority")
+    with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
+        options = f"iam=my-cache&iam_region=eu-west-1&ssl_ca_certs={authority.file}"
+        with open_store(f"rediss://worker@localhost:{front.port}?{options}") as store:
+            for _ in range(2):
+                with pytest.raises(StoreUnavailableError, match="there are none: set AWS_ACCESS_KEY_ID"):
+                    store.get("k")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis://worker@host?iam=my-cache&iam_region=eu-west-1", "with TLS"),
+        ("redis+cluster://worker@host?iam=my-cache&iam_region=eu-west-1", "with TLS"),
+        ("rediss://worker:hush@host?iam=my-cache&iam_region=eu-west-1", "without a password"),
+        ("rediss://host?iam=my-cache&iam_region=eu-west-1", "rediss://USER@"),
+        ("rediss://worker@host?iam_serverless=true", "iam=CACHE"),
+        ("rediss://worker@host?iam=my-cache&iam_serverless=perhaps&iam_region=eu-west-1", "iam_serverless=true or"),
+        ("rediss://worker@host?iam=My-Cache&iam_region=eu-west-1", "in lower case"),
+        ("rediss://worker@host?iam=my-cache", "wants a region: add iam_region=REGION"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(url, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        open_store(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_botocore_is_imported_only_for_it():
+    code = (
+        "import sys, storage; storage.open_store('rediss://:hush@host'); print('botocore' in sys.modules);"
+        "storage.open_store('rediss://me@host?iam=c&iam_region=eu-west-1'); "
+        "print('botocore' in sys.modules, 'boto3' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\nTrue False\n"

@@ -1,0 +1,114 @@
+"""A TLS front before a plain server on loopback, and the throw-away certificates that it needs."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import ipaddress
+import ssl
+import threading
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+class Authority:
+    """A certificate authority; `file` holds its certificate."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throw-away authority")])
+        certificate = self._signed(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None))
+        folder.mkdir()
+        self.file = folder / "authority.pem"
+        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def context(self, *names):
+        """Return a server's side of TLS with a certificate for these names."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
+        certificate = self._signed(subject, key, x509.SubjectAlternativeName([_general(name) for name in names]))
+        file = self.folder / "server.pem"
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        return context
+
+    def _signed(self, subject, key, extension):
+        now = dt.datetime.now(dt.UTC)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - dt.timedelta(days=1))
+        builder = builder.not_valid_after(now + dt.timedelta(days=1)).add_extension(extension, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+
+class TlsFront:
+    """Takes TLS on `port` of 127.0.0.1 and passes what is in it on to `target_port`, both ways."""
+
+    def __init__(self, target_port, context):
+        self.target_port = target_port
+        self._context = context
+        self._connections = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self):
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context))
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_):
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _close(self):
+        self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _serve(self, reader, writer):
+        self._connections.add(asyncio.current_task())
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+            try:
+                async with asyncio.TaskGroup() as pumps:
+                    pumps.create_task(_pump(reader, far_writer))
+                    pumps.create_task(_pump(far_reader, writer))
+            finally:
+                await _closed(far_writer)
+        await _closed(writer)
+        self._connections.discard(asyncio.current_task())
+
+
+async def _pump(reader, writer):
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+async def _closed(writer):
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def _general(name):
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

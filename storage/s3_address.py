@@ -1,0 +1,111 @@
+"""Where an S3 store is: its URL taken apart, and the address that botocore's own rules give its bucket."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from botocore.configprovider import ConfiguredEndpointProvider
+from botocore.endpoint_provider import EndpointProvider
+from botocore.exceptions import BotoCoreError
+from botocore.session import Session
+
+from serfer.core.errors import UsageError
+
+_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PREFIX = re.compile(r"(?!.*//)(?!(.*/)?\.{1,2}(/|$))[A-Za-z0-9!_.*/-]{0,200}")
+_ENDPOINT = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
+_OPTIONS = ("endpoint", "region")
+_FORM = "write s3://BUCKET/PREFIX[?region=REGION][&endpoint=URL]"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a store's URL says; `prefix` is empty or ends with a slash."""
+
+    bucket: str
+    prefix: str
+    region: str | None = None
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Address:
+    """A bucket's URL, without a slash at its end, and what its requests are signed for.
+
+    A directory bucket (S3 Express) wants them signed with the credentials of a session: `sessions`.
+    """
+
+    url: str
+    service: str
+    region: str
+    sessions: bool
+
+
+def target(url: str) -> Target:
+    """Take `s3://bucket/prefix?region=..&endpoint=..` apart; raises UsageError where it is malformed."""
+    try:
+        parts = urlsplit(url)
+        options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise UsageError(f"the S3 URL of --store is malformed: {_FORM}") from None
+    if "@" in parts.netloc:
+        raise UsageError("an S3 URL in --store holds no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE instead")
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise UsageError(f"{parts.netloc[:80]!r} in --store is no name of an S3 bucket: {_FORM}")
+    prefix = parts.path.strip("/")
+    if parts.fragment or not _PREFIX.fullmatch(prefix):
+        raise UsageError(f"a prefix in --store has at most 200 characters of A-Z a-z 0-9 ! _ . * - /: {_FORM}")
+    given = dict(options)
+    if len(given) < len(options) or not set(given) <= set(_OPTIONS):
+        raise UsageError(f"an S3 URL in --store takes the options {' and '.join(_OPTIONS)}, each once: {_FORM}")
+    if not _ENDPOINT.fullmatch(given.get("endpoint", "http://host")) or not given.get("region", "region"):
+        raise UsageError("the endpoint in --store must be like http://HOST:PORT, and region a region's name")
+    return Target(parts.netloc, f"{prefix}/" if prefix else "", given.get("region"), given.get("endpoint"))
+
+
+def address(store: Target, session: Session, *, control: bool = False) -> Address:
+    """Resolve a bucket's address; region and endpoint come from the URL, else from botocore's own settings.
+
+    Args:
+        store: what the URL says.
+        session: botocore's; it knows the environment and the AWS configuration files.
+        control: where the settings of a directory bucket are changed, rather than where its objects are.
+
+    Raises:
+        UsageError: there is no region, or the settings contradict each other.
+    """
+    try:
+        endpoint = store.endpoint or _configured_endpoint(session)
+        region = store.region or session.get_config_variable("region") or ("us-east-1" if endpoint else None)
+        if region is None:
+            raise UsageError("no AWS region is known: add ?region=REGION to --store, or set AWS_DEFAULT_REGION")
+        asked: dict[str, Any] = {"Bucket": store.bucket, "Region": region}
+        if endpoint:
+            asked |= {"Endpoint": endpoint, "ForcePathStyle": True}
+        else:
+            asked["UseFIPS"] = bool(session.get_config_variable("use_fips_endpoint"))
+            asked["UseDualStack"] = bool(session.get_config_variable("use_dualstack_endpoint"))
+        if control:
+            asked["UseS3ExpressControlEndpoint"] = True
+        found: Any = _rules(session).resolve_endpoint(**asked)
+    except BotoCoreError as error:
+        raise UsageError(f"--store leads to no S3 address (region, endpoint, AWS_PROFILE): {error}") from error
+    scheme = found.properties["authSchemes"][0]
+    express = scheme["name"] == "sigv4-s3express"
+    return Address(found.url.rstrip("/"), scheme["signingName"], scheme["signingRegion"], express)
+
+
+def _configured_endpoint(session: Session) -> str | None:
+    """Return AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or what the configuration file says."""
+    if session.get_config_variable("ignore_configured_endpoint_urls"):
+        return None
+    provider: Any = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3")
+    found: str | None = provider.provide()
+    return found
+
+
+def _rules(session: Session) -> EndpointProvider:
+    """Load the rules by which botocore's clients find an address; a client itself would slow a cold start."""
+    loader: Any = session.get_component("data_loader")
+    return EndpointProvider(loader.load_service_model("s3", "endpoint-rule-set-1"), loader.load_data("partitions"))

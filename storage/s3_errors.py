@@ -1,0 +1,132 @@
+"""What S3, or whatever answers in its place, refused: one line that names the setting to change."""
+
+import http.client
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+
+from urllib3 import exceptions as transport
+
+from serfer.core.errors import SerferError, StoreError, StoreUnavailableError
+from storage.s3_address import Address
+
+CONNECT_S, READ_S = 2.0, 5.0
+
+_FIELD = r"<{0}>([^<]{{1,500}})</{0}>"
+_SERVER = 500
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What S3 means by some codes or, where it gives none that we know, by some statuses."""
+
+    error: type[SerferError]
+    text: str
+    codes: frozenset[str]
+    statuses: Container[int] = ()
+
+
+_MEANINGS = (
+    _Meaning(
+        StoreUnavailableError,
+        "the bucket does not exist: create it, or change --store",
+        frozenset({"NoSuchBucket"}),
+    ),
+    _Meaning(
+        StoreUnavailableError,
+        "it does not take the credentials ({code}): check --store, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+        "AWS_SESSION_TOKEN and AWS_PROFILE",
+        frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"}),
+    ),
+    _Meaning(
+        StoreUnavailableError,
+        "the bucket is in {region}, not in {here}: add ?region=REGION to --store",
+        frozenset({"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"}),
+        range(300, 400),
+    ),
+    _Meaning(
+        StoreUnavailableError,
+        "it throttles ({code}): send it fewer requests at once, or give --store another kind of store",
+        frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "TooManyRequests", "ServerBusy"}),
+        {429, 503},
+    ),
+    _Meaning(StoreUnavailableError, "the clock of this machine is wrong: set it", frozenset({"RequestTimeTooSkewed"})),
+    _Meaning(
+        StoreError,
+        "{said}: grant {grants}, or change --store; without s3:ListBucket S3 says this of a missing key too",
+        frozenset({"AccessDenied"}),
+        {403},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP response; the names of its headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def field(self, name: str) -> str:
+        """Return the text of the body's first element of that name, "" where there is none."""
+        found = re.search(_FIELD.format(name).encode(), self.body)
+        return " ".join(found[1].decode(errors="replace").split()) if found else ""
+
+
+def unreachable(where: Address, error: Exception) -> StoreUnavailableError:
+    """Build the error for a server that gave no HTTP response."""
+    return StoreUnavailableError(
+        f"S3 at {where.url} does not answer: {_reason(error)}; check --store, AWS_ENDPOINT_URL_S3 and the network"
+    )
+
+
+def no_s3(where: Address, answer: Answer) -> StoreUnavailableError:
+    """Build the error for a server that talks HTTP but not S3."""
+    return StoreUnavailableError(
+        f"what answers at {where.url} is no S3 server (HTTP {answer.status} without what S3 says): "
+        "check the endpoint in --store or AWS_ENDPOINT_URL_S3"
+    )
+
+
+def refusal(where: Address, answer: Answer, doing: str) -> SerferError:
+    """Build the error for an answer that refuses; `doing` is what was asked, such as "to put 'KEY'"."""
+    code, said = answer.field("Code"), answer.field("Message")
+    meanings = [meaning for meaning in _MEANINGS if code in meaning.codes] or [
+        meaning for meaning in _MEANINGS if answer.status in meaning.statuses
+    ]
+    if meanings:
+        text = meanings[0].text.format(
+            code=code or f"HTTP {answer.status}",
+            said=said or "access denied",
+            region=answer.headers.get("x-amz-bucket-region") or answer.field("Region") or "another region",
+            here=where.region,
+            grants="s3express:CreateSession" if where.sessions else "s3:GetObject, PutObject, DeleteObject, ListBucket",
+        )
+        return meanings[0].error(f"S3 at {where.url} refused {doing}: {text}")
+    if answer.status >= _SERVER:
+        return StoreUnavailableError(f"S3 at {where.url} failed {doing}: HTTP {answer.status} {code} {said}".rstrip())
+    if not code:
+        return no_s3(where, answer)
+    return StoreError(f"S3 at {where.url} refused {doing}: {code}: {said}")
+
+
+# In the order in which they are asked: some are kinds of later ones.
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (transport.NameResolutionError, "its host name is unknown"),
+    (transport.NewConnectionError, "it takes no connections"),
+    (transport.ConnectTimeoutError, f"no connection within {CONNECT_S:g} s"),
+    (transport.ReadTimeoutError, f"it said nothing for {READ_S:g} s"),
+    (transport.SSLError, "TLS failed"),
+)
+
+
+def _reason(error: Exception) -> str:
+    cause = error.args[-1] if error.args else None
+    if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, http.client.RemoteDisconnected):
+        return "what listens there is no HTTP server"
+    for kind, reason in _REASONS:
+        if isinstance(error, kind):
+            inner = cause if isinstance(cause, OSError) else error.__cause__
+            return f"{reason} ({inner.strerror or inner})" if isinstance(inner, OSError) else reason
+    return "it closed the connection"

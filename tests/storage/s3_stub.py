@@ -1,0 +1,63 @@
+"""An HTTP server that answers what a test tells it to, and keeps what it was asked."""
+
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+
+class Asked(NamedTuple):
+    method: str
+    path: str
+    headers: dict
+    body: bytes
+
+
+def refused(status, code, message="because", more=""):
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message>{more}</Error>"
+    return status, {"Content-Type": "application/xml"}, body.encode()
+
+
+@contextlib.contextmanager
+def stub(answer):
+    """Serve `answer(asked)`: (status, headers, body), or None to hang up; yields the URL and all that was asked."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            seen.append(asked)
+            told = answer(asked)
+            if told is None:
+                self.close_connection = True
+                return
+            status, headers, body = told
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_):  # a client that hung up
+            pass
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", seen
+        finally:
+            server.shutdown()
+            thread.join()

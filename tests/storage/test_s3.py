@@ -1,0 +1,304 @@
+import os
+import time
+from itertools import count
+
+import numpy as np
+import pytest
+from botocore.session import Session
+from moto.server import ThreadedMotoServer
+
+from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+from serfer.local.s3_server import S3Server
+from storage import Range, open_store, s3_upkeep
+from storage import s3 as s3_module
+from storage.contract import StoreContract
+from storage.s3 import S3Store
+from storage.s3_multipart import Limits, Upload
+from tests.storage.s3_stub import stub
+
+MIB = 1 << 20
+NUMBER = count()
+
+
+class Clock:
+    ahead = 0.0
+
+    def __call__(self):
+        return time.time() + self.ahead
+
+
+class Moto:
+    def __init__(self):
+        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        self.endpoint, self.bucket = f"http://{host}:{port}", "serfer-test"
+        self.environment = {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        session = Session()
+        session.set_credentials("any", "any")
+        client = session.create_client("s3", endpoint_url=self.endpoint, region_name="us-east-1")
+        client.create_bucket(Bucket=self.bucket)
+        client.close()
+
+    def stop(self):
+        self._server.stop()
+
+
+@pytest.fixture(scope="module")
+def seaweed():
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def moto():
+    server = Moto()
+    yield server
+    server.stop()
+
+
+class S3Contract(StoreContract):
+    """Fixtures besides the contract's own: `server`, with endpoint, bucket and environment."""
+
+    @pytest.fixture(autouse=True)
+    def environment(self, server, monkeypatch):
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+
+    @pytest.fixture
+    def clock(self):
+        return Clock()
+
+    @pytest.fixture
+    def url(self, server):
+        return f"s3://{server.bucket}/t/{next(NUMBER)}"
+
+    @pytest.fixture
+    def store(self, url, clock):
+        with S3Store(url, clock=clock) as store:
+            yield store
+
+    @pytest.fixture
+    def client(self, server):
+        client = Session().create_client("s3", endpoint_url=server.endpoint)
+        yield client
+        client.close()
+
+    @pytest.fixture
+    def expire(self, clock):
+        def wait(_key):
+            clock.ahead += 0.05
+
+        return wait
+
+    def names(self, client, server, url):
+        prefix = url.removeprefix(f"s3://{server.bucket}/")
+        return [
+            entry["Key"] for entry in client.list_objects_v2(Bucket=server.bucket, Prefix=prefix).get("Contents", [])
+        ]
+
+    def test_a_large_value_goes_in_parts_and_comes_back_by_range(self, store, client, server, url, key):
+        value = np.random.default_rng(0).integers(0, 256, 17 * MIB + 5, np.uint8)
+        store.put(key, memoryview(value), 60)
+        assert store.get(key) == value.tobytes()
+        assert store.get(key, 8 * MIB - 2, 4) == value[8 * MIB - 2 : 8 * MIB + 2].tobytes()
+        (name,) = self.names(client, server, url)
+        assert client.head_object(Bucket=server.bucket, Key=name)["ETag"].endswith('-3"')  # three parts
+
+    def test_a_large_value_expires(self, store, key, clock):
+        store.put(key, bytes(16 * MIB), 30)
+        clock.ahead += 31
+        assert store.exists([key]) == [False]
+
+    def test_a_part_that_fails_leaves_nothing(self, store, client, server, url, key, monkeypatch):
+        send = Upload._part
+
+        def fail_second(upload, query, data):
+            if query.startswith("partNumber=2&"):
+                raise StoreUnavailableError("S3 is gone")
+            return send(upload, query, data)
+
+        monkeypatch.setattr(Upload, "_part", fail_second)
+        with pytest.raises(StoreUnavailableError, match="S3 is gone"):
+            store.put(key, bytes(16 * MIB), 60)
+        assert self.names(client, server, url) == []
+        assert not client.list_multipart_uploads(Bucket=server.bucket).get("Uploads")
+        assert store.exists([key]) == [False]
+
+    def test_more_ranges_than_threads(self, store, key):
+        value = bytes(range(256))
+        store.put(key, value, 60)
+        assert store.get_many([Range(key, i, 2) for i in range(100)]) == [value[i : i + 2] for i in range(100)]
+
+    def test_deletes_in_batches(self, store, key, monkeypatch):
+        monkeypatch.setattr(s3_module, "_DELETED_AT_ONCE", 2)
+        keys = [f"{key}:{i}" for i in range(5)]
+        for each in keys:
+            store.put(each, b"x", 60)
+        store.delete(keys)
+        assert store.exists(keys) == [False] * 5
+
+    def test_stays_usable_after_close(self, store, key):
+        store.put(key, b"x", 60)
+        store.close()
+        assert store.get_many([Range(key), Range(key)]) == [b"x", b"x"]
+
+    def test_a_sweep_removes_the_expired_and_nothing_else(self, store, client, server, url, key, clock, monkeypatch):
+        monkeypatch.setattr(s3_upkeep, "_PAGE", 2)
+        prefix = url.removeprefix(f"s3://{server.bucket}/")
+        for i in range(5):
+            store.put(f"{key}:old{i}", b"x", 10)
+        store.put("k" * 300, b"x", 10)
+        store.put(f"{key}:kept", b"x", 1000)
+        client.put_object(Bucket=server.bucket, Key=f"{prefix}/thesis.txt", Body=b"years of work")
+        with S3Store(url + "0", clock=clock) as neighbour:
+            neighbour.put(key, b"x", 10)
+            assert store.sweep(older_than_s=0) == 0
+            assert store.sweep(older_than_s=3600, now=time.time() + 60) == 0
+            assert store.sweep(older_than_s=0, now=time.time() + 60) == 6
+            assert neighbour.exists([key]) == [True]
+        assert {"thesis.txt", f"{key}:kept"} == {
+            n.removeprefix(f"{prefix}/") for n in self.names(client, server, f"{url}/")
+        }
+
+    def test_what_somebody_else_put_is_no_value(self, store, client, server, url, key):
+        client.put_object(Bucket=server.bucket, Key=f"{url.removeprefix(f's3://{server.bucket}/')}/{key}", Body=b"x")
+        with pytest.raises(StoreError, match="not put by SerFer"):
+            store.get(key)
+        with pytest.raises(StoreError, match="not put by SerFer"):
+            store.exists([key])
+
+    def test_a_bucket_that_is_not_there_is_named(self, key):
+        for ask in (
+            lambda store: store.put(key, b"x", 60),
+            lambda store: store.put(key, bytes(16 * MIB), 60),
+            lambda store: store.get(key),
+            lambda store: store.get(key, 3, 0),
+            lambda store: store.exists([key]),
+            lambda store: store.delete([key]),
+            lambda store: store.sweep(),
+            lambda store: store.ensure_lifecycle(),
+        ):
+            with (
+                S3Store("s3://not-there/p") as store,
+                pytest.raises(StoreUnavailableError, match=r"/not-there .*the bucket does not exist: .*--store"),
+            ):
+                ask(store)
+
+    def test_lifecycle_rule_of_a_prefix_leaves_the_other_rules(self, store, client, server, url):
+        prefix = url.removeprefix(f"s3://{server.bucket}/") + "/"
+        other = {"ID": "theirs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 30}}
+        client.put_bucket_lifecycle_configuration(Bucket=server.bucket, LifecycleConfiguration={"Rules": [other]})
+        store.ensure_lifecycle(7)
+        store.ensure_lifecycle(2)
+        theirs, ours = client.get_bucket_lifecycle_configuration(Bucket=server.bucket)["Rules"]
+        assert theirs == other
+        assert ours == {
+            "ID": f"serfer {prefix}",
+            "Status": "Enabled",
+            "Filter": {"Prefix": prefix},
+            "Expiration": {"Days": 2},
+            "NoncurrentVersionExpiration": {"NoncurrentDays": 2},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 2},
+        }
+        client.delete_bucket_lifecycle(Bucket=server.bucket)
+        store.ensure_lifecycle()
+        assert len(client.get_bucket_lifecycle_configuration(Bucket=server.bucket)["Rules"]) == 1
+
+
+class TestSeaweed(S3Contract):
+    @pytest.fixture
+    def server(self, seaweed):
+        return seaweed
+
+    def test_opened_by_its_url(self, server, key):
+        with open_store(server.url) as store:
+            store.put(key, b"x", 60)
+            assert store.get(key) == b"x"
+
+    @pytest.mark.parametrize(("name", "value"), [("AWS_SECRET_ACCESS_KEY", "wrong"), ("AWS_ACCESS_KEY_ID", "NOBODY")])
+    def test_wrong_credentials(self, server, key, monkeypatch, name, value):
+        secret = server.environment["AWS_SECRET_ACCESS_KEY"]
+        monkeypatch.setenv(name, value)
+        for ask in (
+            lambda store: store.put(key, b"x", 60),
+            lambda store: store.get(key),
+            lambda store: store.exists([key]),
+            lambda store: store.delete([key]),
+        ):
+            with (
+                open_store(server.url) as store,
+                pytest.raises(StoreUnavailableError, match=r"does not take the credentials.*AWS_PROFILE") as caught,
+            ):
+                ask(store)
+            assert secret not in repr(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+class TestMoto(S3Contract):
+    @pytest.fixture
+    def server(self, moto):
+        return moto
+
+
+def test_value_beyond_the_limit(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with (
+        S3Store("s3://bucket/p", limits=Limits(value=10)) as store,
+        pytest.raises(ValueTooLargeError, match=r"'k'.*11"),
+    ):
+        store.put("k", bytes(11), 60)
+    assert Limits().value == 5 * 1024**4
+
+
+def test_parts_grow_where_there_would_be_too_many(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    parts = {}
+
+    def answer(asked):
+        if asked.method == "PUT":
+            parts[asked.path] = asked.body
+            return 200, {"ETag": '"t"'}, b""
+        if "uploads=" in asked.path:
+            return 200, {}, b"<R><UploadId>u/1</UploadId></R>"
+        return 200, {}, b"<CompleteMultipartUploadResult/>"
+
+    value = os.urandom(101)
+    with (
+        stub(answer) as (endpoint, seen),
+        S3Store(f"s3://bucket/p?endpoint={endpoint}", limits=Limits(multipart_from=10, part=5, parts=10)) as store,
+    ):
+        store.put("k", value, 60)
+    assert [parts[f"/bucket/p/k?partNumber={i}&uploadId=u%2F1"] for i in range(1, 11)] == [
+        value[i : i + 11] for i in range(0, 101, 11)
+    ]
+    assert [(asked.method, asked.path) for asked in seen if asked.method == "POST"] == [
+        ("POST", "/bucket/p/k?uploads="),
+        ("POST", "/bucket/p/k?uploadId=u%2F1"),
+    ]
+
+
+def test_an_upload_whose_end_fails_late_is_taken_back(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+
+    def answer(asked):
+        if asked.method == "PUT":
+            return 200, {"ETag": '"t"'}, b""
+        if "uploads=" in asked.path:
+            return 200, {}, b"<R><UploadId>u1</UploadId></R>"
+        return 200, {}, b"\n \n<Error><Code>InternalError</Code><Message>We encountered an error</Message></Error>"
+
+    with (
+        stub(answer) as (endpoint, seen),
+        S3Store(f"s3://bucket/p?endpoint={endpoint}", limits=Limits(multipart_from=10, part=5)) as store,
+        pytest.raises(StoreError, match="to put 'k': InternalError"),
+    ):
+        store.put("k", bytes(12), 60)
+    assert (seen[-1].method, seen[-1].path) == ("DELETE", "/bucket/p/k?uploadId=u1")

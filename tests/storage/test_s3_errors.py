@@ -1,0 +1,232 @@
+import socket
+
+import pytest
+
+from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
+from serfer.local.redis_server import RedisServer
+from storage import Range, s3_http
+from storage.s3 import S3Store
+from storage.s3_http import S3Http
+from tests.storage.s3_stub import refused, stub
+
+SECRET = "c0ffee" * 6
+ALIVE = {"x-amz-meta-serfer-expires": "9e9", "ETag": '"e"'}
+WAYS = {
+    "put": lambda store: store.put("k", b"x" * 100, 60),
+    "get": lambda store: store.get("k"),
+    "range": lambda store: store.get_many([Range("k", 1, 2), Range("k", 5, 2)]),
+    "exists": lambda store: store.exists(["k"]),
+    "delete": lambda store: store.delete(["k"]),
+    "sweep": lambda store: store.sweep(),
+    "lifecycle": lambda store: store.ensure_lifecycle(),
+}
+MISSING = pytest.raises(MissingKeyError, match="'k'")
+NOT_OURS = pytest.raises(StoreError, match="not put by SerFer")
+every_way = pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    waited = []
+    initialise = S3Http.__init__
+    monkeypatch.setattr(S3Http, "__init__", lambda self, *given: initialise(self, *given[:3], waited.append))
+    return waited
+
+
+def opened(endpoint):
+    return S3Store(f"s3://bucket/p?endpoint={endpoint}")
+
+
+def told(endpoint, ask, kind=StoreUnavailableError):
+    with opened(endpoint) as store, pytest.raises(kind) as caught:
+        ask(store)
+    assert type(caught.value) is kind
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "--store" in message or "clock" in message or kind is StoreError
+    assert SECRET not in message + repr(caught.value.__cause__)
+    return message
+
+
+@every_way
+def test_nobody_listens(ask):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"http://127.0.0.1:{free.getsockname()[1]}"
+        assert f"{where}/bucket does not answer: it takes no connections (Connection refused)" in told(where, ask)
+
+
+def test_unknown_host():
+    assert "its host name is unknown" in told("http://nobody.invalid:1", WAYS["get"])
+
+
+@every_way
+def test_a_redis_server_listens_there(ask, waits):
+    with RedisServer() as server:
+        where = f"http://127.0.0.1:{server.url.removesuffix('/0').rpartition(':')[2]}"
+        message = told(where, ask)
+    assert "no HTTP server" in message or "it closed the connection" in message
+    assert len(waits) % 2 == 0 < len(waits)
+
+
+@every_way
+@pytest.mark.parametrize("status", [200, 400, 404])
+def test_a_web_server_listens_there(ask, status):
+    body = b"<html>Welcome to a server of another kind</html>"
+    with stub(lambda _: (status, {"Content-Type": "text/html"}, body)) as (where, _):
+        unclear = status == 200 and ask in {WAYS["get"], WAYS["exists"]}
+        message = told(where, ask, StoreError if unclear else StoreUnavailableError)
+    assert "no S3 server" in message
+
+
+def test_an_answer_longer_than_the_range_is_not_read():
+    with stub(lambda _: (206, ALIVE, bytes(100))) as (where, _):
+        assert "no S3 server" in told(where, lambda store: store.get("k", 0, 10))
+
+
+def test_a_server_that_says_nothing_is_waited_for_once(monkeypatch, waits):
+    monkeypatch.setattr(s3_http, "READ_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        message = told(f"http://127.0.0.1:{silent.getsockname()[1]}", WAYS["get"])
+    assert "it said nothing" in message
+    assert waits == []
+
+
+def test_tls_wanted_from_a_server_without():
+    with stub(lambda _: (200, {}, b"")) as (where, _):
+        assert "TLS failed" in told(where.replace("http:", "https:"), WAYS["get"])
+
+
+@every_way
+@pytest.mark.parametrize("code", ["SlowDown", ""])
+def test_throttling_is_told_after_three_tries(ask, waits, code):
+    with stub(lambda _: refused(503, code) if code else (503, {}, b"")) as (where, seen):
+        message = told(where, ask)
+    unnamed = not code or ask is WAYS["exists"]  # the answer to a HEAD request has no body
+    assert f"throttles ({'HTTP 503' if unnamed else code})" in message
+    tries = 3 * (2 if ask is WAYS["range"] else 1)
+    assert len(seen) <= tries
+    assert len(waits) >= 2
+
+
+@pytest.mark.parametrize("hiccup", [None, refused(503, "SlowDown"), refused(500, "InternalError")])
+def test_what_passes_is_tried_again_in_full(waits, hiccup):
+    answers = iter([hiccup, hiccup, (200, ALIVE, b"")])
+    with stub(lambda _: next(answers)) as (where, seen), opened(where) as store:
+        store.put("k", b"x" * 1000, 60)
+    assert [asked.body for asked in seen] == [b"x" * 1000] * 3
+    assert 0.02 < waits[0] < 0.08 < waits[1] < 0.4
+
+
+@pytest.mark.usefixtures("waits")
+def test_server_that_keeps_failing():
+    answer = refused(500, "InternalError", "We encountered an internal error")
+    with (
+        stub(lambda _: answer) as (where, _),
+        opened(where) as store,
+        pytest.raises(StoreUnavailableError, match="HTTP 500 InternalError"),
+    ):
+        store.get("k")
+
+
+@every_way
+def test_denied(ask):
+    with stub(lambda _: refused(403, "AccessDenied", "User: me is not\nauthorized to s3:GetObject")) as (where, _):
+        message = told(where, ask, StoreError)
+    assert "User: me is not authorized" in message
+    assert "without s3:ListBucket S3 says this of a missing key too" in message
+
+
+def test_a_refused_head_is_explained_by_the_bucket():
+    with stub(lambda asked: (403, {}, b"") if asked.method == "HEAD" else refused(403, "ExpiredToken")) as (where, _):
+        assert "(ExpiredToken)" in told(where, WAYS["exists"])
+
+
+def test_a_missing_key_is_not_asked_about_twice():
+    def answer(asked):
+        return (404, {}, b"") if asked.method == "HEAD" else (200, {}, b"<ListBucketResult/>")
+
+    with stub(answer) as (where, seen), opened(where) as store:
+        assert store.exists(["a"]) == [False]
+        assert store.exists(["b", "c"]) == [False, False]
+    assert [asked.method for asked in seen] == ["HEAD", "GET", "HEAD", "HEAD"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (301, {"x-amz-bucket-region": "eu-west-1"}, b""),
+        refused(301, "PermanentRedirect", more="<Region>eu-west-1</Region>"),
+        refused(400, "AuthorizationHeaderMalformed", more="<Region>eu-west-1</Region>"),
+    ],
+)
+def test_bucket_in_another_region(answer):
+    with stub(lambda _: answer) as (where, _):
+        assert "is in eu-west-1, not in us-east-1: add ?region=" in told(where, WAYS["get"])
+
+
+def test_wrong_clock():
+    with stub(lambda _: refused(403, "RequestTimeTooSkewed")) as (where, _):
+        assert "clock" in told(where, WAYS["put"])
+
+
+@every_way
+def test_anything_else_is_passed_on(ask):
+    with stub(lambda _: refused(409, "OperationAborted", "A conflicting operation")) as (where, _):
+        assert "OperationAborted: A conflicting operation" in told(where, ask, StoreError)
+
+
+def test_a_key_that_could_not_be_deleted_is_told():
+    body = b"<DeleteResult><Error><Key>p/k</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
+    with stub(lambda _: (200, {}, body)) as (where, _):
+        assert "refused to delete: no: grant" in told(where, WAYS["delete"], StoreError)
+
+
+def test_no_credentials(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with stub(lambda _: (200, {}, b"")) as (where, seen):
+        assert "no AWS credentials for --store: set AWS_ACCESS_KEY_ID" in told(where, WAYS["get"])
+    assert seen == []
+
+
+def test_a_session_token_is_sent(monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    with stub(lambda _: (200, ALIVE, b"x")) as (where, seen), opened(where) as store:
+        assert store.get("k") == b"x"
+    assert seen[0].headers["x-amz-security-token"] == "token"
+
+
+@pytest.mark.parametrize("expires", ["soon", "", None])
+def test_metadata_that_say_nothing(expires):
+    headers = {} if expires is None else {"x-amz-meta-serfer-expires": expires}
+    with stub(lambda _: (200, headers, b"x")) as (where, _), opened(where) as store, NOT_OURS:
+        store.get("k")
+
+
+def test_a_value_cut_short_on_its_way_is_asked_for_again(waits):
+    answers = iter(
+        [(200, {**ALIVE, "Content-Length": "10", "Connection": "close"}, b"abc"), (200, ALIVE, b"0123456789")]
+    )
+    with stub(lambda _: next(answers)) as (where, _), opened(where) as store:
+        assert store.get("k") == b"0123456789"
+    assert len(waits) == 1
+
+
+def test_a_value_that_shrank_is_missing():
+    with stub(lambda _: (206, ALIVE, b"ab")) as (where, _), opened(where) as store, MISSING:
+        store.get("k", 1, 3)
+
+
+def test_a_lifecycle_rule_for_a_whole_bucket_is_refused():
+    with S3Store("s3://bucket?endpoint=http://127.0.0.1:1") as store, pytest.raises(UsageError, match="prefix"):
+        store.ensure_lifecycle()

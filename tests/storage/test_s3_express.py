@@ -1,0 +1,188 @@
+"""Directory buckets: no local server knows them, so a stub keeps what the store sends, beside what botocore sends."""
+
+import hashlib
+import hmac
+import re
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.session import Session
+
+from serfer.core.errors import StoreError, StoreUnavailableError
+from storage.s3 import S3Store
+from storage.s3_http import NAMESPACE
+from storage.s3_multipart import Limits
+from tests.storage.s3_stub import refused, stub
+
+BUCKET = "name--usw2-az1--x-s3"
+ALIVE = {"x-amz-meta-serfer-expires": "9e9", "ETag": '"e"'}
+DENIED = pytest.raises(StoreError, match="refused to open a session: no: grant s3express:CreateSession")
+NO_S3 = pytest.raises(StoreUnavailableError, match="no S3 server")
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKOWN")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "own secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "own token")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+
+
+class Express:
+    """Gives sessions of 300 s and answers the rest as a bucket with every key would."""
+
+    def __init__(self, now=None):
+        self.now = now or datetime.now(UTC).timestamp()
+        self.sessions = 0
+
+    def __call__(self, asked):
+        query = urlsplit(asked.path).query
+        if query.rstrip("=") == "session":
+            self.sessions += 1
+            until = datetime.fromtimestamp(self.now + 300, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            body = (
+                f'<?xml version="1.0"?><CreateSessionResult xmlns="{NAMESPACE}">'
+                f"<Credentials><SessionToken>token {self.sessions}</SessionToken>"
+                f"<SecretAccessKey>secret {self.sessions}</SecretAccessKey>"
+                f"<AccessKeyId>AKTEMP{self.sessions}</AccessKeyId><Expiration>{until}</Expiration>"
+                "</Credentials></CreateSessionResult>"
+            )
+            return 200, {"Content-Type": "application/xml"}, body.encode()
+        if asked.method == "POST":
+            return 200, {}, b"<DeleteResult/>"
+        return 200, ALIVE, b"x" if asked.method == "GET" else b""
+
+
+def opened(endpoint, **more):
+    return S3Store(f"s3://{BUCKET}/p?endpoint={endpoint}", **more)
+
+
+def scope(asked):
+    return re.search(r"Credential=([^,]*)", asked.headers["authorization"])[1].split("/")
+
+
+def signature(asked, secret):
+    """Compute AWS Signature Version 4 of a request as its documentation describes."""
+    _, day, region, service, _ = scope(asked)
+    signed = re.search("SignedHeaders=([^,]*)", asked.headers["authorization"])[1]
+    path, _, query = asked.path.partition("?")
+    lines = [asked.method, path, query, *(f"{name}:{asked.headers[name]}" for name in signed.split(";")), "", signed]
+    canonical = "\n".join([*lines, asked.headers["x-amz-content-sha256"]])
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{asked.headers['x-amz-date']}\n{day}/{region}/{service}/aws4_request\n{digest}"
+    key = f"AWS4{secret}".encode()
+    for part in (day, region, service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def test_a_session_is_opened_with_our_own_credentials_and_signs_all_else():
+    with stub(Express()) as (endpoint, seen), opened(endpoint) as store:
+        store.put("k", b"value", 60)
+        assert store.get("k") == b"x"
+        assert store.exists(["k", "l"]) == [True, True]
+        store.delete(["k"])
+    first, *others = seen
+    assert (first.method, first.path) == ("GET", f"/{BUCKET}/?session=")
+    assert first.headers["x-amz-create-session-mode"] == "ReadWrite"
+    assert first.headers["x-amz-security-token"] == "own token"
+    assert first.headers["authorization"].endswith(signature(first, "own secret"))
+    assert scope(first)[0] == "AKOWN"
+    assert {other.method for other in others} == {"PUT", "GET", "HEAD", "POST"}
+    for other in others:
+        assert other.headers["x-amz-s3session-token"] == "token 1"
+        assert "x-amz-security-token" not in other.headers
+        assert [scope(other)[0], *scope(other)[2:]] == ["AKTEMP1", "us-west-2", "s3express", "aws4_request"]
+        assert other.headers["authorization"].endswith(signature(other, "secret 1"))
+
+
+def test_botocore_sends_the_same():
+    """What a client of botocore's sends for the same calls differs in nothing that S3 looks at."""
+    with stub(Express()) as (endpoint, ours), opened(endpoint) as store:
+        store.put("k", b"value", 60)
+    with stub(Express()) as (endpoint, theirs):
+        client = Session().create_client("s3", endpoint_url=endpoint)
+        client.put_object(Bucket=BUCKET, Key="p/k", Body=b"value", Metadata={"serfer-expires": "1"})
+        client.close()
+    assert [(a.method, a.path.rstrip("=").replace("/?", "?")) for a in ours] == [
+        (a.method, a.path.rstrip("=").replace("/?", "?")) for a in theirs
+    ]
+    for our, their in zip(ours, theirs, strict=True):
+        assert scope(our) == [scope(our)[0], scope(our)[1], *scope(their)[2:]]
+        assert scope(our)[0] == scope(their)[0]
+        names = {"x-amz-s3session-token", "x-amz-security-token"}
+        assert names & set(our.headers) == names & set(their.headers)
+
+
+def test_a_session_is_renewed_a_minute_before_its_end():
+    express = Express(NOW)
+    with stub(express) as (endpoint, seen), opened(endpoint, clock=lambda: express.now) as store:
+        store.get("k")
+        express.now += 239
+        store.get("k")
+        assert express.sessions == 1
+        express.now += 2
+        store.get("k")
+        assert express.sessions == 2
+    assert seen[-1].headers["x-amz-s3session-token"] == "token 2"
+
+
+def test_threads_share_one_session():
+    express = Express()
+    with stub(express) as (endpoint, _), opened(endpoint) as store:
+        assert store.exists([f"k{i}" for i in range(40)]) == [True] * 40
+    assert express.sessions == 1
+
+
+def test_parts_are_signed_by_the_session_too():
+    def answer(asked):
+        if asked.method == "POST":
+            return 200, {}, b"<R><UploadId>u1</UploadId><CompleteMultipartUploadResult/></R>"
+        return express(asked)
+
+    express = Express()
+    limits = Limits(multipart_from=10, part=5)
+    with stub(answer) as (endpoint, seen), opened(endpoint, limits=limits) as store:
+        store.put("k", bytes(10), 60)
+    assert [asked.headers.get("x-amz-s3session-token") for asked in seen] == [None, *["token 1"] * 4]
+
+
+def test_lifecycle_is_changed_with_our_own_credentials_and_without_what_directory_buckets_lack():
+    def answer(asked):
+        return refused(404, "NoSuchLifecycleConfiguration") if asked.method == "GET" else (200, {}, b"")
+
+    with stub(answer) as (endpoint, seen), opened(endpoint) as store:
+        store.ensure_lifecycle(1)
+    assert [(asked.method, urlsplit(asked.path).query) for asked in seen] == [
+        ("GET", "lifecycle="),
+        ("PUT", "lifecycle="),
+    ]
+    assert [scope(asked)[0] for asked in seen] == ["AKOWN", "AKOWN"]
+    assert b"<Prefix>p/</Prefix>" in seen[1].body
+    assert b"Noncurrent" not in seen[1].body
+    assert "x-amz-checksum-crc32" in seen[1].headers
+
+
+def test_lists_ask_for_a_prefix_that_ends_with_a_slash():
+    def answer(asked):
+        return (200, {}, b"<ListBucketResult/>") if "list-type" in asked.path else express(asked)
+
+    express = Express()
+    with stub(answer) as (endpoint, seen), opened(endpoint) as store:
+        assert store.sweep() == 0
+    assert seen[-1].path.endswith("&prefix=p%2F")
+
+
+def test_no_session_is_given():
+    with stub(lambda _: refused(403, "AccessDenied", "no")) as (endpoint, _), opened(endpoint) as store, DENIED:
+        store.get("k")
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html/>", b"<R><AccessKeyId>a</AccessKeyId><Expiration>2030-01-01T00:00:00Z</Expiration></R>"]
+)
+def test_an_answer_without_a_session(body):
+    with stub(lambda _: (200, {}, body)) as (endpoint, _), opened(endpoint) as store, NO_S3:
+        store.get("k")

@@ -23,6 +23,7 @@ from bench.nullworkers import null_pipeline
 from bench.piped import Piped, Whole
 from bench.systems import SYSTEMS as BASELINES
 from bench.systems import System, open_system
+from serfer.choices import WORKERS
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
@@ -30,7 +31,7 @@ from serfer.pipeline import DEADLINE_S, Pipeline
 from serfer.settings import Settings
 from serfer.terminal import ignore_signals
 from serfer.unsplit import unsplit
-from serfer.wiring import WORKERS, open_pipeline
+from serfer.wiring import open_pipeline
 from splitter.bundle import code_stamp
 from splitter.cache import forget_unused, in_use
 

@@ -246,7 +246,7 @@ class TestUnavailable:
     def test_a_redis_that_is_not_there(self, serfer_, lean, picture, closed, workers):
         url = f"redis://:hush@127.0.0.1:{closed}/0"
         result = serfer_("classify", "--plan", lean, picture, "--store", url, "--workers", workers)
-        assert "hush" not in result.complains(4, f"Redis at 127.0.0.1:{closed} does not answer")
+        assert "hush" not in result.complains(4, f"Redis at 127.0.0.1:{closed} cannot be reached", "--store")
 
     def test_a_port_that_is_taken(self, serfer_, lean, picture):
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -268,7 +268,7 @@ class TestUnavailable:
             worker.send(signal.SIGSTOP)
             server.stop()
             worker.send(signal.SIGCONT)
-            command.end().complains(4, "Redis at 127.0.0.1:", "does not answer")
+            command.end().complains(4, "Redis at 127.0.0.1:", "cannot be reached")
 
     def test_a_directory_that_cannot_be_a_store(self, serfer_, lean, picture):
         result = serfer_("classify", "--plan", lean, picture, "--store", "file:///proc/nowhere")

@@ -41,7 +41,8 @@ class FileStore(Store):
         self._clock = clock
         with self._reached():
             root.mkdir(parents=True, exist_ok=True)
-            if not (root / _LOCK).exists() and any(root.iterdir()):
+            # The lock is looked for last: whoever opens it at the same time makes the lock before anything else.
+            if any(root.iterdir()) and not (root / _LOCK).exists():
                 raise UsageError(f"{root} is not empty and no file store: give an empty or a new directory")
             self._sweep()
 

@@ -1,7 +1,10 @@
 import os
+import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,7 @@ from serfer.core.errors import StoreUnavailableError, UsageError
 from storage import open_store
 from storage.contract import StoreContract
 from storage.file import FileStore
+from tests.storage.file_process import SHARED
 
 OTHER_PROCESS = """
 import sys
@@ -23,6 +27,36 @@ for line in sys.stdin:
                 store.put("shared", value, 60)
         print("written", flush=True)
 """
+
+
+@contextmanager
+def processes(root, work):
+    """Start a process for each (role, rounds); the body calls what it gets to let all go, and gets codes and errors."""
+    script = str(Path(__file__).with_name("file_process.py"))
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, script, str(root), role, str(number), str(rounds)],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for number, (role, rounds) in enumerate(work)
+        ]
+        for process in started:
+            assert process.stdout.readline() == "ready\n"
+
+        def go():
+            for process in started:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            return [(process.returncode, errors) for process in started for _, errors in [process.communicate()]]
+
+        yield go
 
 
 class Clock:
@@ -89,6 +123,20 @@ class TestFile(StoreContract):
             other.stdin.close()
             assert other.wait() == 0
             assert names(tmp_path / "a b") == ["#lock", "shared="]
+
+    def test_many_processes_overwrite_read_delete_and_sweep(self, tmp_path):
+        work = [("churn", 400)] * 3 + [("keep", 100)] * 2 + [("sweep", 300)] * 2
+        with processes(tmp_path / "store", work) as all_ready:
+            outcomes = all_ready()
+        assert outcomes == [(0, "")] * len(work)
+        with FileStore(tmp_path / "store") as store:
+            store.delete(SHARED)
+        assert not [name for name in names(tmp_path / "store") if re.fullmatch("#[0-9a-f]{16}", name)]
+
+    def test_many_processes_open_a_new_directory_at_once(self, tmp_path):
+        with processes(tmp_path, [("start", 60)] * 4) as all_ready:
+            assert all_ready() == [(0, "")] * 4
+        assert names(tmp_path / "new59") == ["#lock", "k0=", "k1=", "k2=", "k3="]
 
     def test_directory_that_cannot_be_made(self, tmp_path):
         (tmp_path / "file").touch()

@@ -23,10 +23,14 @@ from serfer.core.errors import ModelError
 from serfer.core.plan import PLAN_FILE, Plan
 from splitter.cache import assembled, in_use
 
-DEPENDENCY_LIMIT = 90_000_000
+DEPENDENCY_LIMIT = 94_000_000
 """Bytes that a function's code and dependencies may take; the splitter plans with it, assembling checks it."""
 
-DISTRIBUTIONS = ("aws_lambda_powertools", "jmespath", "msgpack", "numpy", "onnxruntime", "redis", "typing_extensions")
+DISTRIBUTIONS = (
+    *("aws_lambda_powertools", "jmespath", "typing_extensions"),
+    *("botocore", "python-dateutil", "six", "urllib3"),  # a store in S3, and Redis by IAM
+    *("msgpack", "numpy", "onnxruntime", "redis"),
+)
 _OUR_PACKAGES = ("lambdas", "serfer.core", "storage")
 HANDLER = "lambdas.bootstrap.handler"
 
@@ -39,6 +43,8 @@ _PRUNED = (
     ),
     *(f"aws_lambda_powertools/utilities/{name}/" for name in ("feature_flags", "idempotency", "kafka", "parameters")),
     *(f"aws_lambda_powertools/utilities/{name}/" for name in ("parser", "streaming", "validation")),
+    "botocore/data/",
+    "dateutil/zoneinfo/",
     "numpy/f2py/",
     "numpy/distutils/",
     "numpy/random/",
@@ -52,8 +58,12 @@ _PRUNED = (
     "onnxruntime/transformers/",
     "onnxruntime/capi/libonnxruntime.so",
     "onnxruntime/ThirdPartyNotices.txt",
+    "storage/contract.py",
+    "urllib3/contrib/emscripten/",
 )
-_PRUNED_PARTS = frozenset({"tests", "__pycache__"})
+# Below what is pruned: by these alone S3's address is found. No client of botocore's is made, so no other is read.
+_NEEDED = frozenset({"botocore/data/partitions.json", "botocore/data/s3/2006-03-01/endpoint-rule-set-1.json.gz"})
+_PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD"})
 _PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"})
 
 
@@ -118,7 +128,7 @@ def code_stamp(packages: Sequence[str]) -> str:
 
 
 def _stamp(sources: Sequence[tuple[str, Path]]) -> str:
-    digest = hashlib.sha256(repr(_PRUNED).encode())
+    digest = hashlib.sha256(repr((_PRUNED, sorted(_NEEDED))).encode())
     for relative, path in sources:
         status = path.stat()
         digest.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
@@ -132,16 +142,18 @@ def _our_files(packages: Sequence[str]) -> set[tuple[str, Path]]:
         for root in map(Path, (spec and spec.submodule_search_locations) or ()):
             prefix = package.replace(".", "/")
             files = (path for path in root.rglob("*") if path.is_file())
-            found |= {(f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files if _kept(path)}
+            named = ((f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files if _kept(path))
+            found |= {(name, path) for name, path in named if not name.startswith(_PRUNED)}
     return found
 
 
 def _dependency_files() -> set[tuple[str, Path]]:
     found = set()
-    for name in DISTRIBUTIONS:
-        for file in importlib.metadata.files(name) or ():
-            if _kept(file) and not file.as_posix().startswith(_PRUNED) and ".." not in file.parts:
-                found.add((file.as_posix(), Path(str(file.locate()))))
+    for distribution in DISTRIBUTIONS:
+        for file in importlib.metadata.files(distribution) or ():
+            name = file.as_posix()
+            if _kept(file) and (name in _NEEDED or not name.startswith(_PRUNED)) and ".." not in file.parts:
+                found.add((name, Path(str(file.locate()))))
     return found
 
 

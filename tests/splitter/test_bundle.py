@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import ModelError
+from serfer.local.s3_server import S3Server
 from splitter import bundle
 from splitter.bundle import DEPENDENCY_LIMIT, dependencies, directory_bytes, function_directory
 from splitter.cache import assembled, forget_unused, in_use
@@ -26,6 +27,22 @@ assert not {'torch', 'onnx', 'onnxscript', 'boto3', 'splitter'} & set(loaded), l
 assert not any('site-packages' in path for path in sys.path), sys.path
 answer = bootstrap.handler({'task': sys.argv[1]}, types.SimpleNamespace(aws_request_id='1'))
 print(answer['report'])
+"""
+
+
+OPEN = """
+import sys
+from storage import open_store
+open_store('redis://127.0.0.1:1/0').close()
+assert not {'botocore', 'urllib3', 'dateutil'} & set(sys.modules), 'a store in Redis needs no S3'
+for url, key in zip(sys.argv[1:], 'ab', strict=True):
+    with open_store(url) as store:
+        store.put(key, b'0123456789', 60)
+        print(store.get(key, 3, 4), store.exists([key, 'c']))
+        store.delete([key])
+        print(store.exists([key]))
+assert not {'boto3', 'pytest', 'hypothesis'} & set(sys.modules)
+assert not any('site-packages' in path for path in sys.path), sys.path
 """
 
 
@@ -81,8 +98,31 @@ def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, function
 
 def test_dependencies_stay_within_their_limit(functions, cache):
     size = directory_bytes(dependencies(cache))
-    assert size <= DEPENDENCY_LIMIT == 90_000_000
+    assert size <= DEPENDENCY_LIMIT == 94_000_000
     assert functions
+
+
+def test_a_function_opens_a_store_in_s3_with_nothing_but_its_directory(cache):
+    root = str(dependencies(cache))
+    with S3Server() as server:
+        done = subprocess.run(
+            [sys.executable, "-S", "-B", "-P", "-c", OPEN, server.url, f"s3://{server.bucket}/p"],
+            env={"PYTHONPATH": root, "PATH": os.defpath, **server.environment},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["b'3456' [True, False]", "[False]"] * 2
+
+
+def test_a_function_carries_no_more_of_botocores_data_than_finds_s3(cache):
+    root = dependencies(cache)
+    kept = {path.name for path in (root / "botocore" / "data").rglob("*") if path.is_file()}
+    assert kept == {"partitions.json", "endpoint-rule-set-1.json.gz"}
+    assert not (root / "storage" / "contract.py").exists()
 
 
 def test_no_function_carries_torch_nor_what_nobody_imports(functions):

@@ -1,0 +1,65 @@
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serfer.core.errors import UnavailableError
+from serfer.local import redis_cluster
+from serfer.local.redis_cluster import RedisCluster
+from storage import open_store
+
+PARENT = """
+import sys
+from serfer.local.redis_cluster import RedisCluster
+cluster = RedisCluster(nodes=2)
+print(*[node.pid for node in cluster.nodes], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_serves_from_all_nodes_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with RedisCluster(nodes=2) as cluster, open_store(cluster.url) as store:
+        assert len(list(tmp_path.iterdir())) == 1
+        keys = [f"k{number}" for number in range(40)]
+        for key in keys:
+            store.put(key, b"x", 60)
+        sizes = []
+        for number in range(2):
+            with cluster.client(number) as client:
+                sizes.append(client.dbsize())
+        assert sum(sizes) == 40
+        assert all(sizes)
+        pids = [node.pid for node in cluster.nodes]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert list(tmp_path.iterdir()) == []
+    cluster.stop()
+
+
+def test_nodes_die_with_a_parent_that_is_killed(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # nobody is left to remove the folder
+    ) as parent:
+        nodes = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(nodes) == 2
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    for node in nodes:
+        assert select.select([node], [], [], 5)[0], "a node is still alive"
+        os.close(node)
+
+
+def test_a_cluster_that_does_not_come_together_is_told_and_cleaned_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(redis_cluster, "_READY_S", 0.0)
+    monkeypatch.setattr(redis_cluster, "_is_whole", lambda *_: False)
+    with pytest.raises(UnavailableError, match="did not come together within 0 s"):
+        RedisCluster(nodes=2)
+    assert list(tmp_path.iterdir()) == []

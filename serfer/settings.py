@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.profile import Profiles, parse_profiles, shipped_profiles
 from serfer.images import ImageLimits
 
+_AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
 _MOST_BYTES = 4 * 1024 * 1024
 
 
@@ -25,6 +27,9 @@ class Settings(BaseSettings):
     profiles_file: Path | None = None
     max_image_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
     max_image_pixels: int = Field(default=100_000_000, gt=0)
+    state_machine: str = Field(
+        default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w-]{1,80}$"
+    )
     local_concurrency: int = Field(default=16, gt=0)
     local_port: int = Field(default=0, ge=0, le=65535)
 
@@ -70,6 +75,33 @@ def _text(name: str, path: Path) -> str:
     except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise InputError(f"{name}: {path} cannot be read: {reason}") from error
+
+
+def aws_access() -> dict[str, str]:
+    """Return the variables that give a process of ours the AWS access of this one, as a function's role would.
+
+    Raises UnavailableError where boto3 would find no credentials.
+    """
+    from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - only stores in AWS need botocore
+    from botocore.session import Session  # noqa: PLC0415 - same
+
+    session = Session()
+    try:
+        credentials = session.get_credentials()
+        region = session.get_config_variable("region")
+    except BotoCoreError as error:
+        raise UnavailableError(f"--store: {error}") from error
+    if credentials is None:
+        raise UnavailableError("--store: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
+    frozen = credentials.get_frozen_credentials()
+    found = {
+        "AWS_ACCESS_KEY_ID": frozen.access_key,
+        "AWS_SECRET_ACCESS_KEY": frozen.secret_key,
+        "AWS_SESSION_TOKEN": frozen.token,
+        "AWS_DEFAULT_REGION": region,
+        **{name: os.environ.get(name) for name in _AWS_ENDPOINTS},
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def load_settings() -> Settings:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from botocore.credentials import Credentials
 
+from drivers.asl import compile_plan, local_functions
 from drivers.driver import Driver
+from drivers.executions import connect
 from drivers.inprocess import InProcessInvoker
 from drivers.lambda_http import LambdaInvoker
 from drivers.poll import PollInvoker
 from drivers.push import PushDriver
 from drivers.sharing import plan_sharing
+from drivers.stepfunctions import StepFunctionsDriver
 from serfer.background import LoopThread
 from serfer.choices import Choices
 from serfer.core.aws import LambdaFacts
-from serfer.core.errors import PlanError, UnavailableError
+from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.keys import input_key
 from serfer.core.plan import Plan, check_artefacts, load_plan
 from serfer.local.faults import Faults
@@ -27,9 +32,10 @@ from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import runtime_directory
+from serfer.local.step_functions import StepFunctionsServer
 from serfer.pipeline import Pipeline
 from serfer.result_cache import ResultCache
-from serfer.settings import Settings, load_settings
+from serfer.settings import Settings, aws_access, load_settings
 from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
@@ -38,6 +44,7 @@ from storage import Store, open_store
 _TASK_TIMEOUT_S = 60.0
 _CONNECTIONS = 256
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
+_LOCAL = Credentials("local", "local")
 _NOBODY = "0" * 32  # a query that never was
 
 
@@ -134,16 +141,22 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
         store = parts.enter_context(open_store(url))
         store.exists([input_key(_NOBODY, 0)])  # a store that cannot be used is told of now, not by every query
         invoker: InProcessInvoker | LambdaInvoker
+        service = None
         if choices.workers == "inprocess":
             invoker = _in_process(opening, store)
         elif choices.workers == "local":
             service = _local_service(opening, url)
             await _start(service)
-            invoker = LambdaInvoker(service.url, REGION, Credentials("local", "local"), _CONNECTIONS)
+            parts.push_async_callback(service.stop)
+            invoker = LambdaInvoker(service.url, REGION, _LOCAL, _CONNECTIONS)
         else:
             invoker = _deployed()
-        driver = _driver(opening, invoker, store, parts)
-        if choices.workers == "local":
+        if choices.driver.startswith("stepfunctions"):
+            parts.push_async_callback(invoker.close)
+            driver: Driver = _state_machine(opening, service, store, parts)
+        else:
+            driver = _driver(opening, invoker, store, parts)
+        if service is not None:
             parts.push_async_callback(service.stop)  # first: what is in flight ends, and with it what could still write
         return Pipeline(
             *(plan, driver, loop, parts.pop_all().aclose, opening.facts, opening.settings.image_limits()),
@@ -175,6 +188,28 @@ def _driver(
         sharing=plan_sharing(plan, facts.memory_per_vcpu, concurrency) if shares else None,
     )
     parts.push_async_callback(tasks.close)
+    parts.push_async_callback(driver.close)
+    return driver
+
+
+def _state_machine(
+    opening: _Opening, service: LambdaService | None, store: Store, parts: AsyncExitStack
+) -> StepFunctionsDriver:
+    """Put the Step Functions driver together: on a service of its own for local functions, else on the machine set."""
+    plan, settings = opening.plan, opening.settings
+    kind = "express" if opening.choices.driver.endswith("express") else "standard"
+    if service is not None:
+        functions = local_functions(plan)
+        definition = compile_plan(plan, functions, express=kind == "express", task_timeout_s=_TASK_TIMEOUT_S)
+        server = StepFunctionsServer(kind, itertools.chain(*functions), service.url, definition)
+        parts.callback(server.stop)
+        client, arn = connect(REGION, endpoint=server.endpoint, credentials=_LOCAL), server.arn
+    else:
+        arn = settings.state_machine
+        if not arn:
+            raise UsageError("--driver stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
+        client = connect(arn.split(":")[3])
+    driver = StepFunctionsDriver(plan, store, client, arn, kind=kind)
     parts.push_async_callback(driver.close)
     return driver
 
@@ -216,6 +251,7 @@ def _local_service(opening: _Opening, store_url: str) -> LambdaService:
     with _cache_in_use(cache):
         directories = {part: function_directory(plan, opening.directory, *part, cache) for part in plan.functions}
         runtime = runtime_directory(cache / "runtime")
+    variables = {"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(store_url)}
     functions = [
         FunctionConfig(
             name=plan.function(*part),
@@ -223,7 +259,7 @@ def _local_service(opening: _Opening, store_url: str) -> LambdaService:
             handler=HANDLER,
             memory_mb=plan.stages[part[0]].memory_mb,
             timeout_s=_TASK_TIMEOUT_S,
-            environment={"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING"},
+            environment=variables,
         )
         for part, path in directories.items()
     ]
@@ -235,6 +271,12 @@ def _local_service(opening: _Opening, store_url: str) -> LambdaService:
         port=settings.local_port,
         faults=opening.faults,
     )
+
+
+def _access(store_url: str) -> dict[str, str]:
+    """Return what local functions need beside the URL, where AWS gives deployed ones a role."""
+    inner = unquote(store_url)  # of a store around a store
+    return aws_access() if "s3://" in inner or "iam=" in inner else {}
 
 
 @contextmanager

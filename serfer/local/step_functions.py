@@ -1,0 +1,194 @@
+"""AWS Step Functions on one machine, for one state machine whose tasks are invocations of the local Lambda service.
+
+Standard machines run on moto, Express ones on ministack, which lives in a virtual environment of its own beside this
+one (it pins another botocore). Neither is quick: moto runs a Map's iterations nearly one after the other, ministack
+waits 150 ms before it starts; and ministack takes a function's error for its answer. They keep executions in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from botocore.config import Config
+from botocore.session import Session
+
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.local.die_with_parent import dying_with_me
+from serfer.local.function import REGION
+from serfer.local.redis_server import free_port
+
+KINDS = ("standard", "express")
+_TRIES = 5
+_READY_S = 60.0
+_POLL_S = 0.02
+_ANSWER_S = 1.0
+_TIMEOUT_S = 900
+_ROLE = "arn:aws:iam::123456789012:role/serfer"
+_ZIP = b"PK\x05\x06" + bytes(18)  # no files: nothing of it is ever run
+
+
+class StepFunctionsServer:
+    """A Step Functions service with one state machine, started by the constructor and ended by `stop` or `with`.
+
+    `kind` is "standard" or "express"; the definition's tasks invoke `functions`, by their names, of the Lambda service
+    at `lambda_url`. The service takes a free port of loopback, is deaf to the terminal's Ctrl-C, writes no files and
+    dies with this process; start it from a thread that lives as long as it should (see `die_with_parent`).
+
+    Raises:
+        UsageError: there is no such kind.
+        UnavailableError: what it needs is not installed, or does not come up, or refuses the definition.
+    """
+
+    def __init__(self, kind: str, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any]) -> None:
+        if kind not in KINDS:
+            raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
+        self._kind = kind
+        for tries_left in reversed(range(_TRIES)):
+            self._port = free_port()
+            command, variables = self._command(urlsplit(lambda_url).port or 0)
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the service
+            self._process = self._launch(command, variables)
+            if self._comes_up():
+                break
+            output = self._output()
+            self.stop()
+            if "in use" not in output or not tries_left:
+                said = output.rpartition("\n")[2][-300:] or "it said nothing"
+                raise UnavailableError(f"local Step Functions did not start: {said}")
+        try:
+            self.arn = self._deploy(functions, lambda_url, definition)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint URL for boto3."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The service's process id."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Kill the service, which has nothing to save, and wait until it is gone; a second call does nothing."""
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _command(self, lambda_port: int) -> tuple[list[str], dict[str, str]]:
+        """Return the service's command line and all that it sees of an environment."""
+        address, port = f"127.0.0.1:{self._port}", str(self._port)
+        if self._kind == "standard":
+            return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port], {"MOTO_PORT": str(lambda_port)}
+        # By its web server, in one process: ministack's own command would write a file.
+        command = [str(_ministack()), "-m", "hypercorn", "-w", "0", "--bind", address, "ministack.app:app"]
+        return command, {"GATEWAY_PORT": port, "SERVICES": "lambda,states", "MINISTACK_REGION": REGION}
+
+    def _launch(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603  the command is ours
+            dying_with_me(*command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+            env=variables,
+        )
+
+    def _comes_up(self) -> bool:
+        """Wait until our server answers (True), or has ended or overrun its time (False)."""
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_POLL_S)
+                return False
+            if "Running on" in self._output() and self._answers():  # so nobody else on the port is taken for it
+                return True
+        return False
+
+    def _answers(self) -> bool:
+        """Configure moto, or look whether ministack is healthy."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)) as connection:
+            try:
+                if self._kind == "standard":
+                    config = json.dumps({"stepfunctions": {"execute_state_machine": True}})
+                    connection.request("POST", "/moto-api/config", config, {"Content-Type": "application/json"})
+                else:
+                    connection.request("GET", "/_ministack/health")
+                return connection.getresponse().status in (200, 201)
+            except (OSError, http.client.HTTPException):
+                return False
+
+    def _deploy(self, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any]) -> str:
+        """Create the state machine and return its ARN; ministack is told of the functions too."""
+        if self._kind == "express":
+            with self._client("lambda") as client:
+                for name in functions:
+                    self._declare(client, name, f"{lambda_url}/2015-03-31/functions/{name}/invocations")
+        with self._client("stepfunctions") as client:
+            try:
+                created = client.create_state_machine(
+                    name="serfer", definition=json.dumps(definition), roleArn=_ROLE, type=self._kind.upper()
+                )
+            except client.exceptions.ClientError as error:
+                raise UnavailableError(f"local Step Functions refuses the state machine: {error}") from error
+            arn: str = created["stateMachineArn"]
+            return arn
+
+    def _declare(self, client: Any, name: str, url: str) -> None:  # noqa: ANN401 - boto3's
+        client.create_function(
+            FunctionName=name,
+            Role=_ROLE,
+            Runtime="python3.11",
+            Handler="none.none",
+            Code={"ZipFile": _ZIP},
+            Timeout=_TIMEOUT_S,
+            Environment={"Variables": {"MINISTACK_LAMBDA_PROXY_URL": url}},
+        )
+
+    @contextlib.contextmanager
+    def _client(self, service: str) -> Iterator[Any]:
+        client = Session().create_client(
+            service,
+            region_name=REGION,
+            endpoint_url=self.endpoint,
+            aws_access_key_id="local",
+            aws_secret_access_key="local",  # noqa: S106 - whatever it is, nobody looks at it
+            config=Config(retries={"total_max_attempts": 1}),
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def _output(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").strip()
+
+
+def _ministack() -> Path:
+    python = Path(sys.prefix) / "ministack" / "bin" / "python"
+    if not python.exists():
+        raise UnavailableError("local Express workflows need ministack in an environment of its own: run `make setup`")
+    return python

@@ -25,7 +25,6 @@ from drivers.asl_output import parse_output
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.keys import query_id
-from serfer.core.plan import load_plan
 from serfer.core.run import (
     Failure,
     FailureKind,
@@ -41,7 +40,6 @@ from serfer.core.run import (
 from serfer.core.wire import Report, decode_clean_up, decode_task, encode_report
 from tests.drivers.asl_interpreter import Machine, StateError
 from tests.drivers.wide import wide_plan
-from tests.e2e.small import split_small
 
 VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
 QUERY = query_id("0123456789abcdef" * 2, one_slot=True)
@@ -49,7 +47,7 @@ INPUT = {"query": QUERY, "batch": 3, "ttl": 180.5, "dtype": "float32"}
 SHAPES = {
     "one task": ((1,), None),
     "tiles": ((4, 4, 1), None),
-    "columns in functions of their own": ((4, 3, 1), (1, 3, 1)),
+    "columns in functions of their own": ((4, 4, 16, 1), (1, 1, 4, 1)),
     "as many as run side by side": ((AT_ONCE, 1), None),
     "one more than run side by side": ((AT_ONCE + 1, 1), None),
     "many": ((200, 121, 90, 1), (1, 7, 90, 1)),
@@ -66,19 +64,17 @@ def machine(plan, **chosen):
     return compile_plan(plan, local_functions(plan), **{"express": False, "retry": RETRY, **chosen})
 
 
-def definitions(tmp_path):
-    plans = [wide_plan(*shape) for shape in SHAPES.values()]
-    plans.append(load_plan(split_small(tmp_path / "small")))
-    return [machine(plan, express=number % 2 == 0) for number, plan in enumerate(plans)]
+def definitions():
+    return [machine(wide_plan(*shape), express=number % 2 == 0) for number, shape in enumerate(SHAPES.values())]
 
 
-def test_cfn_lint_takes_every_definition_for_a_state_machine(tmp_path):
+def test_cfn_lint_takes_every_definition_for_a_state_machine():
     machines = {
         f"Machine{number}": {
             "Type": "AWS::StepFunctions::StateMachine",
             "Properties": {"RoleArn": "arn:aws:iam::123456789012:role/x", "Definition": definition},
         }
-        for number, definition in enumerate(definitions(tmp_path))
+        for number, definition in enumerate(definitions())
     }
     linted = ManualArgs(regions=["us-east-1"])
     assert api.lint(json.dumps({"Resources": machines}), config=linted) == []
@@ -91,7 +87,7 @@ def test_asl_validator_takes_every_definition(tmp_path):
     wrong = machine(wide_plan((2, 1)))
     wrong["States"]["stage-0"]["Next"] = "nowhere"
     paths = []
-    for number, definition in enumerate([*definitions(tmp_path), wrong]):
+    for number, definition in enumerate([*definitions(), wrong]):
         paths.append(tmp_path / f"{number}.json")
         paths[-1].write_text(json.dumps(definition), encoding="utf-8")
 

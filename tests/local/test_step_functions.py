@@ -1,0 +1,147 @@
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from botocore.credentials import Credentials
+
+from drivers.executions import connect
+from serfer.background import LoopThread
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.local import step_functions
+from serfer.local.function import REGION, FunctionConfig
+from serfer.local.lambda_service import LambdaService
+from serfer.local.runtime import runtime_directory
+from serfer.local.step_functions import StepFunctionsServer
+
+KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
+PATIENCE = 30.0
+NO_LAMBDA = "http://127.0.0.1:9"
+PASS = {"StartAt": "only", "States": {"only": {"Type": "Pass", "End": True}}}
+ECHO = {
+    "StartAt": "ask",
+    "States": {
+        "ask": {
+            "Type": "Task",
+            "Resource": "arn:aws:states:::lambda:invoke",
+            "Parameters": {"FunctionName": "echo", "Payload.$": "$"},
+            "OutputPath": "$.Payload",
+            "End": True,
+        }
+    },
+}
+ECHOING = "def handler(event, _context):\n    return {'got': event}\n"
+PARENT = f"""
+import json, sys
+from serfer.local.step_functions import StepFunctionsServer
+server = StepFunctionsServer(sys.argv[1], [], "{NO_LAMBDA}", json.loads({json.dumps(PASS)!r}))
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def ask(server, kind, text):
+    """Run one execution to its end and return its output."""
+    client = connect(REGION, endpoint=server.endpoint, credentials=Credentials("local", "local"))
+    try:
+        name = uuid.uuid4().hex
+        if kind == "express":
+            ended = client.start_sync_execution(stateMachineArn=server.arn, name=name, input=text)
+        else:
+            arn = client.start_execution(stateMachineArn=server.arn, name=name, input=text)["executionArn"]
+            while (ended := client.describe_execution(executionArn=arn))["status"] == "RUNNING":
+                select.select([], [], [], 0.02)
+        assert ended["status"] == "SUCCEEDED"
+        return json.loads(ended["output"])
+    finally:
+        client.close()
+
+
+def wait_for_end(pid_file):
+    """Wait until the process behind a pidfd has ended."""
+    assert select.select([pid_file], [], [], PATIENCE)[0], "the process is still alive"
+    os.close(pid_file)
+
+
+@pytest.fixture(scope="module")
+def lambda_url(tmp_path_factory):
+    """A Lambda service with one function that says what it was asked."""
+    directory = tmp_path_factory.mktemp("echo")
+    (directory / "echo.py").write_text(ECHOING, encoding="utf-8")
+    runtime = runtime_directory(tmp_path_factory.mktemp("runtime"))
+    echo = FunctionConfig("echo", directory, "echo.handler")
+    loop, service = LoopThread(), LambdaService([echo], facts=shipped_aws().functions, runtime=runtime)
+    loop.wait(service.start())
+    yield service.url
+    loop.wait(service.stop())
+    loop.close()
+
+
+@KINDS
+def test_tasks_reach_the_local_functions_and_nothing_is_left_behind(kind, lambda_url, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with StepFunctionsServer(kind, ["echo"], lambda_url, ECHO) as server:
+        assert server.endpoint.startswith("http://127.0.0.1:")
+        assert server.arn.startswith("arn:aws:states:us-east-1:")
+        assert ask(server, kind, '{"colour": "blue"}') == {"got": {"colour": "blue"}}
+        assert os.getsid(server.pid) == server.pid != os.getsid(0), "the terminal's interrupt would reach it"
+        assert b"AWS_" not in Path(f"/proc/{server.pid}/environ").read_bytes()
+        process, pid = os.pidfd_open(server.pid), server.pid
+    wait_for_end(process)
+    assert not Path(f"/proc/{pid}").exists(), "a zombie is left"
+    assert [*tmp_path.iterdir()] == []
+    server.stop()
+
+
+@KINDS
+def test_dies_with_a_parent_that_is_killed(kind):
+    command = [sys.executable, "-c", PARENT, kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        process = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_for_end(process)
+
+
+def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as snatcher:
+        ports = [snatcher.getsockname()[1], step_functions.free_port()]
+        monkeypatch.setattr(step_functions, "free_port", iter(ports).__next__)
+        with StepFunctionsServer("express", [], NO_LAMBDA, PASS) as server:
+            assert server.endpoint.endswith(f":{ports[1]}")
+
+
+def test_what_the_service_says_is_passed_on(monkeypatch):
+    monkeypatch.setattr(step_functions, "free_port", lambda: 70_000)
+    with pytest.raises(
+        UnavailableError, match=r"^local Step Functions did not start: OverflowError: bind\(\): port must be 0-65535.$"
+    ):
+        StepFunctionsServer("express", [], NO_LAMBDA, PASS)
+
+
+def test_a_definition_that_is_none_is_refused_and_nothing_runs_on(monkeypatch):
+    started = []
+    launch = StepFunctionsServer._launch
+    monkeypatch.setattr(StepFunctionsServer, "_launch", lambda *given: started.append(launch(*given)) or started[-1])
+    with pytest.raises(UnavailableError, match="refuses the state machine"):
+        StepFunctionsServer("standard", [], NO_LAMBDA, {"StartAt": "nowhere"})
+    assert started[0].returncode is not None
+
+
+def test_express_workflows_say_where_to_get_what_they_need(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(UnavailableError, match="make setup"):
+        StepFunctionsServer("express", [], NO_LAMBDA, PASS)
+
+
+def test_there_is_no_other_kind():
+    with pytest.raises(UsageError, match="standard or express, not 'rapid'"):
+        StepFunctionsServer("rapid", [], NO_LAMBDA, PASS)

@@ -53,7 +53,6 @@ class TlsFront:
     def __init__(self, target_port, context):
         self.target_port = target_port
         self._context = context
-        self._connections = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
@@ -64,23 +63,19 @@ class TlsFront:
         return self
 
     def __exit__(self, *_):
-        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._server.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=10))
         self._loop.close()
 
     def _run(self, work):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    async def _close(self):
-        self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        await self._server.wait_closed()
-
     async def _serve(self, reader, writer):
-        self._connections.add(asyncio.current_task())
         with contextlib.suppress(OSError, asyncio.CancelledError):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
             try:
@@ -90,7 +85,6 @@ class TlsFront:
             finally:
                 await _closed(far_writer)
         await _closed(writer)
-        self._connections.discard(asyncio.current_task())
 
 
 async def _pump(reader, writer):

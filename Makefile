@@ -16,8 +16,8 @@ $(STAMP): requirements.txt requirements-ministack.txt pyproject.toml tests/asl/p
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(PYTHON) -m venv .venv/ministack
 	.venv/ministack/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-ministack.txt
-	@if command -v npm >/dev/null; then npm ci --prefix tests/asl --silent --ignore-scripts --no-audit --no-fund; \
-	else echo "npm is not on PATH: the test that asks asl-validator will be skipped" >&2; fi
+	@{ command -v npm >/dev/null && npm ci --prefix tests/asl --silent --ignore-scripts --no-audit --no-fund; } \
+	|| echo "asl-validator is not installed (npm is not on PATH, or failed): the test that asks it will be skipped" >&2
 	touch $(STAMP)
 
 demo: setup

@@ -1,7 +1,8 @@
 """The Lambda handler of a stage's function; the one place of lambdas/ that reads the environment.
 
-LAMBDA_TASK_ROOT holds plan.json and the stage's files, SERFER_STORE the store's URL. What can fail for good fails
-here, in the environment's init, and not at the first query.
+LAMBDA_TASK_ROOT holds plan.json and the stage's files, SERFER_STORE the store's URL, SERFER_OBJECT_STORE perhaps the
+URL of a second one, for the stages whose path is "objects". What can fail for good fails here, in the environment's
+init, and not at the first query.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aws_lambda_powertools import Logger
 from lambdas.worker import Worker
 from serfer.core.errors import PlanError
 from serfer.core.plan import load_plan
-from storage import open_store
+from storage.routed import open_routed
 
 logger = Logger(service="serfer")
 
@@ -36,7 +37,8 @@ def _worker() -> Worker:
         raise PlanError("SERFER_STORE is not set: give the function the URL of its store")
     memory_mb = int(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "1769"))
     threads = max(1, round(memory_mb / 1769))
-    plan, store = load_plan(root), open_store(url)
+    plan = load_plan(root)
+    store = open_routed(plan, url, os.environ.get("SERFER_OBJECT_STORE") or None)
     return Worker(plan, root, store, uuid.uuid4().hex[:8], threads, _ms_since_process_start())
 
 

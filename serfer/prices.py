@@ -20,7 +20,6 @@ from serfer.core.cost import (
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 
-STORES = ("redis", "s3")
 _MS_PER_S = 1000
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -40,7 +39,7 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Prices:
-    """What a plan costs over a store: `query` under the circumstances given, `cold` where nothing was warm.
+    """What a plan costs over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
 
     `standing_usd` is what a month costs in which no query comes.
     """
@@ -80,7 +79,7 @@ class Prices:
             "latency_ms": latency_ms(price.latency),
             "cost_usd": price.usd,
             "stages": [
-                {"name": f"stage-{number}", "grid": str(stage.grid), **_stage(one)}
+                {"name": f"stage-{number}", "grid": str(stage.grid), "path": stage.path, **_stage(one)}
                 for number, (stage, one) in enumerate(rows)
             ],
         }
@@ -101,8 +100,8 @@ def _stage(price: StagePrice) -> dict[str, Any]:
 def price(plan: Plan, facts: AwsFacts, given: Circumstances) -> Prices:
     """Price a plan; raises UsageError for circumstances that cannot be."""
     store = given.store or plan.store
-    _check(given, store, facts.functions)
-    platform = Platform(facts.functions, getattr(facts, store), given.cold_share)
+    platform = Platform.over(facts, store, given.cold_share)
+    _check(given, facts.functions)
     query = price_plan(plan, platform, given.memory_mb)
     cold = price_plan(plan, replace(platform, cold_share=1.0), given.memory_mb)
     return Prices(
@@ -113,13 +112,11 @@ def price(plan: Plan, facts: AwsFacts, given: Circumstances) -> Prices:
         cold,
         price_burst(query, given.burst, facts.functions),
         given.burst * cold.usd,
-        standing_usd(platform.store),
+        standing_usd(platform),
     )
 
 
-def _check(given: Circumstances, store: str, facts: LambdaFacts) -> None:
-    if store not in STORES:
-        raise UsageError(f"plans are priced for the stores {' and '.join(STORES)}, not {store!r}")
+def _check(given: Circumstances, facts: LambdaFacts) -> None:
     if not 0 <= given.cold_share <= 1:
         raise UsageError(f"the share of cold starts is from 0 to 1, not {given.cold_share:g}")
     if given.burst < 1:

@@ -176,7 +176,7 @@ def assemble(
                     for index, tile in enumerate(part.tiles)
                 ),
                 functions=written.functions,
-                inline=part.choice.inline,
+                path=part.choice.path,
             )
         )
     _check_packages(stages, limit)

@@ -1,10 +1,12 @@
 """The choice of cuts, grids, memory and data paths: every stage that is possible, priced, and searched exactly.
 
-`loads.py` says what a stage would do, `serfer/core/cost.py` what that takes, `search.py` finds the best chain.
+`loads.py` says what a stage would do, `serfer/core/cost.py` what that takes, `paths.py` where an object store may pay,
+`search.py` finds the best chain.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,17 +15,18 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 
-from serfer.core.aws import AwsFacts, StoreFacts
-from serfer.core.cost import FLOAT_BYTES, Floats, Platform, StageLoad, stage_price
+from serfer.core.aws import AwsFacts
+from serfer.core.cost import FLOAT_BYTES, Floats, Platform, StageLoad, Traffic, stage_price
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, even_parts
-from serfer.core.plan import PackageLimit
+from serfer.core.plan import CACHE, INLINE, OBJECTS, PATHS, PackageLimit
 from serfer.core.profile import Profiles, shipped_profiles
 from splitter import operators
 from splitter.cuts import Cut, weight_bytes
 from splitter.graph import Graph, Node
 from splitter.grids import ONE, GridChoice
 from splitter.loads import Load, Loads, can_part
+from splitter.paths import Detour
 from splitter.search import LATENCY, Chain, Edge, Goal, Search, Vertex
 from splitter.tiles import walk_back
 
@@ -33,13 +36,12 @@ INLINE_MOST = 1024 * 1024
 LEAST_SIDE = 3
 """Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
 MEMORY_MB = (1769, 3538, 5307, 7076, 10240)
-STORES = ("redis", "s3")
 WORKER_MB = 120
 """What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
 _WEIGHT_COPIES = 2  # the file's pages, and the session's own layout
 _LIVE_MAPS = 3  # an operator's input and output, and what it works in
 _MB = 1024 * 1024
-_STORED, _INLINE = 0, 1
+_CACHE, _INLINE, _OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE, OBJECTS))
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ class Storage:
 class Choice:
     """A stage: nodes [start, stop) of the graph on a grid, each task with `memory_mb`; `seconds`, `usd` are predicted.
 
-    `half` says that its weights are stored in fp16 where they can be, `inline` that what it hands on rides along with
-    the driver.
+    `half` says that its weights are stored in fp16 where they can be, `path` is how what it hands on travels (Stage).
     """
 
     start: int
@@ -69,12 +70,17 @@ class Choice:
     seconds: float
     usd: float
     half: bool = False
-    inline: bool = False
+    path: str = CACHE
+
+    @property
+    def inline(self) -> bool:
+        """Whether what it hands on rides along with the driver."""
+        return self.path == INLINE
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the functions of a plan may be, and where it runs."""
+    """What the functions of a plan may be, and where it runs: `store` is a kind of store, or two as in "valkey+s3"."""
 
     limit: PackageLimit
     facts: AwsFacts
@@ -86,9 +92,8 @@ class Budget:
 
     @property
     def platform(self) -> Platform:
-        """Return where the plan's functions and its store are."""
-        store: StoreFacts = getattr(self.facts, self.store)
-        return Platform(self.facts.functions, store, self.cold_share)
+        """Return where the plan's functions and its stores are."""
+        return Platform.over(self.facts, self.store, self.cold_share)
 
 
 def choose(
@@ -145,7 +150,7 @@ def choices_of(chain: Chain) -> list[Choice]:
                 seconds=float(edge.seconds[memory, grid]),
                 usd=float(edge.usd[memory, grid]),
                 half=offer.half,
-                inline=edge.after == _INLINE,
+                path=PATHS[edge.after],
             )
         )
         grid = edge.grid
@@ -188,14 +193,16 @@ class _Market:
     def search(self) -> Search:
         """The network of states and stages, without the stages that lose more precision than they must."""
         offers = self._best_ranked([offer for load in self._loads() if (offer := self._offer(load))])
-        priced = {id(offer): list(self._edges(offer)) for _, offer in offers}
+        distinct = {id(offer): offer for _, offer in offers}
+        detours = self._detours([*distinct.values()])
+        priced = {number: list(self._edges(offer, detours)) for number, offer in distinct.items()}
         edges = (
             replace(edge, start=(layer - 1, edge.start[1]), stop=(layer, edge.stop[1])) if layer else edge
             for layer, offer in offers
             for edge in priced[id(offer)]
         )
         last = [(self.stages or 0, len(self.graph.nodes))]
-        return Search(edges, (0, 0), last, 2, len(self._known_grids))
+        return Search(edges, (0, 0), last, len(PATHS), len(self._known_grids))
 
     @cached_property
     def _known_grids(self) -> dict[Grid, int]:
@@ -284,9 +291,29 @@ class _Market:
         wanted = self.grids.per_stage
         return not wanted or offer.load.grid == wanted[layer - 1]
 
-    def _edges(self, offer: _Offer) -> Iterator[Edge]:
+    def _detours(self, offers: Sequence[_Offer]) -> frozenset[int]:
+        """Return the positions of the cuts whose tensors may be worth their way through an object store."""
+        inner = [cut.position for cut in self.cuts[1:-1]]
+        detour = Detour.on(self.budget.platform)
+        if detour is None:
+            return frozenset()
+        if not detour.bounded:
+            return frozenset(inner)
+        writing, reading = dict.fromkeys(inner, -math.inf), dict.fromkeys(inner, -math.inf)
+        for offer in offers:
+            load, least_mb = offer.load, min(offer.memory_mb)
+            tasks, read, written = load.grid.tiles, _bytes_read(load).sum(), FLOAT_BYTES * load.written.sum()
+            if load.stop in writing:
+                saved = detour.most_saved_writing(tasks, float(written), least_mb)
+                writing[load.stop] = max(writing[load.stop], saved)
+            if load.start in reading:
+                saved = detour.most_saved_reading(tasks, len(load.readings), float(read), least_mb)
+                reading[load.start] = max(reading[load.start], saved)
+        return frozenset(position for position in inner if writing[position] + reading[position] > 0)
+
+    def _edges(self, offer: _Offer, detours: Container[int]) -> Iterator[Edge]:
         """Yield a stage for every way in which its tensors can come and go, all priced at once."""
-        ways = self._ways(offer.load)
+        ways = self._ways(offer.load, detours)
         memory = np.array(offer.memory_mb, dtype=float)[:, None, None]
         seconds, usd = stage_price(self._stage_load(offer, ways), memory, self.budget.platform)
         shape = (len(ways), len(offer.memory_mb), len(self._known_grids))
@@ -303,16 +330,19 @@ class _Market:
                 offer,
             )
 
-    def _ways(self, load: Load) -> list[tuple[int, int]]:
-        """Return how a stage's tensors may come and go: in the store, or along with the driver where they are small.
+    def _ways(self, load: Load, detours: Container[int]) -> list[tuple[int, int]]:
+        """Return how a stage's tensors may come and go: in a store, or along with the driver where they are small.
 
-        The image comes with the driver, the answer goes with it.
+        The object store is for the cuts at `detours`. The image comes with the driver, the answer goes with it.
         """
-        read = FLOAT_BYTES * sum(float(reading.elements.sum()) for reading in load.readings)
-        written = FLOAT_BYTES * float(load.written.sum())
-        before = [_STORED, _INLINE] if load.start and read <= INLINE_MOST else [_STORED]
-        after = [_STORED, _INLINE] if written <= INLINE_MOST else [_STORED]
-        return list(product(before, after if load.stop < len(self.graph.nodes) else [_INLINE]))
+
+        def at(position: int, size: float) -> list[int]:
+            inline = [_INLINE] if size <= INLINE_MOST else []
+            return [_CACHE, *inline, *([_OBJECTS] if position in detours else [])]
+
+        before = at(load.start, float(_bytes_read(load).sum())) if load.start else [_CACHE]
+        last = load.stop == len(self.graph.nodes)
+        return list(product(before, [_INLINE] if last else at(load.stop, FLOAT_BYTES * float(load.written.sum()))))
 
     def _stage_load(self, offer: _Offer, ways: Sequence[tuple[int, int]]) -> StageLoad:
         """Return what a stage's tasks do, the ways as the first axis, then memories, grids before it, tasks.
@@ -320,20 +350,26 @@ class _Market:
         The image comes as 8-bit pixels inside the first stage's payloads.
         """
         load = offer.load
-        inline_in, inline_out = np.array(ways, dtype=float).T[:, :, None, None, None]
+        come, go = np.array(ways).T[:, :, None, None, None]
         if not load.start:
-            inline_in = np.ones_like(inline_in)
-        read = sum(reading.elements for reading in load.readings) * (FLOAT_BYTES if load.start else 1)
-        written = load.written * FLOAT_BYTES
+            come = np.full_like(come, _INLINE)
+        read, written = _bytes_read(load) if load.start else _values_read(load), load.written * FLOAT_BYTES
+        ranges = self._ranges(load) if load.start else np.zeros(1)
+
+        def through(path: int) -> Traffic:
+            return Traffic((come == path) * read, (come == path) * ranges, (go == path) * written)
+
+        cache = through(_CACHE)
         return StageLoad(
             load.serial_s,
             load.parallel_s,
-            bytes_read=(1 - inline_in) * read,
-            ranges=(1 - inline_in) * (self._ranges(load) if load.start else np.zeros(1)),
-            bytes_written=(1 - inline_out) * written,
-            carried_in=inline_in * read,
-            carried_out=inline_out * written,
+            cache.bytes_read,
+            cache.ranges,
+            cache.bytes_written,
+            carried_in=(come == _INLINE) * read,
+            carried_out=(go == _INLINE) * written,
             weight_bytes=self._weight_bytes(load.start, load.stop, half=offer.half),
+            objects=through(_OBJECTS) if any(_OBJECTS in way for way in ways) else None,
         )
 
     def _ranges(self, load: Load) -> Floats:
@@ -344,6 +380,14 @@ class _Market:
             grids = [grid if shape.flat == grid.columns else ONE for grid in self._known_grids]
             pieces += reading.pieces(shape.height, shape.width, grids)
         return pieces
+
+
+def _values_read(load: Load) -> Floats:
+    return np.asarray(sum(reading.elements for reading in load.readings))
+
+
+def _bytes_read(load: Load) -> Floats:
+    return FLOAT_BYTES * _values_read(load)
 
 
 def _cheapest_only(layered: list[tuple[int, _Offer]], place: int, last: Vertex) -> list[tuple[int, _Offer]]:

@@ -1,8 +1,8 @@
 """The exact search for the best chain of stages.
 
-A state is where the network has been cut, on which grid the tensors there were written, and whether they lie in the
-store or ride along with the driver: what the time and price of the next stage depend on, and nothing else does. Stages
-are the edges between states, each with a choice of memory.
+A state is where the network has been cut, on which grid the tensors there were written, and whether they lie in a store
+(and in which) or ride along with the driver: what the time and price of the next stage depend on, and nothing else
+does. Stages are the edges between states, each with a choice of memory.
 
          stage [0, 5) on 2x2, 1769 MB              stage [5, 9) on 1, 3538 MB
     ● ─────────────────────────────────▶ ● cut 5, 2x2, stored ─────────────────▶ ● the end

@@ -24,7 +24,7 @@ from splitter.graph import Graph
 from splitter.grids import GridLike, parse_grids
 from splitter.ingest import from_onnx
 from splitter.load import Array, Progress, Source, load
-from splitter.planner import MEMORY_MB, STORES, Budget
+from splitter.planner import MEMORY_MB, Budget
 
 _MB = 1024 * 1024
 _CHECK_BATCH = 2
@@ -67,7 +67,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     operators after which to cut instead. `objective` is what the plan has least of: predicted "latency", "cost" in
     dollars, their product ("balanced"), or "work", multiply-accumulates over all tiles; `slo_ms` and `max_cost_usd`
     bound the predicted latency and dollars of a query, `max_tiles` the tasks of a stage. Plans are priced for a `store`
-    of kind "redis" or "s3", with prices and quotas of `facts` and compute times of `profiles` (default: those shipped).
+    of kind "redis", "s3" or "valkey" (ElastiCache Serverless), or two, "redis+s3" or "valkey+s3", between which each
+    stage's output chooses; with prices and quotas of `facts` and compute times of `profiles` (default: those shipped).
 
     `precision` is "fp32", "fp16" (storage, everywhere) or "auto": fp16 where a stage would not fit its function. `gap`
     is "never", "always" or "auto": global average pooling in place of a fully connected head that does not fit even so,
@@ -84,6 +85,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     """
     place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
     facts = facts or shipped_aws()
+    facts.stores(store)  # refuses what is none
     wishes = Wishes(
         parse_grids(grids),
         None if stages == "auto" else _whole_number(stages),
@@ -99,7 +101,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         limit,
         facts,
         _memory(memory_mb, facts.functions),
-        _store(store),
+        store,
         _most_tiles(max_tiles),
         profiles=profiles or shipped_profiles(),
     )
@@ -157,12 +159,6 @@ def _memory(given: int | Sequence[int] | None, facts: LambdaFacts) -> tuple[int,
     if not sizes:
         raise UsageError("memory must be a number of MB, or several to choose from")
     return tuple(sorted(set(sizes)))
-
-
-def _store(kind: str) -> str:
-    if kind not in STORES:
-        raise UsageError(f"plans are priced for the stores {' and '.join(STORES)}, not {kind!r}")
-    return kind
 
 
 def _most_tiles(tiles: int | None) -> int | None:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UsageError
+
+STORES = ("redis", "s3", "valkey", "redis+s3", "valkey+s3")
+"""What lies between stages: one store, or one and an object store, between which each stage's output chooses."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class StoreFacts:
     range_latency: float
     price_put: float
     price_get: float
+    price_byte: float
     price_hour: float
 
 
@@ -51,12 +55,23 @@ class AwsFacts:
     functions: LambdaFacts
     redis: StoreFacts
     s3: StoreFacts
+    valkey: StoreFacts
+
+    def stores(self, kind: str) -> tuple[StoreFacts, StoreFacts | None]:
+        """Return the facts of a plan's store, and of its object store or None; raises UsageError for unknown kinds."""
+        if kind not in STORES:
+            known = f"{', '.join(STORES[:-1])} and {STORES[-1]}"
+            raise UsageError(f"plans are priced for the stores {known}, not {kind!r}: choose another --store")
+        main, _, objects = kind.partition("+")
+        facts = {"redis": self.redis, "s3": self.s3, "valkey": self.valkey}
+        return facts[main], facts.get(objects)
 
 
 _TABLES: dict[str, tuple[str, type]] = {
     "lambda": ("functions", LambdaFacts),
     "redis": ("redis", StoreFacts),
     "s3": ("s3", StoreFacts),
+    "valkey": ("valkey", StoreFacts),
 }
 
 

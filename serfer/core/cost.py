@@ -7,7 +7,7 @@ waits for the slowest, so
 
 An invocation takes a floor plus an exponential tail; the expected slowest of n is then floor + tail * (1 + 1/2 + ... +
 1/n) exactly. Inside a task everything runs one after another and adds up. Dollars are requests, memory times billed
-time, and the store's requests; what a store costs an hour stands apart, because no query causes it.
+time, and the stores' requests and bytes; what a store costs an hour stands apart, because no query causes it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.aws import LambdaFacts, StoreFacts
-from serfer.core.plan import Plan, Shape, Tile
+from serfer.core.aws import AwsFacts, LambdaFacts, StoreFacts
+from serfer.core.plan import CACHE, INLINE, OBJECTS, Plan, Shape, Stage, Tile
 
 FLOAT_BYTES = 4
 DISPATCH_SECONDS = 2.8e-4
@@ -43,7 +44,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Platform:
-    """Where a plan runs: Lambda, and the store between its stages.
+    """Where a plan runs: Lambda, and the store between its stages, perhaps with a second one for large objects.
 
     `cold_share` is how many of the invocations find no warm environment; a cold one takes as long as it takes to start
     a process and to load the function's weights.
@@ -52,6 +53,40 @@ class Platform:
     functions: LambdaFacts
     store: StoreFacts
     cold_share: float = 0.0
+    objects: StoreFacts | None = None
+
+    @classmethod
+    def over(cls, facts: AwsFacts, store: str, cold_share: float = 0.0) -> Platform:
+        """Return the platform with a kind of store, or two as in "valkey+s3"; raises UsageError for an unknown one."""
+        main, objects = facts.stores(store)
+        return cls(facts.functions, main, cold_share, objects)
+
+    @property
+    def price_hour(self) -> float:
+        """Dollars an hour of the stores, whether queries come or not."""
+        return self.store.price_hour + (self.objects.price_hour if self.objects else 0.0)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the tasks of a stage do with a store, arrays as StageLoad has them; `ranges` are byte ranges read."""
+
+    bytes_read: Floats
+    ranges: Floats
+    bytes_written: Floats
+
+    def reading_seconds(self, store: StoreFacts) -> Floats:
+        """Return what each task's requests to read take, its bytes apart."""
+        return np.asarray((self.ranges > 0) * store.request_latency + self.ranges * store.range_latency)
+
+    def writing_seconds(self, store: StoreFacts) -> Floats:
+        """Return what each task's request to write takes, its bytes apart."""
+        return np.asarray((self.bytes_written > 0) * store.request_latency)
+
+    def usd(self, store: StoreFacts) -> Floats:
+        """Price each task's requests, and its bytes where the store charges for those."""
+        requests = self.ranges * store.price_get + (self.bytes_written > 0) * store.price_put
+        return requests + (self.bytes_read + self.bytes_written) * store.price_byte if store.price_byte else requests
 
 
 @dataclass(frozen=True)
@@ -59,7 +94,8 @@ class StageLoad:
     """What the tasks of a stage do for one query: arrays with a value for each task, or what broadcasts to that.
 
     `serial_s` and `parallel_s` are compute on one vCPU, the part that more vCPUs do not speed up and the part that they
-    do. Bytes are read from and written to the store, or carried by the driver; `ranges` are byte ranges read.
+    do. Bytes are read from and written to the store, or carried by the driver; `ranges` are byte ranges read. `objects`
+    is what they do with the platform's second store, None for nothing.
     """
 
     serial_s: Floats
@@ -70,22 +106,36 @@ class StageLoad:
     carried_in: Floats
     carried_out: Floats
     weight_bytes: int = 0
+    objects: Traffic | None = None
 
     @property
     def tasks(self) -> int:
         """How many tasks the stage has."""
         return int(self.parallel_s.shape[-1])
 
+    @property
+    def stored(self) -> Traffic:
+        """What the tasks do with the store."""
+        return Traffic(self.bytes_read, self.ranges, self.bytes_written)
+
+    def through(self, platform: Platform) -> list[tuple[Traffic, StoreFacts]]:
+        """Return what the tasks do with each of a platform's stores; raises ValueError for a second that it lacks."""
+        if self.objects is None:
+            return [(self.stored, platform.store)]
+        if platform.objects is None:
+            raise ValueError("the load goes through an object store, the platform has none")
+        return [(self.stored, platform.store), (self.objects, platform.objects)]
+
 
 def task_seconds(load: StageLoad, memory_mb: Floats | float, platform: Platform) -> Floats:
     """Predict how long each task of a stage runs in a warm environment: what Lambda bills."""
-    functions, store = platform.functions, platform.store
+    functions, through = platform.functions, load.through(platform)
     vcpus = np.asarray(memory_mb) / functions.memory_per_vcpu
     compute = load.serial_s / np.minimum(1.0, vcpus) + load.parallel_s / vcpus
-    read = (load.ranges > 0) * store.request_latency + load.ranges * store.range_latency
-    write = (load.bytes_written > 0) * store.request_latency
+    read = reduce(np.maximum, [traffic.reading_seconds(store) for traffic, store in through])  # both stores at once
+    write = reduce(np.add, [traffic.writing_seconds(store) for traffic, store in through])
     carried = load.carried_in + load.carried_out
-    moved = load.bytes_read + load.bytes_written + _BASE64 * carried
+    moved = reduce(np.add, [traffic.bytes_read + traffic.bytes_written for traffic, _ in through]) + _BASE64 * carried
     return np.asarray(TASK_SECONDS + compute + read + write + carried / CODEC_RATE + moved / functions.bandwidth)
 
 
@@ -99,7 +149,7 @@ def stage_price(load: StageLoad, memory_mb: Floats | float, platform: Platform) 
     driver = load.tasks * DISPATCH_SECONDS + (load.carried_in + load.carried_out).sum(axis=-1) / CARRY_RATE
     starting = invoke_seconds(load.tasks, platform.functions) + _someone_is_cold(load.tasks, platform) * cold
     billed = billed_usd(memory, tasks + platform.cold_share * cold, platform.functions)
-    requests = load.ranges * platform.store.price_get + (load.bytes_written > 0) * platform.store.price_put
+    requests = reduce(np.add, [traffic.usd(store) for traffic, store in load.through(platform)])
     usd = (billed + platform.functions.price_request + requests).sum(axis=-1)
     return np.asarray(driver + starting + tasks.max(axis=-1)), np.asarray(usd)
 
@@ -196,8 +246,8 @@ def _convolved(one: Floats, other: Floats) -> Floats:
 class StagePrice:
     """What one query costs in a stage: expected seconds, dollars, what its tasks are billed for, and bytes they move.
 
-    `usd` has each task's time rounded up to the millisecond, `billed_s` has not; `bytes_carried` are those that ride
-    along with the driver.
+    `usd` has each task's time rounded up to the millisecond, `billed_s` has not; bytes are read from and written to all
+    stores, `bytes_carried` ride along with the driver.
     """
 
     tasks: int
@@ -230,7 +280,11 @@ class PlanPrice:
 
 
 def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> PlanPrice:
-    """Price one query of one image, with each stage's own memory or `memory_mb` for all of them."""
+    """Price one query of one image, with each stage's own memory or `memory_mb` for all of them.
+
+    Where the platform has no object store, everything goes through the one that it has.
+    """
+    plan = plan if platform.objects else _without_objects(plan)
     warm = replace(platform, cold_share=0.0)
     prices, known, cold = [], [], []
     for number, stage in enumerate(plan.stages):
@@ -244,15 +298,16 @@ def price_plan(plan: Plan, platform: Platform, memory_mb: int | None = None) -> 
 def _stage_priced(load: StageLoad, memory_mb: int, platform: Platform) -> StagePrice:
     seconds, usd = stage_price(load, memory_mb, platform)
     starting = load.tasks * platform.cold_share * cold_seconds(load.weight_bytes, platform)
+    through = [traffic for traffic, _ in load.through(platform)]
     return StagePrice(
         load.tasks,
         memory_mb,
         float(seconds),
         float(usd),
         float(task_seconds(load, memory_mb, platform).sum()) + starting,
-        int(load.bytes_read.sum()),
-        int(load.ranges.sum()),
-        int(load.bytes_written.sum()),
+        sum(int(traffic.bytes_read.sum()) for traffic in through),
+        sum(int(traffic.ranges.sum()) for traffic in through),
+        sum(int(traffic.bytes_written.sum()) for traffic in through),
         int((load.carried_in + load.carried_out).sum()),
     )
 
@@ -263,20 +318,19 @@ def plan_load(plan: Plan, number: int) -> StageLoad:
     Bytes and ranges are exact, the plan's own; compute is the prediction that its tiles carry.
     """
     stage = plan.stages[number]
-    inline = [each.inline for each in plan.stages]
-    read = [_values_read(tile, inline) for tile in stage.tiles]
+    paths = [each.path for each in plan.stages]
     crops = _each(_pixels(tile, plan.input) if not number else 0 for tile in stage.tiles)
-    written = FLOAT_BYTES * _each(stage.written(tile) for tile in stage.tiles)
-    nothing = np.zeros(len(stage.tiles))
+    cache, carried, objects = (_traffic(stage, paths, path) for path in (CACHE, INLINE, OBJECTS))
     return StageLoad(
         serial_s=_each(tile.serial_ms for tile in stage.tiles) / _MS_PER_S,
         parallel_s=_each(tile.parallel_ms for tile in stage.tiles) / _MS_PER_S,
-        bytes_read=FLOAT_BYTES * _each(stored for stored, _, _ in read),
-        ranges=_each(ranges for _, ranges, _ in read),
-        bytes_written=nothing if stage.inline else written,
-        carried_in=crops + FLOAT_BYTES * _each(carried for _, _, carried in read),
-        carried_out=written if stage.inline else nothing,
+        bytes_read=cache.bytes_read,
+        ranges=cache.ranges,
+        bytes_written=cache.bytes_written,
+        carried_in=crops + carried.bytes_read,
+        carried_out=carried.bytes_written,
         weight_bytes=max(function.weights.bytes for function in stage.functions),
+        objects=objects if OBJECTS in paths else None,
     )
 
 
@@ -288,16 +342,23 @@ def _pixels(tile: Tile, image: Shape) -> int:
     return image.channels * sum(rect.area for rect in tile.inputs)
 
 
-def _values_read(tile: Tile, inline: Sequence[bool]) -> tuple[int, int, int]:
-    """Return how many values a tile reads from the store, in how many ranges, and how many its payload carries."""
-    stored = ranges = carried = 0
-    for piece in tile.pieces:
-        values = sum(part.elements for part in piece.ranges)
-        if inline[piece.stage]:
-            carried += values
-        else:
-            stored, ranges = stored + values, ranges + len(piece.ranges)
-    return stored, ranges, carried
+def _traffic(stage: Stage, paths: Sequence[str], path: str) -> Traffic:
+    """Return what a stage's tasks read of the stages whose tensors go one way, and write if its own go that way."""
+    ranges = [
+        [part.elements for piece in tile.pieces if paths[piece.stage] == path for part in piece.ranges]
+        for tile in stage.tiles
+    ]
+    return Traffic(
+        FLOAT_BYTES * _each(map(sum, ranges)),
+        _each(map(len, ranges)),
+        FLOAT_BYTES * _each(stage.written(tile) if stage.path == path else 0 for tile in stage.tiles),
+    )
+
+
+def _without_objects(plan: Plan) -> Plan:
+    """Return a plan whose stages use one store."""
+    cached = (replace(stage, path=CACHE) if stage.path == OBJECTS else stage for stage in plan.stages)
+    return replace(plan, stages=tuple(cached))
 
 
 @dataclass(frozen=True)
@@ -327,6 +388,6 @@ def price_burst(query: PlanPrice, queries: int, functions: LambdaFacts) -> Burst
     )
 
 
-def standing_usd(store: StoreFacts, hours: float = HOURS_A_MONTH) -> float:
+def standing_usd(platform: Platform, hours: float = HOURS_A_MONTH) -> float:
     """Price what stands while no query comes: functions cost nothing then, a store's node its hours."""
-    return float(store.price_hour * hours)
+    return float(platform.price_hour * hours)

@@ -1,4 +1,4 @@
-"""Which stages hand their output on inside answers and payloads, and which by way of the store."""
+"""Which stages hand their output on inside answers and payloads, and which by way of a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def inline_stages(plan: Plan, batch: int, limit: int) -> tuple[bool, ...]:
     """Say for each stage whether its tiles answer with their output, where `batch` images are asked about.
 
     They do where the plan says so, no answer has more than `limit` bytes, and no later task carries more, whatever it
-    reads of the stages before. It depends on nothing else, so all of a query's tasks agree on it.
+    reads of the stages before. It depends on nothing else, so all of a query's tasks agree on it. A stage that may not
+    goes through the store, however large it is; the store of objects is for those that the plan sends there.
     """
     most = limit // (FLOAT_BYTES * batch)
     carried: _Tiles = Counter()

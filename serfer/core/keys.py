@@ -15,6 +15,7 @@ from serfer.core.errors import InputError
 
 INPUT_STAGE = -1
 _QUERY = re.compile(r"[0-9a-f]{32}|\{[0-9a-f]{32}\}")
+_OUTPUT = re.compile(rf"serfer:(?:{_QUERY.pattern}):(-1|[0-9]{{1,9}}):[0-9]{{1,9}}", re.ASCII)
 
 
 def check_query_id(query: str) -> str:
@@ -32,6 +33,12 @@ def query_id(digits: str, *, one_slot: bool) -> str:
 def output_key(query: str, stage: int, tile: int) -> str:
     """Return the key of a tile's output."""
     return f"serfer:{query}:{stage}:{tile}"
+
+
+def stage_of(key: str) -> int | None:
+    """Return the stage of the tile that writes what lies under a key, INPUT_STAGE for a crop, None for all else."""
+    found = _OUTPUT.fullmatch(key)
+    return int(found[1]) if found else None
 
 
 def input_key(query: str, tile: int) -> str:

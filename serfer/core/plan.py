@@ -29,10 +29,13 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
 from serfer.core.structure import structure, unstructure
 
-FORMAT = 3
+FORMAT = 4
 IMAGE = -1
 """The stage that the image comes from, to those that read it."""
 ACTIVATIONS = ("softmax", "sigmoid", "none")
+PATHS = ("cache", "inline", "objects")
+CACHE, INLINE, OBJECTS = PATHS
+"""How a stage hands on: by way of the store, inside answers and payloads, or by way of a second store of objects."""
 MAX_ELEMENTS = 2**28
 """The most values that one image's share of a tensor may have: 1 GiB of float32."""
 PLAN_FILE = "plan.json"
@@ -187,9 +190,10 @@ class Stage:
     """A contiguous part of the network.
 
     `predicted_ms` and `predicted_usd` are what the cost model gave it for one query in warm environments, invocations
-    included, when the network was split (serfer/core/cost.py). `inline` says that its tiles answer with what they
-    wrote, and that later tasks carry it, where no payload becomes too large by that (serfer/core/inline.py); otherwise
-    it goes through the store. The last stage is always inline.
+    included, when the network was split (serfer/core/cost.py). `path` says how its output travels: "inline" where its
+    tiles answer with it and later tasks carry it, unless a payload becomes too large by that (serfer/core/inline.py);
+    "cache", through the store, as what may not be inline does; "objects", through a second store where there is one
+    (storage/routed.py). The last stage is always inline.
     """
 
     operators: tuple[Operator, ...]
@@ -201,7 +205,12 @@ class Stage:
     outputs: tuple[Shape, ...]
     tiles: tuple[Tile, ...]
     functions: tuple[Function, ...]
-    inline: bool
+    path: str
+
+    @property
+    def inline(self) -> bool:
+        """Whether its tiles answer with what they wrote, where that fits."""
+        return self.path == INLINE
 
     @property
     def macs(self) -> int:
@@ -334,8 +343,9 @@ class Plan:
     `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
     "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
     model as it was given, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
-    too large for one function in fp32. `store` is the kind of store that the prediction is for, `why` the planner's
-    reasons in a paragraph, `alternatives` what it had to choose from, the fastest first.
+    too large for one function in fp32. `store` is what the prediction is for: a kind of store, or two joined by "+"
+    (serfer/core/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
+    fastest first.
     """
 
     format: int
@@ -444,6 +454,8 @@ def _check_sound(plan: Plan) -> None:
     if not 0 <= plan.limit.dependencies <= plan.limit.package:
         raise PlanError("plan.json has a limit of packages that is less than its dependencies, or than nothing")
     for number, stage in enumerate(plan.stages):
+        if stage.path not in PATHS:
+            raise PlanError(f"plan.json's stage {number} hands on by a way that is unknown: {stage.path!r:.40}")
         _check_files(number, stage)
         _check_tiles(plan, number, stage)
     last = plan.stages[-1]

@@ -4,8 +4,10 @@ import hashlib
 
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import (
+    CACHE,
     FORMAT,
     IMAGE,
+    INLINE,
     Alternative,
     Artefact,
     Cell,
@@ -69,7 +71,7 @@ def small_plan():
                     (image,),
                     first,
                     (Function(artefact("stage-0/weights-0.bin"), (artefact("stage-0/a.onnx"),)),),
-                    inline=False,
+                    path=CACHE,
                 ),
                 Stage(
                     (Operator("fc", "Gemm", 480),),
@@ -81,7 +83,7 @@ def small_plan():
                     (answer,),
                     (last,),
                     (Function(artefact("stage-1/weights-0.bin"), (artefact("stage-1/b.onnx"),)),),
-                    inline=True,
+                    path=INLINE,
                 ),
             ),
             unsplit=artefact("unsplit.onnx"),

@@ -5,8 +5,8 @@ from importlib.resources import files
 
 import pytest
 
-from serfer.core.aws import LambdaFacts, StoreFacts, parse_aws, shipped_aws
-from serfer.core.errors import InputError
+from serfer.core.aws import STORES, LambdaFacts, StoreFacts, parse_aws, shipped_aws
+from serfer.core.errors import InputError, UsageError
 
 TABLE = tomllib.loads(files("serfer.core").joinpath("aws.toml").read_text(encoding="utf-8"))
 
@@ -15,7 +15,7 @@ TABLE = tomllib.loads(files("serfer.core").joinpath("aws.toml").read_text(encodi
     ("table", "name"),
     [
         (table, field.name)
-        for table, kind in {"lambda": LambdaFacts, "redis": StoreFacts, "s3": StoreFacts}.items()
+        for table, kind in {"lambda": LambdaFacts, **dict.fromkeys(("redis", "s3", "valkey"), StoreFacts)}.items()
         for field in fields(kind)
     ],
 )
@@ -67,3 +67,17 @@ def test_a_value_that_is_no_positive_number_is_refused(value):
 def test_what_is_no_table_of_facts_is_refused(text):
     with pytest.raises(InputError, match="AWS facts file"):
         parse_aws(text, shipped_aws())
+
+
+def test_two_stores_are_a_cache_and_an_object_store():
+    facts = shipped_aws()
+    assert facts.stores("valkey") == (facts.valkey, None)
+    assert facts.stores("valkey+s3") == (facts.valkey, facts.s3)
+    assert facts.stores("redis+s3") == (facts.redis, facts.s3)
+    assert {facts.stores(kind)[0] for kind in STORES} == {facts.redis, facts.s3, facts.valkey}
+
+
+@pytest.mark.parametrize("kind", ["tape", "", "s3+redis", "redis+", "+s3", "redis+valkey", "redis+s3+s3", "lambda"])
+def test_stores_that_are_none_are_refused_with_those_that_are(kind):
+    with pytest.raises(UsageError, match=r"redis, s3, valkey, redis\+s3 and valkey\+s3, not .*choose another --store"):
+        shipped_aws().stores(kind)

@@ -13,6 +13,7 @@ from serfer.core.cost import (
     TASK_SECONDS,
     Platform,
     StageLoad,
+    Traffic,
     cold_seconds,
     invocation_usd,
     latency,
@@ -23,10 +24,12 @@ from serfer.core.cost import (
     standing_usd,
     task_seconds,
 )
-from serfer.core.plan import Piece, Range
+from serfer.core.plan import CACHE, INLINE, OBJECTS, Piece, Range
 from tests.core.plans import small_plan
 
 FACTS, STORE, S3 = shipped_aws().functions, shipped_aws().redis, shipped_aws().s3
+VALKEY = shipped_aws().valkey
+BOTH = Platform(FACTS, VALKEY, objects=S3)
 
 
 @pytest.mark.parametrize(("milliseconds", "billed"), [(0.01, 1), (1, 1), (1.0001, 2), (99.2, 100), (100, 100)])
@@ -115,6 +118,32 @@ def test_s3_charges_for_every_range_and_every_write():
     assert paid - unpaid == pytest.approx(7 * S3.price_get + 2 * S3.price_put)
 
 
+def test_a_store_may_charge_for_bytes_besides_requests():
+    one = load(1, ranges=2, bytes_read=3_000_000, bytes_written=1_000_000)
+    paid, unpaid = (
+        stage_price(one, 1769, Platform(FACTS, store))[1]
+        for store in (VALKEY, replace(VALKEY, price_byte=0.0, price_get=0.0, price_put=0.0))
+    )
+    units = 4_000_000 / 1000 + 3
+    assert paid - unpaid == pytest.approx(units * 0.0023e-6)
+
+
+def test_what_goes_through_objects_has_their_requests_latencies_and_prices():
+    far = Traffic(*(np.array([value], dtype=float) for value in (40, 3, 60)))
+    one = replace(load(bytes_read=30, ranges=2, bytes_written=0), objects=far)
+    where = replace(platform(bandwidth=10.0), store=VALKEY, objects=S3)
+    expected = TASK_SECONDS + 130 / 10 + S3.request_latency + 3 * S3.range_latency + S3.request_latency
+    assert task_seconds(one, 1769, where) == pytest.approx(expected), "both stores are read at once"
+    requests = 2 * VALKEY.price_get + 30 * VALKEY.price_byte + 3 * S3.price_get + S3.price_put
+    usd = stage_price(one, 1769, where)[1]
+    assert usd == pytest.approx(invocation_usd(1769, 1000 * expected, FACTS) + requests)
+
+
+def test_objects_need_a_platform_that_has_a_place_for_them():
+    with pytest.raises(ValueError, match="object store"):
+        task_seconds(replace(load(), objects=load().stored), 1769, platform())
+
+
 def test_prices_of_many_memories_come_at_once():
     two = load(2, parallel_s=[0.1, 0.2])
     seconds, usd = stage_price(two, np.array([884, 1769, 7076])[:, None], Platform(FACTS, STORE))
@@ -154,7 +183,7 @@ def test_a_plan_says_what_its_tasks_do():
 
 
 def inlined(plan):
-    return replace(plan, stages=(replace(plan.stages[0], inline=True), plan.stages[1]))
+    return replace(plan, stages=(replace(plan.stages[0], path=INLINE), plan.stages[1]))
 
 
 def test_what_rides_along_is_carried_and_not_stored():
@@ -164,6 +193,33 @@ def test_what_rides_along_is_carried_and_not_stored():
     assert (last.bytes_read, last.ranges, last.carried_in) == (0, 0, 192)
     assert price_plan(small_plan(), Platform(FACTS, STORE)).stored
     assert not price_plan(inlined(small_plan()), Platform(FACTS, STORE)).stored
+
+
+def along(plan, path):
+    return replace(plan, stages=(replace(plan.stages[0], path=path), plan.stages[1]))
+
+
+def test_what_goes_to_the_object_store_is_counted_there():
+    first, last = (plan_load(along(small_plan(), OBJECTS), number) for number in (0, 1))
+    assert (first.objects.bytes_written == 96).all()
+    assert (last.objects.bytes_read, last.objects.ranges) == (192, 2)
+    for nothing in (first.bytes_written, first.carried_out, last.bytes_read, last.ranges, last.carried_in):
+        assert not nothing.any()
+    [one, other] = price_plan(along(small_plan(), OBJECTS), BOTH).stages
+    assert (one.bytes_written, other.bytes_read, other.ranges) == (192, 192, 2)
+    assert price_plan(along(small_plan(), OBJECTS), BOTH).stored
+
+
+def test_a_plan_that_uses_one_store_costs_the_same_beside_another():
+    for path in (CACHE, INLINE):
+        plan = along(small_plan(), path)
+        assert price_plan(plan, BOTH).stages == price_plan(plan, Platform(FACTS, VALKEY)).stages
+
+
+def test_without_an_object_store_its_stages_use_the_other():
+    one, other = (price_plan(along(small_plan(), path), Platform(FACTS, VALKEY)) for path in (OBJECTS, CACHE))
+    assert one.stages == other.stages
+    assert price_plan(along(small_plan(), OBJECTS), BOTH).usd > one.usd
 
 
 def test_every_range_of_a_piece_counts():
@@ -221,6 +277,8 @@ def test_a_burst_waits_for_what_an_account_may_have():
     assert many.least_seconds == pytest.approx(1e6 * sum(stage.billed_s for stage in query.stages) / FACTS.concurrency)
 
 
-@pytest.mark.parametrize(("store", "usd"), [(STORE, 0.216 * 730), (S3, 0.0)])
+@pytest.mark.parametrize(
+    ("store", "usd"), [("redis", 0.216 * 730), ("s3", 0.0), ("valkey", 6), ("redis+s3", 0.216 * 730), ("valkey+s3", 6)]
+)
 def test_a_store_costs_what_its_nodes_cost(store, usd):
-    assert standing_usd(store) == pytest.approx(usd)
+    assert standing_usd(Platform.over(shipped_aws(), store)) == pytest.approx(usd, rel=0.01)

@@ -6,7 +6,7 @@ import pytest
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.inline import inline_stages
-from serfer.core.plan import Cell, Piece, Range, Shape
+from serfer.core.plan import CACHE, INLINE, OBJECTS, Cell, Piece, Range, Shape
 from tests.core.plans import small_plan
 
 
@@ -24,7 +24,7 @@ def vectors(lengths, reads, inline):
         whole = Shape.vector(length).whole
         tile = replace(base.tiles[0], outputs=(whole,), cells=(Cell(0, whole),), pieces=pieces)
         stages.append(
-            replace(base, outputs=(Shape.vector(length),), tiles=(tile,), inline=inline[number]),
+            replace(base, outputs=(Shape.vector(length),), tiles=(tile,), path=INLINE if inline[number] else CACHE),
         )
     return replace(small_plan(), stages=tuple(stages))
 
@@ -61,10 +61,16 @@ def test_what_is_read_from_the_store_takes_no_room():
 def test_many_small_answers_may_be_too_much_for_their_reader():
     plan = small_plan()
     first, last = plan.stages
-    plan = replace(plan, stages=(replace(first, inline=True), last))
+    plan = replace(plan, stages=(replace(first, path=INLINE), last))
     assert inline_stages(plan, 1, 4 * 48) == (True, True)
     assert inline_stages(plan, 1, 4 * 47) == (False, True)
 
 
 def test_an_answer_of_the_last_stage_falls_back_too():
     assert inline_stages(vectors([1, 5], [[], [0]], [True, True]), 1, 19) == (True, False)
+
+
+def test_what_goes_to_the_object_store_rides_along_in_no_batch():
+    plan = vectors([10, 20, 5], [[], [0], [0, 1]], [True, True, True])
+    apart = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], path=OBJECTS), plan.stages[2]))
+    assert inline_stages(apart, 1, 4 * 10) == (True, False, True)

@@ -1,7 +1,7 @@
 import pytest
 
 from serfer.core.errors import InputError
-from serfer.core.keys import check_query_id, input_key, output_key
+from serfer.core.keys import INPUT_STAGE, check_query_id, input_key, output_key, query_id, reply_key, stage_of
 
 QUERY = "0123456789abcdef" * 2
 
@@ -23,3 +23,30 @@ def test_every_output_and_input_of_a_query_has_its_own_key():
     keys |= {input_key(QUERY, tile) for tile in range(12)}
     assert len(keys) == 12 * 13
     assert all(QUERY in key for key in keys)
+
+
+@pytest.mark.parametrize("one_slot", [False, True])
+def test_a_key_says_which_stage_wrote_it(one_slot):
+    query = query_id(QUERY, one_slot=one_slot)
+    assert [stage_of(output_key(query, stage, 12)) for stage in (0, 7, 15)] == [0, 7, 15]
+    assert stage_of(input_key(query, 3)) == INPUT_STAGE
+    assert stage_of(reply_key(query, 2, 0, 1)) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "other",
+        f"serfer:{QUERY}:2",
+        f"serfer:{QUERY}:2:",
+        f"serfer:{QUERY}:-2:0",
+        f"serfer:{QUERY}:2:0\n",
+        f"serfer:{QUERY[1:]}:2:0",
+        f"serfer:{{{QUERY}:2:0",
+        f"x:serfer:{QUERY}:2:0",
+        f"serfer:{QUERY}:\u0662:0",
+    ],
+)
+def test_what_no_tile_wrote_is_of_no_stage(key):
+    assert stage_of(key) is None

@@ -100,7 +100,7 @@ def test_function_names_carry_the_digest_and_stay_within_what_lambda_allows():
     assert len(set(names)) == 4
 
 
-@pytest.mark.parametrize("found", [0, 1, 2, 4, "3", None, True])
+@pytest.mark.parametrize("found", [0, 1, 2, 3, 5, "4", None, True])
 def test_another_format_is_refused(found):
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(json.dumps({**VALUE, "format": found}))
@@ -300,7 +300,9 @@ NONE = Padding(0, 0, 0, 0)
         ({"stages": ()}, "do not lead"),
         (with_stage(1, outputs=(ANSWER, ANSWER)), "do not lead"),
         (with_stage(0, outputs=(Shape(3, 10**6, 10**6, flat=False),)), "more than"),
-        (with_stage(1, inline=False), "does not answer"),
+        (with_stage(1, path="cache"), "does not answer"),
+        (with_stage(1, path="objects"), "does not answer"),
+        (with_stage(0, path="tape"), "by a way that is unknown: 'tape'"),
         (with_tile(1, cells=()), "does not answer"),
         (with_tile(1, cells=(Cell(0, Rect(Span(0, 1), Span(0, 9))),)), "does not answer"),
         ({"limit": PackageLimit(-1, -2)}, "limit of packages"),

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from serfer.core.plan import Preprocess, dump_plan, load_plan, sealed
+from serfer.core.plan import CACHE, INLINE, Preprocess, dump_plan, load_plan, sealed
 
 SIZE = 34
 CLASSES = 7
@@ -65,7 +65,8 @@ def hand_on(directory, inline):
     """Let the stages in `inline`, and no others but the last, hand their output on inside answers and payloads."""
     plan = load_plan(directory)
     last = len(plan.stages) - 1
-    stages = [replace(stage, inline=number in {*inline, last}) for number, stage in enumerate(plan.stages)]
+    paths = [INLINE if number in {*inline, last} else CACHE for number in range(last + 1)]
+    stages = [replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True)]
     (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
     return directory
 

@@ -10,7 +10,7 @@ from serfer.core.profile import dump_profiles, shipped_profiles
 
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month"}
 STAGE = {
-    *("name", "grid", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
+    *("name", "grid", "path", "tasks", "memory_mb", "ms", "cost_usd", "billed_ms"),
     *("bytes_read", "ranges", "bytes_written", "bytes_carried"),
 }
 
@@ -63,7 +63,7 @@ def test_ones_own_prices_are_used(serfer_, plan, tmp_path):
         (["--burst", "many"], "--burst"),
         (["--cold-share", "1.5"], "--cold-share is a share from 0 to 1, not 1.5"),
         (["--cold-share", "nan"], "--cold-share is a share from 0 to 1, not nan"),
-        (["--store", "tape"], "stores redis and s3, not 'tape'"),
+        (["--store", "tape"], "redis+s3 and valkey+s3, not 'tape'"),
         (["--memory", "64"], "memory must be 128 to 10240 MB, not 64"),
     ],
 )

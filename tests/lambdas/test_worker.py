@@ -14,7 +14,7 @@ from lambdas.sessions import SessionCache
 from lambdas.worker import Worker
 from serfer.core.errors import InputError, MissingKeyError, PlanError
 from serfer.core.keys import input_key, output_key, reply_key
-from serfer.core.plan import load_plan
+from serfer.core.plan import dump_plan, load_plan, sealed
 from serfer.core.wire import (
     Crop,
     Task,
@@ -26,6 +26,7 @@ from serfer.core.wire import (
     unpack_result,
 )
 from serfer.unsplit import normalised, unsplit
+from storage import open_store
 from storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small
 
@@ -440,6 +441,22 @@ class TestBootstrap:
         run = self.start(tmp_path, SERFER_STORE="memory://")
         assert "PlanError" in run.stderr.splitlines()[-1]
         assert "plan.json" in run.stderr.splitlines()[-1]
+
+    @pytest.mark.parametrize("path", ["objects", "cache"])
+    def test_a_second_store_is_opened_for_a_plan_that_uses_it(self, plan, tmp_path, path):
+        first, *others = plan.stages
+        apart = sealed(replace(plan, stages=(replace(first, path=path), *others)))
+        (tmp_path / "plan.json").write_text(dump_plan(apart), encoding="utf-8")
+        code = (
+            "import lambdas.bootstrap as started; from serfer.core.keys import output_key; "
+            "[started._WORKER._store.put(output_key('0' * 32, number, 0), b'x', 60) for number in (0, 1)]"
+        )
+        urls = {"SERFER_STORE": f"file://{tmp_path}/main", "SERFER_OBJECT_STORE": f"file://{tmp_path}/objects"}
+        run = self.start(tmp_path, code, **urls)
+        assert run.returncode == 0, run.stderr
+        assert (tmp_path / "objects").exists() == (path == "objects")
+        with open_store(urls["SERFER_STORE"]) as store:
+            assert store.exists([output_key("0" * 32, number, 0) for number in (0, 1)]) == [path == "cache", True]
 
     def test_a_stages_function_imports_no_torch_and_nothing_of_the_drivers_side(self, directory):
         code = (

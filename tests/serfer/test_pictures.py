@@ -12,8 +12,10 @@ from onnx import TensorProto, helper
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.plan import (
+    CACHE,
     FORMAT,
     IMAGE,
+    INLINE,
     Artefact,
     Cell,
     Function,
@@ -58,7 +60,7 @@ def spread_stage(number, source, target, grid, step, reach, kinds, source_shape)
         tiles.append(Tile("", 0, (Rect(rows, cols),), (padding,), (rect,), (Cell(0, rect),), (), 150))
     operators = tuple(Operator(f"{number}.{index}", kind, 600) for index, kind in enumerate(kinds))
     inputs = (Input(*source, source_shape),)
-    return Stage(operators, grid, 1769, 1.0, 1e-6, inputs, (target,), tuple(tiles), (_function(),), inline=False)
+    return Stage(operators, grid, 1769, 1.0, 1e-6, inputs, (target,), tuple(tiles), (_function(),), CACHE)
 
 
 def _function():
@@ -83,7 +85,7 @@ def vector_stage(source, shape, length, columns, kinds, *, cells=True):
         (Shape.vector(length),),
         tiles,
         (_function(),),
-        not cells,
+        CACHE if cells else INLINE,
     )
 
 
@@ -134,14 +136,14 @@ def branched():
             Tile("", 0, tile.inputs, tile.padding, tile.outputs * 2, (*tile.cells, Cell(1, tile.outputs[0])), (), 150)
             for tile in first.tiles
         ),
-        first.functions, first.inline,
+        first.functions, first.path,
     )  # fmt: skip
     joined = Stage(
         last.operators, last.grid, 1769, 1.0, 1e-6, (*last.inputs, Input(0, 1, FIRST)), last.outputs,
         tuple(
             Tile("", 0, (*tile.inputs, FIRST.whole), (NONE, NONE), tile.outputs, (), (), 10) for tile in last.tiles
         ),
-        last.functions, last.inline,
+        last.functions, last.path,
     )  # fmt: skip
     return [wide, second, third, joined]
 

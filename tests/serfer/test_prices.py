@@ -57,7 +57,7 @@ def test_what_is_printed_adds_up():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (Circumstances(store="tape"), "stores redis and s3, not 'tape'"),
+        (Circumstances(store="tape"), r"valkey\+s3, not 'tape'"),
         (Circumstances(cold_share=1.01), "from 0 to 1, not 1.01"),
         (Circumstances(cold_share=math.nan), "from 0 to 1, not nan"),
         (Circumstances(burst=0), "at least 1 query, not 0"),
@@ -75,3 +75,14 @@ def test_a_plan_for_an_unknown_store_needs_another_one():
     with pytest.raises(UsageError, match="not 'tape'"):
         price(plan, FACTS, Circumstances())
     assert price(plan, FACTS, Circumstances(store="s3")).store == "s3"
+
+
+def test_each_boundary_is_priced_where_it_goes():
+    first, last = small_plan().stages
+    plan = replace(small_plan(), store="valkey+s3", stages=(replace(first, path="objects"), last))
+    both, one = (price(plan, FACTS, Circumstances(store=store)).as_dict() for store in (None, "valkey"))
+    assert both["store"] == "valkey+s3"
+    assert [stage["path"] for stage in both["query"]["stages"]] == ["objects", "inline"]
+    assert both["query"]["latency_ms"]["mean"] > one["query"]["latency_ms"]["mean"] + 40
+    assert both["query"]["cost_usd"] > one["query"]["cost_usd"] + 2 * FACTS.s3.price_put
+    assert both["idle_month"]["store_usd"] == pytest.approx(6, rel=0.01)

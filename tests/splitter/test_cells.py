@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lambdas.worker import cells_to_bytes, pieces_to_inputs
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
-from serfer.core.plan import Artefact, Cell, Function, Input, Padding, Shape, Stage, Tile
+from serfer.core.plan import CACHE, Artefact, Cell, Function, Input, Padding, Shape, Stage, Tile
 from splitter.cells import lay_out, pieces_for
 
 NONE = Padding(0, 0, 0, 0)
@@ -170,9 +170,7 @@ def tile(inputs, outputs, cells, pieces):
 
 
 def stage(inputs):
-    return Stage(
-        (), Grid(1, 1), 1769, 1.0, 1e-6, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), inline=False
-    )
+    return Stage((), Grid(1, 1), 1769, 1.0, 1e-6, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), CACHE)
 
 
 def written(wholes, outputs, layout):

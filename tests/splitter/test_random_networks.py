@@ -69,7 +69,7 @@ def decide(wish, graph):
         order = [parse_grid(grid) for grid in (*wish.grids[number:], *wish.grids[:number])]
         ends = left.position, right.position
         grid = next((grid for grid in order if spread(grid, ends)), ONE)
-        choices.append(Choice(*ends, grid, 1769, 0.0, 0.0, inline=right is chosen[-1]))
+        choices.append(Choice(*ends, grid, 1769, 0.0, 0.0, path="inline" if right is chosen[-1] else "cache"))
         wish.story.append(f"stage {pooled.nodes[ends[0]].name} to {pooled.nodes[ends[1] - 1].name} on {grid}")
     return Decision(pooled, chosen, choices)
 

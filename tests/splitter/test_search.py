@@ -1,5 +1,6 @@
 """The best plan is the best: the search against every chain that there is, on small networks drawn at random."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -7,9 +8,9 @@ import numpy as np
 import pytest
 
 from serfer.core.aws import shipped_aws
-from serfer.core.cost import FLOAT_BYTES, StageLoad, stage_price
+from serfer.core.cost import FLOAT_BYTES, StageLoad, Traffic, stage_price
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import PackageLimit
+from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
 from serfer.core.profile import shipped_profiles
 from splitter import operators
 from splitter.cuts import cut_points, weight_bytes
@@ -17,7 +18,7 @@ from splitter.global_pooling import with_grid, with_tile_pools
 from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.ingest import from_onnx
 from splitter.loads import can_part
-from splitter.planner import INLINE_MOST, LEAST_SIDE, Budget, choices_of, prepare, tile_rects
+from splitter.planner import LEAST_SIDE, Budget, choices_of, prepare, tile_rects
 from splitter.search import BALANCED, COST, LATENCY, Chain, Search
 from splitter.tiles import walk_back
 from splitter.work import tile_moves, work
@@ -28,6 +29,9 @@ MEMORY = (884, 1769, 7076)
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 2), *COLUMNS[:2])
 SLOW_NETWORK = replace(shipped_aws().functions, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)
 FACTS = replace(shipped_aws(), functions=SLOW_NETWORK)
+DEAR_BYTES = replace(FACTS.valkey, price_byte=4e-9)
+NEAR_OBJECTS = replace(FACTS.s3, request_latency=2e-4)
+INLINE_MOST = 3000
 
 
 class SlowProcessor:
@@ -41,7 +45,7 @@ class SlowProcessor:
 
 
 SHIPPED, PROFILES = shipped_profiles(), SlowProcessor()
-"""A Lambda, and a processor, on which tiny networks are worth splitting."""
+"""A Lambda, and a processor, on which tiny networks are worth splitting, and stores between which tiny maps choose."""
 
 
 def network(random):
@@ -69,20 +73,21 @@ class Enumerated:
     def __init__(self, graph, cuts, budget):
         self.graph, self.cuts, self.budget = graph, cuts, budget
         self.prices = {}
+        self.paths = [CACHE, INLINE, OBJECTS] if budget.platform.objects else [CACHE, INLINE]
 
-    def chains(self, at=0, before=None, *, inline=False):
+    def chains(self, at=0, before=None, path=INLINE):
         """Yield (seconds, usd) of every chain from a cut to the end, arrays over what its stages may have of memory.
 
-        `before` is the grid on which the tensors at the cut were written, `inline` says that they ride along.
+        `before` is the grid on which the tensors at the cut were written, `path` how they travel.
         """
         if at == len(self.cuts) - 1:
             yield np.zeros(1), np.zeros(1)
             return
         for to in range(at + 1, len(self.cuts)):
             last = to == len(self.cuts) - 1
-            for grid, handed_on in product(GRIDS, [True] if last else [False, True]):
-                price = self.price(at, to, grid, before, inline, handed_on)
-                for rest in self.chains(to, grid, inline=handed_on) if price is not None else ():
+            for grid, after in product(GRIDS, [INLINE] if last else self.paths):
+                price = self.price(at, to, grid, before, path, after)
+                for rest in self.chains(to, grid, after) if price is not None else ():
                     yield tuple(np.add.outer(mine, theirs).ravel() for mine, theirs in zip(price, rest, strict=True))
 
     def price(self, *key):
@@ -90,7 +95,7 @@ class Enumerated:
             self.prices[key] = self._price(*key)
         return self.prices[key]
 
-    def _price(self, at, to, grid, before, inline_in, inline_out):
+    def _price(self, at, to, grid, before, come, go):
         left, right = self.cuts[at], self.cuts[to]
         size = weight_bytes(self.graph, left.position, right.position)
         tiles = self.tiles(left, right, grid)
@@ -107,18 +112,23 @@ class Enumerated:
             seconds.append(self.compute([*works, *tile_moves(graph, nodes, regions, needed, outputs)]))
         read, written = (np.array(each) * FLOAT_BYTES for each in (read, written))
         last = to == len(self.cuts) - 1
-        if (at and inline_in and read.sum() > INLINE_MOST) or (inline_out and not last and written.sum() > INLINE_MOST):
+        too_large = read.sum() > INLINE_MOST, written.sum() > INLINE_MOST
+        if (at and come == INLINE and too_large[0]) or (not last and go == INLINE and too_large[1]):
             return None
-        none = np.zeros(len(tiles))
-        inline_in = inline_in or not at
+        none, ranges = np.zeros(len(tiles)), np.array(ranges)
+
+        def by(path):
+            into = (read, ranges) if come == path else (none, none)
+            return Traffic(*into, written if go == path else none)
+
+        carried = by(INLINE)
         load = StageLoad(
             *np.transpose(seconds),
-            bytes_read=none if inline_in else read,
-            ranges=none if inline_in else np.array(ranges),
-            bytes_written=none if inline_out else written,
-            carried_in=(read if at else read / FLOAT_BYTES) if inline_in else none,
-            carried_out=written if inline_out else none,
+            *(by(CACHE).bytes_read, by(CACHE).ranges, by(CACHE).bytes_written),
+            carried_in=carried.bytes_read if at else read / FLOAT_BYTES,
+            carried_out=carried.bytes_written,
             weight_bytes=size,
+            objects=by(OBJECTS) if OBJECTS in (come, go) else None,
         )
         return stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
 
@@ -171,6 +181,13 @@ def at_origin(rect):
     return Rect(Span(0, rect.rows.size), Span(0, rect.cols.size))
 
 
+def circumstances(random):
+    """Draw a kind of store and the facts that go with it; for a while, the object store answers before the other."""
+    store = str(random.choice(["redis", "s3", "redis+s3", "valkey+s3"], p=[0.45, 0.15, 0.1, 0.3]))
+    near = random.random() < 0.2
+    return store, replace(FACTS, valkey=DEAR_BYTES, s3=NEAR_OBJECTS if near else FACTS.s3)
+
+
 def cases():
     """Yield (graph, cuts, budget) of networks with two or three places to cut, or now and then four."""
     random = np.random.default_rng(7)
@@ -179,10 +196,18 @@ def cases():
         graph = with_tile_pools(from_onnx(model, *size))
         cuts = cut_points(graph)
         inner = sorted(random.permutation(np.arange(1, len(cuts) - 1))[: 3 if number % 10 == 0 else 2])
-        store = "s3" if random.random() < 0.3 else "redis"
+        store, facts = circumstances(random)
         limit = PackageLimit(int(random.choice([10**9, 30_000])), 0)
-        budget = Budget(limit, FACTS, MEMORY, store=store, cold_share=float(random.choice([0, 0.1])), profiles=PROFILES)
+        budget = Budget(limit, facts, MEMORY, store=store, cold_share=float(random.choice([0, 0.1])), profiles=PROFILES)
         yield graph, [cuts[0], *(cuts[at] for at in inner), cuts[-1]], budget
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_rides_along():
+    """Tiny networks have tiny maps: nearly all of them would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("splitter.planner.INLINE_MOST", INLINE_MOST)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +245,36 @@ def gaps(enumerated, planner, grids=GRIDS):
 
 def test_the_search_finds_the_best_of_all_chains_for_every_goal(enumerated):
     assert np.abs(gaps(enumerated, Search.best)).max() < 1e-9
+
+
+def paths(search, goal):
+    chain = search.best(goal)
+    return [choice.path for choice in choices_of(chain)[:-1]] if chain else []
+
+
+def test_every_way_is_the_best_for_some_boundary_of_a_plan(enumerated):
+    two = [case for case in enumerated if case[2].platform.objects and len(case[3])]
+    found = Counter(
+        (budget.store, budget.facts.s3 == NEAR_OBJECTS, path)
+        for graph, cuts, budget, seconds, usd in two
+        for goal in goals(seconds, usd)
+        for path in paths(prepare(graph, cuts, GridChoice(options=GRIDS), None, budget), goal)
+    )
+    assert min(found["valkey+s3", near, path] for near in (True, False) for path in (CACHE, INLINE, OBJECTS)) >= 3
+    assert found["redis+s3", False, OBJECTS] == 0, "where the cache charges for no byte, the detour only costs"
+
+
+def test_a_planner_with_one_of_the_two_stores_does_not(enumerated):
+    """The best for dollars is dearer where all boundaries have to go to the first store, or all to the other."""
+    two = [case for case in enumerated if case[2].store == "valkey+s3" and len(case[3])]
+    for store in ("valkey", "s3"):
+        alone = [
+            prepare(graph, cuts, GridChoice(options=GRIDS), None, replace(budget, store=store)).best(COST).usd
+            for graph, cuts, budget, *_ in two
+        ]
+        both = [usd.min() for *_, usd in two]
+        assert min(one - other for one, other in zip(alone, both, strict=True)) > -1e-15
+        assert sum(one > 1.001 * other for one, other in zip(alone, both, strict=True)) >= 3
 
 
 def greedy(search, _goal):

@@ -1,0 +1,121 @@
+"""Two stores as one: what a plan sends to the object store is there, everything else in the main store.
+
+serfer:QUERY:2:0       what a tile of stage 2 wrote, where that stage's path is "objects"     the object store
+every other key        crops, replies, what the tiles of all other stages wrote               the main store
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from serfer.core.errors import MissingKeyError
+from serfer.core.keys import stage_of
+from serfer.core.plan import OBJECTS, Plan
+from storage import open_store
+from storage.store import Bytes, Range, Store, check_keys, check_ranges
+
+_Value = TypeVar("_Value")
+
+
+class RoutedStore(Store):
+    """Keeps what lies under the keys that `apart` chooses in `objects`, the rest in `main`; closing it closes both.
+
+    What concerns both is asked of both at once; where both fail, main's error is raised.
+    """
+
+    def __init__(self, main: Store, objects: Store, apart: Callable[[str], bool]) -> None:
+        self._main = main
+        self._objects = objects
+        self._apart = apart
+
+    def put(self, key: str, value: Bytes, ttl: float) -> None:
+        """Put it where it belongs."""
+        self._of(key).put(key, value, ttl)
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Get from both at once; where both lack something, the first of all that is missing is named."""
+        check_ranges(ranges)
+        sides = [self._apart(asked.key) for asked in ranges]
+        if len(set(sides)) <= 1:
+            return self._side(sides).get_many(ranges)
+        with ThreadPoolExecutor(1) as thread:
+            apart = thread.submit(self._objects.get_many, _chosen(ranges, sides, apart=True))
+            try:
+                near = self._main.get_many(_chosen(ranges, sides, apart=False))
+            except MissingKeyError:
+                if apart.exception() is None:
+                    raise
+                return [self._of(asked.key).get_many([asked])[0] for asked in ranges]
+            return _merged(sides, near, apart.result())
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Ask both at once."""
+        check_keys(keys)
+        sides = [self._apart(key) for key in keys]
+        if len(set(sides)) <= 1:
+            return self._side(sides).exists(keys)
+        with ThreadPoolExecutor(1) as thread:
+            apart = thread.submit(self._objects.exists, _chosen(keys, sides, apart=True))
+            return _merged(sides, self._main.exists(_chosen(keys, sides, apart=False)), apart.result())
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete from both at once: what one holds goes even where the other fails."""
+        check_keys(keys)
+        sides = [self._apart(key) for key in keys]
+        if len(set(sides)) <= 1:
+            return self._side(sides).delete(keys)
+        with ThreadPoolExecutor(1) as thread:
+            apart = thread.submit(self._objects.delete, _chosen(keys, sides, apart=True))
+            self._main.delete(_chosen(keys, sides, apart=False))
+            return apart.result()
+
+    def close(self) -> None:
+        """Close both."""
+        try:
+            self._main.close()
+        finally:
+            self._objects.close()
+
+    def _of(self, key: str) -> Store:
+        return self._objects if self._apart(key) else self._main
+
+    def _side(self, sides: Sequence[bool]) -> Store:
+        """Return the store of keys that all belong to one: main where there are no keys."""
+        return self._objects if any(sides) else self._main
+
+
+def _chosen(asked: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:
+    return [one for one, side in zip(asked, sides, strict=True) if side == apart]
+
+
+def _merged(sides: Sequence[bool], near: Iterable[_Value], far: Iterable[_Value]) -> list[_Value]:
+    """Put both stores' answers into the order in which they were asked for."""
+    answers = {False: iter(near), True: iter(far)}
+    return [next(answers[side]) for side in sides]
+
+
+def routed(plan: Plan, store: Store, objects: Store | None) -> Store:
+    """Return one store for a plan's queries; `store` itself where there is no other, or the plan has no use for it.
+
+    Workers and drivers must agree on both, or they do not find what the others wrote.
+    """
+    apart = _stages_apart(plan)
+    if objects is None or not apart:
+        return store
+    return RoutedStore(store, objects, lambda key: stage_of(key) in apart)
+
+
+def open_routed(plan: Plan, url: str, objects: str | None) -> Store:
+    """Open a plan's store, and the object store beside it where the plan has a use for one; raises as `open_store`."""
+    store = open_store(url)
+    if objects is None or not _stages_apart(plan):
+        return store
+    try:
+        return routed(plan, store, open_store(objects))
+    except BaseException:
+        store.close()
+        raise
+
+
+def _stages_apart(plan: Plan) -> frozenset[int]:
+    return frozenset(number for number, stage in enumerate(plan.stages) if stage.path == OBJECTS)

@@ -1,0 +1,325 @@
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lambdas.worker import Worker
+from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
+from serfer.core.keys import input_key, output_key, reply_key
+from serfer.core.plan import CACHE, INLINE, OBJECTS, load_plan, sealed
+from serfer.core.wire import Crop, Task
+from storage import Range
+from storage.contract import StoreContract
+from storage.failing import FailingStore
+from storage.file import FileStore
+from storage.memory import MemoryStore
+from storage.routed import RoutedStore, open_routed, routed
+from tests.core.plans import small_plan
+from tests.e2e.small import batch, split_small
+
+QUERY = "0123456789abcdef" * 2
+MAIN, FAR = "main", "far"
+
+
+def by_chance(key):
+    return bool(zlib.crc32(key.encode()) & 1)
+
+
+def far(key):
+    return key.startswith(FAR)
+
+
+class TestTwoInMemory(StoreContract):
+    now = 0.0
+
+    @pytest.fixture
+    def store(self):
+        with RoutedStore(MemoryStore(lambda: self.now), MemoryStore(lambda: self.now), by_chance) as store:
+            yield store
+
+    @pytest.fixture
+    def expire(self):
+        def wait(_key):
+            self.now += 0.05
+
+        return wait
+
+
+class TestMemoryAndFiles(StoreContract):
+    now = 0.0
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        files = FileStore(tmp_path, clock=lambda: 1e9 + self.now)
+        with RoutedStore(MemoryStore(lambda: self.now), files, by_chance) as store:
+            yield store
+
+    @pytest.fixture
+    def expire(self):
+        def wait(_key):
+            self.now += 0.05
+
+        return wait
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+RANGES = st.lists(st.builds(Range, NAMES, st.integers(0, 3), st.none() | st.integers(0, 3)), max_size=5)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), NAMES, st.binary(max_size=5), st.sampled_from([1.0, 100.0])),
+        st.tuples(st.just("get_many"), RANGES),
+        st.tuples(st.just("exists"), st.lists(NAMES, max_size=5)),
+        st.tuples(st.just("delete"), st.lists(NAMES, max_size=5)),
+        st.tuples(st.just("wait"), st.just(2.0)),
+    ),
+    max_size=20,
+)
+
+
+@settings(deadline=None)
+@given(steps=STEPS, apart=st.sets(NAMES))
+def test_two_stores_are_as_one(steps, apart):
+    now = [0.0]
+
+    def clock():
+        return now[0]
+
+    two = RoutedStore(MemoryStore(clock), MemoryStore(clock), apart.__contains__)
+    one = MemoryStore(clock)
+    for what, *arguments in steps:
+        if what == "wait":
+            now[0] += arguments[0]
+            continue
+        outcomes = []
+        for store in (one, two):
+            try:
+                outcomes.append(getattr(store, what)(*arguments))
+            except MissingKeyError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+@pytest.fixture
+def near():
+    return MemoryStore()
+
+
+@pytest.fixture
+def objects():
+    return MemoryStore()
+
+
+@pytest.fixture
+def both(near, objects):
+    return RoutedStore(near, objects, far)
+
+
+def test_each_value_lies_where_the_rule_says(both, near, objects):
+    both.put("main:1", b"x", 60)
+    both.put("far:1", b"y", 60)
+    assert (list(near._values), list(objects._values)) == (["main:1"], ["far:1"])
+    both.delete(["far:1", "main:1"])
+    assert not near._values
+    assert not objects._values
+
+
+class Meeting(MemoryStore):
+    """Answers only when the other store has been asked as well."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        self.barrier = barrier
+
+    def get_many(self, ranges):
+        self.barrier.wait()
+        return super().get_many(ranges)
+
+    def exists(self, keys):
+        self.barrier.wait()
+        return super().exists(keys)
+
+    def delete(self, keys):
+        self.barrier.wait()
+        super().delete(keys)
+
+
+def test_both_are_asked_at_once():
+    barrier = threading.Barrier(2, timeout=20)
+    both = RoutedStore(Meeting(barrier), Meeting(barrier), far)
+    both.put("main:1", b"x", 60)
+    both.put("far:1", b"y", 60)
+    assert both.get_many([Range("far:1"), Range("main:1")]) == [b"y", b"x"]
+    assert both.exists(["far:1", "main:2"]) == [True, False]
+    both.delete(["far:1", "main:1"])
+    assert not both._main._values
+    assert not both._objects._values
+
+
+class Unasked(MemoryStore):
+    def get_many(self, ranges):
+        raise AssertionError(ranges)
+
+    def exists(self, keys):
+        raise AssertionError(keys)
+
+    def delete(self, keys):
+        raise AssertionError(keys)
+
+
+def test_a_store_that_holds_nothing_of_it_is_not_asked(near):
+    for both, key in ((RoutedStore(near, Unasked(), far), "main:1"), (RoutedStore(Unasked(), near, far), "far:1")):
+        both.put(key, b"x", 60)
+        assert both.get_many([Range(key)]) == [b"x"]
+        assert both.exists([key]) == [True]
+        both.delete([key])
+    main_only = RoutedStore(near, Unasked(), far)
+    assert (main_only.get_many([]), main_only.exists([]), main_only.delete([])) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    "asked", [["far:no", "main:no"], ["main:no", "far:no"], ["main:1", "far:no", "far:1", "main:no"]]
+)
+def test_of_what_both_lack_the_first_is_named(both, asked):
+    both.put("main:1", b"x", 60)
+    both.put("far:1", b"y", 60)
+    first = next(key for key in asked if key.endswith("no"))
+    with pytest.raises(MissingKeyError, match=f"'{first}'"):
+        both.get_many([Range(key) for key in asked])
+
+
+def test_a_key_that_no_store_has_is_refused_before_either_is_asked():
+    both = RoutedStore(Unasked(), Unasked(), far)
+    for ask in (
+        lambda: both.get_many([Range("far:1"), Range("main:1"), Range("a b")]),
+        lambda: both.exists(["far:1", "main:1", "a b"]),
+        lambda: both.delete(["far:1", "main:1", "a b"]),
+    ):
+        with pytest.raises(UsageError, match="'a b' is not allowed"):
+            ask()
+
+
+@pytest.mark.parametrize("down", [MAIN, FAR])
+def test_what_one_holds_goes_even_where_the_other_is_down(near, objects, down):
+    failing = FailingStore(near if down == MAIN else objects, fail=1)
+    both = RoutedStore(failing, objects, far) if down == MAIN else RoutedStore(near, failing, far)
+    near.put("main:1", b"x", 60)
+    objects.put("far:1", b"y", 60)
+    with pytest.raises(StoreUnavailableError):
+        both.delete(["main:1", "far:1"])
+    assert bool(near._values) == (down == MAIN)
+    assert bool(objects._values) == (down == FAR)
+    for ask in (lambda: both.get_many([Range("main:1"), Range("far:1")]), lambda: both.exists(["main:1", "far:1"])):
+        near.put("main:1", b"x", 60)
+        objects.put("far:1", b"y", 60)
+        with pytest.raises(StoreUnavailableError):
+            ask()
+
+
+class Closing(MemoryStore):
+    def __init__(self, *, fails=False):
+        super().__init__()
+        self.fails, self.closed = fails, False
+
+    def close(self):
+        self.closed = True
+        if self.fails:
+            raise StoreUnavailableError("cannot be closed")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_both_are_closed(fails):
+    one, other = Closing(fails=fails), Closing()
+    try:
+        RoutedStore(one, other, far).close()
+    except StoreUnavailableError:
+        assert fails
+    assert one.closed
+    assert other.closed
+
+
+def test_many_threads_may_use_it_at_once(both):
+    def use(number):
+        keys = [f"{side}:{number}" for side in (MAIN, FAR)]
+        for key in keys:
+            both.put(key, key.encode(), 60)
+        return both.get_many([Range(key) for key in reversed(keys)]) == [key.encode() for key in reversed(keys)]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(use, range(100)))
+
+
+def sent_apart(plan, *stages):
+    """Return the plan with some of its stages sent to the object store."""
+    paths = [OBJECTS if number in stages else stage.path for number, stage in enumerate(plan.stages)]
+    changed = [replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True)]
+    return sealed(replace(plan, stages=tuple(changed)))
+
+
+def test_a_plan_sends_the_outputs_of_its_stages_and_nothing_else(near, objects):
+    store = routed(sent_apart(small_plan(), 0), near, objects)
+    apart = {output_key(QUERY, 0, tile) for tile in range(2)} | {output_key(f"{{{QUERY}}}", 0, 1)}
+    together = {output_key(QUERY, 1, 0), input_key(QUERY, 0), reply_key(QUERY, 0, 0, 1), "serfer:result:0:0"}
+    for key in apart | together:
+        store.put(key, b"x", 60)
+    assert (set(near._values), set(objects._values)) == (together, apart)
+
+
+@pytest.mark.parametrize("path", [CACHE, INLINE])
+def test_a_plan_without_such_stages_and_a_store_without_another_stay_as_they_are(near, objects, path):
+    first, last = small_plan().stages
+    assert routed(replace(small_plan(), stages=(replace(first, path=path), last)), near, objects) is near
+    assert routed(sent_apart(small_plan(), 0), near, None) is near
+
+
+def test_an_object_store_is_opened_only_where_it_is_needed(tmp_path):
+    url = f"file://{tmp_path / 'objects'}"
+    with open_routed(small_plan(), "memory://", url) as store:
+        assert isinstance(store, MemoryStore)
+    with open_routed(sent_apart(small_plan(), 0), "memory://", None) as store:
+        assert isinstance(store, MemoryStore)
+    assert not (tmp_path / "objects").exists()
+    with open_routed(sent_apart(small_plan(), 0), "memory://", url) as store:
+        store.put(output_key(QUERY, 0, 0), b"x", 60)
+        assert isinstance(store._objects, FileStore)
+        assert store.get(output_key(QUERY, 0, 0)) == b"x"
+
+
+def test_the_store_is_closed_again_where_the_other_cannot_be_opened(monkeypatch):
+    opened = Closing()
+    monkeypatch.setattr("storage.routed.open_store", {"one://": opened}.__getitem__)
+    with pytest.raises(KeyError):
+        open_routed(sent_apart(small_plan(), 0), "one://", "other://")
+    assert opened.closed
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("small"))
+
+
+def answers(plan, directory, store, images):
+    """Run every task of a query by way of a store; return the bytes of its answer."""
+    worker = Worker(plan, directory, store, "here", threads=1, init_ms=0.0)
+    last, report = len(plan.stages) - 1, None
+    for number, stage in enumerate(plan.stages):
+        for index, tile in enumerate(stage.tiles):
+            part = images[:, :, *tile.inputs[0].slices] if not number else None
+            crop = None if number else Crop("float32", np.ascontiguousarray(part).tobytes())
+            report = worker.run(Task(plan.digest, QUERY, number, index, len(images), 60.0, crop, inline=number == last))
+    return bytes(report.output)
+
+
+@pytest.mark.parametrize("stages", [(0,), (1,), (0, 1)])
+def test_a_query_answers_the_same_whichever_stages_go_apart(directory, near, objects, stages):
+    plan, images = load_plan(directory), batch(2)
+    apart = sent_apart(plan, *stages)
+    expected = answers(plan, directory, MemoryStore(), images)
+    assert answers(apart, directory, routed(apart, near, objects), images) == expected
+    assert answers(apart, directory, MemoryStore(), images) == expected
+    assert {int(key.split(":")[2]) for key in objects._values} == set(stages)
+    assert {int(key.split(":")[2]) for key in near._values} == {0, 1} - set(stages)

@@ -7,17 +7,24 @@ from dataclasses import dataclass
 from serfer.core.errors import UsageError
 from serfer.core.wire import MAX_TTL
 
+INLINE = ("planned", "always", "never")
 WORKERS = ("inprocess", "local", "aws")
 DRIVERS = ("push", "poll", "stepfunctions", "stepfunctions-express")
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A store's URL (None for one that is started), workers, a driver, and how it behaves."""
+    """A store's URL (None for one that is started), workers, a driver, and how it behaves.
+
+    `objects` is the URL of a second store, for the stages that the plan sends there. `inline` says which stages' output
+    rides along: those that the plan says, as many as payloads can carry, or none.
+    """
 
     store: str | None
     workers: str
     driver: str
+    objects: str | None = None
+    inline: str = "planned"
     share: bool = True
     hedge: bool = True
     cache_s: float = 0.0
@@ -28,24 +35,27 @@ class Choices:
             raise UsageError(f"workers are {_either(WORKERS)}, not {self.workers!r}")
         if self.driver not in DRIVERS:
             raise UsageError(f"the driver is {_either(DRIVERS)}, not {self.driver!r}")
+        if self.inline not in INLINE:
+            raise UsageError(f"inline is {_either(INLINE)}, not {self.inline!r}")
         if not 0 <= self.cache_s <= MAX_TTL:
             raise UsageError(f"answers are kept for 0 to {MAX_TTL:.0f} seconds, not {self.cache_s:g}")
-        self._check_store()
+        self._check_store("--store", self.store)
+        self._check_store("--object-store", self.objects)
+        if self.workers == "aws" and self.store is None:
+            raise UsageError("--workers aws needs --store: the URL of the store that the functions were deployed with")
         if self.driver.startswith("stepfunctions") and self.workers == "inprocess":
             raise UsageError(
                 f"--driver {self.driver} invokes functions, not workers in this process: use --workers local or aws"
             )
 
-    def _check_store(self) -> None:
-        scheme = (self.store or "").partition(":")[0]
+    def _check_store(self, option: str, url: str | None) -> None:
+        scheme = (url or "").partition(":")[0]
         if self.workers == "local" and scheme == "memory":
             raise UsageError(
-                "memory:// cannot be shared with local workers, which are processes: use redis:// or file://"
+                f"{option} memory:// cannot be shared with local workers, which are processes: use redis:// or file://"
             )
         if self.workers == "aws" and scheme in {"memory", "file"}:
-            raise UsageError(f"{scheme}:// cannot be reached by functions in AWS: use s3:// or rediss://")
-        if self.workers == "aws" and self.store is None:
-            raise UsageError("--workers aws needs --store: the URL of the store that the functions were deployed with")
+            raise UsageError(f"{option} {scheme}:// cannot be reached by functions in AWS: use s3:// or rediss://")
 
 
 def _either(names: tuple[str, ...]) -> str:

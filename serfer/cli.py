@@ -22,6 +22,7 @@ from serfer.cli_options import (
     DriverOption,
     JsonOption,
     ModelOption,
+    ObjectStoreOption,
     PlanOption,
     ProfilesOption,
     StoreOption,
@@ -82,6 +83,7 @@ def classify(
     model: ModelOption = None,
     plan: PlanOption = None,
     store: StoreOption = None,
+    object_store: ObjectStoreOption = None,
     workers: WorkersOption = "local",
     driver: DriverOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
@@ -108,7 +110,7 @@ def classify(
         check_trace(trace)
     directory = plan_directory(plan, model)
     failures, traced = [], []
-    with opened(directory, store, workers, driver, cache_s) as pipeline:
+    with opened(directory, store, workers, driver, object_store, cache_s) as pipeline:
         whole = original(pipeline.plan, directory) if compare else None
         for name in images:
             try:
@@ -192,7 +194,9 @@ def split(
         str, typer.Option(help="MB of each function, several to choose from, or auto: 1 to 4 vCPUs or all there are.")
     ] = "auto",
     max_tiles: Annotated[int | None, typer.Option(help="Tasks that a stage may have at most.")] = None,
-    store: Annotated[str, typer.Option(help="The kind of store that predictions are for: redis or s3.")] = "redis",
+    store: Annotated[
+        str, typer.Option(help="What predictions are for: redis, s3, valkey, or redis+s3, valkey+s3.")
+    ] = "redis",
     profiles: ProfilesOption = None,
     safety: Annotated[
         float, typer.Option(help="A share to add to every predicted compute time; the INFless paper adds 0.1.")
@@ -309,7 +313,9 @@ def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> Non
 def cost(
     directory: PlanArgument,
     burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
-    store: Annotated[str | None, typer.Option(help="redis or s3; by default the plan's own.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="redis, s3, valkey, redis+s3 or valkey+s3; by default the plan's own.")
+    ] = None,
     cold_share: Annotated[
         float, typer.Option(help="The share of invocations that find no warm environment, 0 to 1.")
     ] = 0.0,
@@ -365,6 +371,7 @@ def verify(
     ] = None,
     workers: WorkersOption = "inprocess",
     store: StoreOption = None,
+    object_store: ObjectStoreOption = None,
     driver: DriverOption = "push",
     as_json: JsonOption = False,
 ) -> None:
@@ -378,7 +385,7 @@ def verify(
     count = random if random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
-    with opened(directory, store, workers, driver) as pipeline, status_line() as progress:
+    with opened(directory, store, workers, driver, object_store) as pipeline, status_line() as progress:
         found = compare(pipeline, directory, images or [], count, progress)
     if as_json:
         for row in found.rows:
@@ -424,6 +431,31 @@ def warm(
             time.sleep(every_s)
     if any(function.problem for function in found):
         raise UnavailableError("some requests failed: see the lines above")
+
+
+@app.command()
+def sweep(
+    store: Annotated[str, typer.Option(help="The bucket and prefix: s3://BUCKET/PREFIX.")],
+    rule: Annotated[
+        bool, typer.Option("--rule", help="Also give the bucket a lifecycle rule that does this once a day.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete what has expired from a store in S3, which knows no time to live: what drivers that died left behind."""
+    from storage import open_store  # noqa: PLC0415 - the command line starts fast
+    from storage.s3 import S3Store  # noqa: PLC0415 - same
+
+    with open_store(store) as opened_store, status_line() as progress:
+        if not isinstance(opened_store, S3Store):
+            raise UsageError("every other store lets go of what has expired by itself: give --store s3://BUCKET/PREFIX")
+        progress("looking for what has expired")
+        if rule:
+            opened_store.ensure_lifecycle()
+        deleted = opened_store.sweep()
+    if as_json:
+        print_json({"deleted": deleted, "rule": rule})
+    else:
+        out.print(f"deleted {deleted:,} expired objects" + ("; the bucket's own rule does so daily" if rule else ""))
 
 
 @app.command()

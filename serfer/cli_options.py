@@ -31,6 +31,10 @@ StoreOption = Annotated[
     str | None,
     typer.Option(help="A store's URL: redis://, s3://, file:///, ... (docs/stores.md); by default one is started."),
 ]
+ObjectStoreOption = Annotated[
+    str | None,
+    typer.Option("--object-store", help="A second store's URL, for the stages that the plan sends to S3."),
+]
 DriverOption = Annotated[
     str,
     typer.Option(
@@ -67,14 +71,21 @@ def plan_directory(plan: Path | None, model: str | None) -> Path:
 
 @contextmanager
 def opened(
-    directory: Path, store: str | None, workers: str, driver: str = "push", cache_s: float = 0.0
+    directory: Path,
+    store: str | None,
+    workers: str,
+    driver: str = "push",
+    object_store: str | None = None,
+    cache_s: float = 0.0,
 ) -> Iterator[Pipeline]:
     """Open a plan directory for a command, and close it however the command ends."""
     from serfer.wiring import open_pipeline  # noqa: PLC0415 - the command line starts fast
 
     with status_line() as progress:
         progress("starting workers and store")
-        pipeline = open_pipeline(directory, store=store, workers=workers, driver=driver, cache_s=cache_s)
+        pipeline = open_pipeline(
+            directory, store=store, workers=workers, driver=driver, object_store=object_store, cache_s=cache_s
+        )
     try:
         yield pipeline
     finally:

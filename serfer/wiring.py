@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,8 +25,8 @@ from serfer.background import LoopThread
 from serfer.choices import Choices
 from serfer.core.aws import LambdaFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.core.keys import input_key
-from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.core.keys import input_key, output_key
+from serfer.core.plan import CACHE, INLINE, Plan, check_artefacts, load_plan
 from serfer.local.faults import Faults
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
@@ -39,7 +39,8 @@ from serfer.settings import Settings, aws_access, load_settings
 from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
-from storage import Store, open_store
+from storage import Store
+from storage.routed import open_routed
 
 _TASK_TIMEOUT_S = 60.0
 _CONNECTIONS = 256
@@ -54,6 +55,8 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     store: str | None = None,
     workers: str = "inprocess",
     driver: str = "push",
+    object_store: str | None = None,
+    inline: str = "planned",
     share: bool = True,
     hedge: bool = True,
     cache_s: float = 0.0,
@@ -65,16 +68,18 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     `workers` is "inprocess" (threads of this process), "local" (the local Lambda service, one process for each
     execution environment) or "aws" (the plan's functions as deployed, in boto3's region and with its credentials).
     `store` is a URL (docs/stores.md); by default workers in process share memory, and local ones a Redis server that is
-    started for them. `driver` is "push", "poll", "stepfunctions" or "stepfunctions-express" (docs/engines.md).
+    started for them. `object_store` is the URL of a second one, for the stages whose path is "objects": without it they
+    use the first. `driver` is "push", "poll", "stepfunctions" or "stepfunctions-express" (docs/engines.md).
 
-    With `share`, queries that wait for the same tile of a fully connected stage may be one invocation
-    (drivers/sharing.py); with `hedge`, a task that is late gets a duplicate. Answers are kept, and given again to the
-    same question, for `cache_s` seconds. `faults` are what the local Lambda service does wrong on purpose.
+    `inline` is "planned" (what the plan says rides along does), "always" (whatever payloads can carry) or "never". With
+    `share`, queries that wait for the same tile of a fully connected stage may be one invocation (drivers/sharing.py);
+    with `hedge`, a task that is late gets a duplicate. Answers are kept, and given again to the same question, for
+    `cache_s` seconds. `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first. Raises PlanError for a directory that is not whole, UsageError for a pair
     that cannot work, UnavailableError where something does not come up; then nothing is left running.
     """
-    choices = Choices(store, workers, driver, share=share, hedge=hedge, cache_s=cache_s)
+    choices = Choices(store, workers, driver, object_store, inline, share=share, hedge=hedge, cache_s=cache_s)
     choices.check()
     path = Path(directory)
     plan = load_plan(path)
@@ -138,8 +143,8 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
     choices, plan = opening.choices, opening.plan
     async with AsyncExitStack() as parts:
         url = choices.store or _default_store(choices.workers, parts)
-        store = parts.enter_context(open_store(url))
-        store.exists([input_key(_NOBODY, 0)])  # a store that cannot be used is told of now, not by every query
+        store = parts.enter_context(open_routed(plan, url, choices.objects))
+        store.exists(_probes(plan))  # a store that cannot be used is told of now, not by every query
         invoker: InProcessInvoker | LambdaInvoker
         service = None
         if choices.workers == "inprocess":
@@ -170,7 +175,7 @@ def _driver(
     opening: _Opening, invoker: InProcessInvoker | LambdaInvoker, store: Store, parts: AsyncExitStack
 ) -> Driver:
     """Put the driver together, which is closed before its invoker."""
-    plan, facts, choices = opening.plan, opening.facts, opening.choices
+    plan, facts, choices = _handed_on(opening.plan, opening.choices.inline), opening.facts, opening.choices
     concurrency = facts.concurrency if choices.workers == "aws" else opening.settings.local_concurrency
     polls = choices.driver == "poll"
     tasks = PollInvoker(invoker, store) if polls else invoker
@@ -190,6 +195,24 @@ def _driver(
     parts.push_async_callback(tasks.close)
     parts.push_async_callback(driver.close)
     return driver
+
+
+def _handed_on(plan: Plan, inline: str) -> Plan:
+    """Return the plan with other ways for its stages' output, which are the driver's business alone."""
+    if inline == "planned":
+        return plan
+    last = plan.stages[-1]
+    path = INLINE if inline == "always" else CACHE
+    stages = [
+        stage if stage is last or stage.inline == (path == INLINE) else replace(stage, path=path)
+        for stage in plan.stages
+    ]
+    return replace(plan, stages=tuple(stages))
+
+
+def _probes(plan: Plan) -> list[str]:
+    """Return keys that nobody has, of every store that the plan uses."""
+    return [input_key(_NOBODY, 0), *(output_key(_NOBODY, number, 0) for number in range(len(plan.stages)))]
 
 
 def _state_machine(
@@ -246,12 +269,14 @@ def _deployed() -> LambdaInvoker:
 
 
 def _local_service(opening: _Opening, store_url: str) -> LambdaService:
-    plan, settings = opening.plan, opening.settings
+    plan, settings, objects = opening.plan, opening.settings, opening.choices.objects
     cache = settings.cache_dir
     with _cache_in_use(cache):
         directories = {part: function_directory(plan, opening.directory, *part, cache) for part in plan.functions}
         runtime = runtime_directory(cache / "runtime")
-    variables = {"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(store_url)}
+    variables = {"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(f"{store_url} {objects}")}
+    if objects:
+        variables["SERFER_OBJECT_STORE"] = objects
     functions = [
         FunctionConfig(
             name=plan.function(*part),
@@ -273,9 +298,9 @@ def _local_service(opening: _Opening, store_url: str) -> LambdaService:
     )
 
 
-def _access(store_url: str) -> dict[str, str]:
-    """Return what local functions need beside the URL, where AWS gives deployed ones a role."""
-    inner = unquote(store_url)  # of a store around a store
+def _access(urls: str) -> dict[str, str]:
+    """Return what local functions need beside their stores' URLs, where AWS gives deployed ones a role."""
+    inner = unquote(urls)  # of a store around a store
     return aws_access() if "s3://" in inner or "iam=" in inner else {}
 
 

@@ -3,14 +3,20 @@
 import json
 import os
 import socket
+import time
 
 import numpy as np
 import pytest
 
 import serfer
+from serfer.choices import DRIVERS
 from serfer.core.errors import UsageError
+from serfer.core.plan import load_plan
+from serfer.local.redis_cluster import RedisCluster
+from serfer.local.s3_server import S3Server
 from serfer.unsplit import unsplit
 from splitter.exactness import difference
+from storage import open_store
 from tests.e2e.small import batch
 
 
@@ -127,3 +133,39 @@ class TestDeployed:
     def test_functions_that_are_not_there(self, serfer_, lean, service, redis, examples):
         common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis)
         serfer_(*common, **service).complains(4, "Function not found")
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with RedisCluster() as servers:
+        yield servers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["file", "redis", "cluster", "s3"])
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_every_engine_gives_the_same_logits_on_every_store(
+    lean, settings, driver, kind, tmp_path, request, monkeypatch
+):
+    if kind == "s3":
+        server = request.getfixturevalue("s3")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        url = server.url
+    else:
+        url = {"file": f"file://{tmp_path / 'store'}"}.get(kind) or request.getfixturevalue(kind)
+        url = getattr(url, "url", url)
+    images = batch(2)
+    expected = unsplit(load_plan(lean), lean)(images)
+    with serfer.open(lean, store=url, workers="local", driver=driver, settings=settings) as pipeline:
+        for _ in range(2):
+            assert difference(pipeline.run(images), expected).exact
+    with open_store(url) as store:
+        if kind == "s3":
+            assert store.sweep(older_than_s=0.0, now=time.time() + 1e6) == 0  # nothing was left to expire

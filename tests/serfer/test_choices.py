@@ -16,6 +16,8 @@ STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+
         (Choices(None, "aws", "push"), "--workers aws needs --store"),
         (Choices(None, "inprocess", "stepfunctions"), "--driver stepfunctions invokes functions"),
         (Choices(None, "inprocess", "stepfunctions-express"), "--driver stepfunctions-express invokes functions"),
+        (Choices("redis://h", "aws", "push", "file:///x"), "--object-store file:// cannot be reached"),
+        (Choices(None, "local", "push", inline="sometimes"), "inline is planned, always or never, not 'sometimes'"),
         (Choices(None, "moon", "push"), "workers are inprocess, local or aws, not 'moon'"),
         (
             Choices(None, "local", "pull"),

@@ -19,9 +19,10 @@ from serfer.core.errors import UsageError
 class Faults:
     """Which faults a service injects.
 
-    `throttle` is the share of invocations that are refused with 429; with `twice` every event is delivered twice; one
-    environment in `slow_one_in` (0: none) takes `slow_factor` times as long for everything its handler does. `seed`
-    fixes which are refused, and which environments, in the order of their creation, are slow.
+    `throttle` is the share of invocations that are refused with 429. With `twice` every event is delivered twice, and
+    twice as many invocations have room, so that a doubled one keeps nobody out. One environment in `slow_one_in` (0:
+    none) takes `slow_factor` times as long for everything its handler does. `seed` fixes which invocations are refused
+    and which environments, in the order of their creation, are slow.
 
     Raises UsageError for a share that is none.
     """

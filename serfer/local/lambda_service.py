@@ -80,7 +80,7 @@ class LambdaService:
         self._pool = EnvironmentPool(
             facts,
             runtime,
-            concurrency=concurrency,
+            concurrency=2 * concurrency if faults and faults.twice else concurrency,
             keep_alive_s=keep_alive_s,
             clock=clock,
             on_log=on_log,

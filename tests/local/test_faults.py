@@ -104,8 +104,8 @@ class TestService:
         assert 0 < counts["throttled"] < 16
         assert 0 < counts["events"] < 16 - counts["throttled"]
 
-    def test_an_event_is_delivered_twice_under_one_id(self, runtime):
-        with Local(runtime, probe("fail"), faults=Faults(twice=True)) as local:
+    def test_an_event_is_delivered_twice_under_one_id_with_room_for_both(self, runtime):
+        with Local(runtime, probe("fail"), faults=Faults(twice=True), concurrency=1) as local:
             answer = local.invoke("fail", InvocationType="Event")[1]
             request_id = answer["ResponseMetadata"]["RequestId"]
             for _ in range(2):

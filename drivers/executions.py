@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from botocore.credentials import Credentials
 
 KINDS = ("standard", "express")
+CONCURRENCY = 64  # executions at once, each of which may hold a connection
 _MARGIN_S = 5  # a call waits for the longest execution
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 0.05, 1.0, 1.5
 _POLLS_PER_S = 10.0  # of all executions together: AWS allows 15
@@ -44,7 +45,7 @@ class Client(Protocol):
 
 
 def connect(
-    region: str, *, endpoint: str | None = None, credentials: Credentials | None = None, connections: int = _CALLS
+    region: str, *, endpoint: str | None = None, credentials: Credentials | None = None, connections: int = CONCURRENCY
 ) -> Client:
     """Return a client for Step Functions in a region, or at `endpoint`; credentials are boto3's own unless given."""
     import boto3  # noqa: PLC0415 - most commands never need it, and it takes its time

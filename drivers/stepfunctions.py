@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from drivers.asl_output import parse_output
 from drivers.driver import TTL_MARGIN_S, Answer, Spent
-from drivers.executions import KINDS, Client, Executions, Outcome
+from drivers.executions import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.outcomes import error_of, stage_runs
 from drivers.slots import Slots
 from serfer.core.counts import StoreCounts
@@ -79,7 +79,7 @@ class StepFunctionsDriver:
         arn: str,
         *,
         kind: str,
-        concurrency: int = 64,
+        concurrency: int = CONCURRENCY,
         retry: Retry | None = None,
     ) -> None:
         if kind not in KINDS:

@@ -418,6 +418,29 @@ def stores(
 
 
 @bench_app.command()
+def engines(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    driver: Annotated[
+        list[str] | None, typer.Option(help="push, poll, stepfunctions, stepfunctions-express; may be repeated.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Queries of each; they take turns.")] = 15,
+    directory: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the engines, and handing on inline, through Redis and through S3 (with its latency injected)."""
+    from bench import engines as measuring  # noqa: PLC0415 - only this command needs it
+
+    unknown = set(driver or ()) - {*measuring.ENGINES}
+    if unknown:
+        raise UsageError(f"there is no engine {', '.join(sorted(unknown))}; there are {', '.join(measuring.ENGINES)}")
+    where = plan_directory(plan, model or (None if plan else "alexnet"))
+    with status_line() as progress:
+        found = measuring.measure(where, load_settings(), driver or measuring.ENGINES, rounds, progress)
+    _show_table(found, directory, as_json=as_json)
+
+
+@bench_app.command()
 def micro(
     model: NetworkOption = None,
     plan: PlanOption = None,
@@ -433,6 +456,36 @@ def micro(
     with status_line() as progress:
         found = measuring.measure(network(model, plan, settings, progress), settings, rounds, progress)
     _show_table(found, directory, as_json=as_json)
+
+
+@bench_app.command("chaos")
+def chaos_bench(
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    queries: Annotated[int, typer.Option(min=1, max=10_000, help="Queries of each burst.")] = 300,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of killed, store, restarted, throttled, twice, slow and driver, with commas between; calm is "
+            "always there. By default all."
+        ),
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="A Redis store's URL; by default each scenario starts one.")] = None,
+    driver: Annotated[str, typer.Option(help="push or poll; twice is always poll.")] = "push",
+    seconds: Annotated[float, typer.Option(min=1, help="For all scenarios; what has no answer by then is lost.")] = 840,
+    directory: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill workers, driver and store, refuse, double and delay invocations while queries run: nothing may be lost."""
+    from bench import chaos  # noqa: PLC0415 - only this command needs it
+
+    scenarios = chaos.chosen(only, driver, store)
+    with status_line() as progress:
+        suite = chaos.prepared(chaos.Choice(model, plan, queries, store, seconds), load_settings(), progress)
+        found = [*chaos.measure(scenarios, suite)]
+    _show_table(found, directory, as_json=as_json)
+    if failed := [one.scenario for one in found if one.problems]:
+        raise SerferError(f"{len(failed)} of {len(found)} scenarios went wrong: {', '.join(failed)}")
 
 
 def _show_table(found: Sequence[Row], directory: Path | None, *, as_json: bool) -> None:

@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import random
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from drivers.driver import TTL_MARGIN_S, Answer, Spent
 from drivers.invoker import Invoker, SharedInvoker
+from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.sharing import Groups, Sharing, Waiting
 from drivers.slots import Slots
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
+from serfer.core.errors import UsageError
 from serfer.core.hedging import LearntHedging
 from serfer.core.inline import FLOAT_BYTES, inline_stages
 from serfer.core.keys import input_key, output_key, query_id
@@ -47,11 +47,6 @@ from serfer.core.run import (
 from serfer.core.wire import Buffer, Crop, Report, Task
 from storage.counting import CountingStore
 from storage.store import Range, Store
-
-_STRAGGLER_S = 30.0
-_ONE_SLOT = 1 << 20  # bytes of a query up to which one node of a cluster serves it with fewer round trips
-_CLEAN_UP_TRIES = 4
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +130,7 @@ class PushDriver:
             *(plan, functions, invoker, store, inline_limit, paths, timeout_s, retry or Retry(), slots, oldest_first),
             *(hedging, together, bundles),
         )
-        self._cleanups: set[asyncio.Task[None]] = set()
-        self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
+        self._under_way = UnderWay(self._route.retry)
         self._arrivals = itertools.count()
 
     async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
@@ -146,45 +140,14 @@ class PushDriver:
         """
         age = next(self._arrivals) if self._route.oldest_first else 0
         started = asyncio.get_running_loop().time()
-        me = asyncio.current_task()
-        if me is None:
-            raise AssertionError("coroutines run in tasks")
-        self._running.add(me)
-        try:
-            return await self._until_answered(crops, batch, (started, started + deadline_s), age)
-        finally:
-            self._running.discard(me)
-
-    async def _until_answered(self, crops: Sequence[Crop], batch: int, times: tuple[float, float], age: int) -> Answer:
-        """Run a query, and run it again whenever the store has lost what its tasks had written."""
-        spent = Spent()
-        while True:
-            query = _Query(self._route, batch, times, age)
-            try:
-                answer = await query.run(crops)
-                return replace(answer, spent=spent + answer.spent)
-            except MissingKeyError as error:
-                if spent.restarts == self._route.retry.restarts:
-                    raise StoreUnavailableError(
-                        f"the store loses what is written to it ({error}): let --store be one that does not evict"
-                    ) from error
-                spent += query.spent + Spent(restarts=1)
-            finally:
-                self._clean_up_later(query)
+        times = started, started + deadline_s
+        return await self._under_way.run(
+            self._under_way.until_answered(lambda: _Query(self._route, crops, batch, times, age))
+        )
 
     async def close(self) -> None:
         """Cancel the queries that are under way, and wait until what they and others left behind is deleted."""
-        for running in self._running:
-            running.cancel()
-        if self._running:
-            await asyncio.wait([*self._running])
-        await asyncio.gather(*self._cleanups)
-
-    def _clean_up_later(self, query: _Query) -> None:
-        """Delete a query's keys without making its answer wait."""
-        cleanup = asyncio.get_running_loop().create_task(query.clean_up())
-        self._cleanups.add(cleanup)
-        cleanup.add_done_callback(self._cleanups.discard)
+        await self._under_way.close()
 
 
 def _paths(plan: Plan, batch: int, limit: int) -> _Paths:
@@ -195,7 +158,7 @@ def _paths(plan: Plan, batch: int, limit: int) -> _Paths:
         for tile in stage.tiles
         if not rides
     )
-    return _Paths(inline, one_slot=stored <= _ONE_SLOT)
+    return _Paths(inline, one_slot=stored <= ONE_SLOT)
 
 
 def _together(invoker: Invoker, sharing: Sharing, limit: int) -> _Together:
@@ -207,7 +170,7 @@ def _together(invoker: Invoker, sharing: Sharing, limit: int) -> _Together:
 class _Query:
     """One query's events, invocations and keys; `times` are when it started and its deadline."""
 
-    def __init__(self, route: _Route, batch: int, times: tuple[float, float], age: int) -> None:
+    def __init__(self, route: _Route, crops: Sequence[Crop], batch: int, times: tuple[float, float], age: int) -> None:
         paths = route.paths(batch)
         self._route = route
         self._name = query_id(secrets.token_hex(16), one_slot=paths.one_slot)
@@ -222,7 +185,7 @@ class _Query:
         self._under_way: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
         self._queued: dict[tuple[int, int, int], asyncio.Task[None]] = {}  # attempts that wait for a slot
         self._timers: list[asyncio.TimerHandle] = []
-        self._crops: Sequence[Crop] = ()
+        self._crops = crops
         self._inline = paths.inline
         self._tasks: dict[tuple[int, int], Task] = {}
         self._counts = StoreCounts()
@@ -232,9 +195,8 @@ class _Query:
         """What it took so far."""
         return Spent(self._run.retries, self._run.hedges, 0, self._counts)
 
-    async def run(self, crops: Sequence[Crop]) -> Answer:
+    async def run(self) -> Answer:
         """Run the query to its end; raises MissingKeyError where the store has lost some of its pieces."""
-        self._crops = crops
         await self._store_large_crops()
         self._carry_out(self._run.start(self._loop.time()))
         try:
@@ -445,7 +407,7 @@ class _Query:
             return [report.output or b"" for report in reports]
         store = CountingStore(self._route.store)
         asked = [Range(output_key(self._name, last, tile)) for tile in range(len(reports))]
-        values = await self._patiently(lambda: store.get_many(asked))
+        values = await patiently(lambda: store.get_many(asked), self._route.retry, self._deadline)
         self._counts += store.counts
         return [*values]
 
@@ -463,34 +425,16 @@ class _Query:
 
         # Said before it is true, so that cleaning up knows of keys whose put fails halfway or is not waited for.
         self._crops = [Crop(crop.dtype, None) if number in large else crop for number, crop in enumerate(self._crops)]
-        await asyncio.shield(self._start(self._patiently(put)))
+        await asyncio.shield(self._start(patiently(put, self._route.retry, self._deadline)))
         self._counts = store.counts
-
-    async def _patiently(self, call: Callable[[], _Value]) -> _Value:
-        """Ask the store in a thread, and again while it does not answer and there is time left."""
-        retry = self._route.retry
-        for failures in itertools.count(1):
-            try:
-                return await asyncio.to_thread(call)
-            except StoreUnavailableError:
-                wait = retry.wait(failures, random.random())  # noqa: S311 - jitter, no secret
-                if failures >= retry.unavailable_attempts or self._loop.time() + wait >= self._deadline:
-                    raise
-                await asyncio.sleep(wait)
-        raise AssertionError("unreachable: counting has no end")
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its last invocation where some are still on their way."""
         if self._under_way:
-            await asyncio.wait(self._under_way, timeout=_STRAGGLER_S)
+            await asyncio.wait(self._under_way, timeout=STRAGGLER_S)
         keys = [input_key(self._name, number) for number, crop in enumerate(self._crops) if crop.data is None]
         for number, stage in enumerate(self._run.stages):
             if not self._inline[number]:
                 keys.extend(output_key(self._name, number, tile) for tile in range(len(stage.tiles)))
-        for failures in range(1, _CLEAN_UP_TRIES if keys else 0):
-            try:
-                await asyncio.to_thread(self._route.store.delete, keys)
-            except StoreUnavailableError:
-                await asyncio.sleep(self._route.retry.wait(failures, 0.0))
-            else:
-                return  # a store that stays away lets the keys expire
+        if keys:
+            await delete(self._route.store, keys, self._route.retry)

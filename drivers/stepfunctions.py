@@ -12,23 +12,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import random
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from drivers.asl_output import parse_output
 from drivers.driver import TTL_MARGIN_S, Answer, Spent
 from drivers.executions import CONCURRENCY, KINDS, Client, Executions, Outcome
+from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.outcomes import error_of, stage_runs
 from drivers.slots import Slots
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
     InputError,
-    MissingKeyError,
-    StoreUnavailableError,
     TaskFailedError,
     UsageError,
 )
@@ -40,9 +38,6 @@ from serfer.core.wire import Buffer, Crop
 from storage.counting import CountingStore
 from storage.store import Range, Store
 
-_STRAGGLER_S = 30.0
-_ONE_SLOT = 1 << 20  # bytes of a query up to which one node of a cluster serves it with fewer round trips
-_CLEAN_UP_TRIES = 4
 _MS_PER_S = 1000
 _Value = TypeVar("_Value")
 
@@ -88,12 +83,11 @@ class StepFunctionsDriver:
         self._executions = Executions(client, arn, kind, concurrency)
         self._route = _Route(
             *(plan, store, self._executions, retry or Retry(), sum(predicted_ms) / _MS_PER_S),
-            straggling_s=min(max(predicted_ms) / _MS_PER_S, _STRAGGLER_S),
+            straggling_s=min(max(predicted_ms) / _MS_PER_S, STRAGGLER_S),
         )
         self._slots = Slots(concurrency)
         self._arrivals = itertools.count()
-        self._cleanups: set[asyncio.Task[None]] = set()
-        self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
+        self._under_way = UnderWay(self._route.retry)
 
     @property
     def polls(self) -> int:
@@ -105,55 +99,26 @@ class StepFunctionsDriver:
 
         Raises TaskFailedError, DeadlineError, or what was unavailable. Keys are deleted however it ends.
         """
-        age, started = next(self._arrivals), asyncio.get_running_loop().time()
-        me = asyncio.current_task()
-        if me is None:
-            raise AssertionError("coroutines run in tasks")
-        self._running.add(me)
+        started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(started + deadline_s) as limit:
-                await self._slots.take(age)
-                try:
-                    return await self._until_answered(crops, batch, (started, started + deadline_s))
-                finally:
-                    self._slots.give()
+                return await self._under_way.run(self._in_turn(crops, batch, (started, started + deadline_s)))
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise DeadlineError(f"no answer by the deadline of {deadline_s * _MS_PER_S:.0f} ms: allow more") from error
+
+    async def _in_turn(self, crops: Sequence[Crop], batch: int, times: tuple[float, float]) -> Answer:
+        """Run a query when it is its turn."""
+        await self._slots.take(next(self._arrivals))
+        try:
+            return await self._under_way.until_answered(lambda: _Query(self._route, crops, batch, times))
         finally:
-            self._running.discard(me)
-
-    async def _until_answered(self, crops: Sequence[Crop], batch: int, times: tuple[float, float]) -> Answer:
-        """Run a query, and run it again whenever the store has lost what its tasks had written."""
-        spent, route = Spent(), self._route
-        while True:
-            query = _Query(route, crops, batch, times)
-            try:
-                answer = await query.run()
-                return replace(answer, spent=spent + answer.spent)
-            except MissingKeyError as error:
-                if spent.restarts == route.retry.restarts:
-                    raise StoreUnavailableError(
-                        f"the store loses what is written to it ({error}): let --store be one that does not evict"
-                    ) from error
-                spent += Spent(restarts=1, counts=query.counts)
-            finally:
-                self._clean_up_later(query)
-
-    def _clean_up_later(self, query: _Query) -> None:
-        """Delete a query's keys without making its answer wait."""
-        cleanup = asyncio.get_running_loop().create_task(query.clean_up())
-        self._cleanups.add(cleanup)
-        cleanup.add_done_callback(self._cleanups.discard)
+            self._slots.give()
 
     async def close(self) -> None:
         """Stop the queries that are under way, and wait until what they and others left behind is deleted."""
-        for running in self._running:
-            running.cancel()
-        if self._running:
-            await asyncio.wait([*self._running])
-        await asyncio.gather(*self._cleanups)
+        await self._under_way.close()
         self._executions.close()
 
 
@@ -168,11 +133,16 @@ class _Query:
         self._crops = crops
         self._batch = batch
         self._started, self._deadline = times
-        self._name = query_id(secrets.token_hex(16), one_slot=stored <= _ONE_SLOT)
+        self._name = query_id(secrets.token_hex(16), one_slot=stored <= ONE_SLOT)
         self._under_way: set[asyncio.Task[Any]] = set()  # what may still write
         self._left_s: float | None = route.straggling_s  # when nothing is written any more; None once all is clean
         self._cleaned = False
         self.counts = StoreCounts()
+
+    @property
+    def spent(self) -> Spent:
+        """What it took so far, as far as the driver knows."""
+        return Spent(counts=self.counts)
 
     async def run(self) -> Answer:
         """Run the query to its end; raises MissingKeyError where the store has lost some of its pieces."""
@@ -221,29 +191,16 @@ class _Query:
                     input_key(self._name, number), crop.data or b"", self._deadline - self._started + TTL_MARGIN_S
                 )
 
-        await asyncio.shield(self._start(self._patiently(put)))
+        await asyncio.shield(self._start(patiently(put, self._route.retry, self._deadline)))
         self.counts += store.counts
 
     async def _outputs(self) -> list[Buffer]:
         """Return what the last stage's tiles computed, in tile order."""
         store = CountingStore(self._route.store)
         asked = [Range(key) for key in self._answer_keys()]
-        values = await self._patiently(lambda: store.get_many(asked))
+        values = await patiently(lambda: store.get_many(asked), self._route.retry, self._deadline)
         self.counts += store.counts
         return [*values]
-
-    async def _patiently(self, call: Callable[[], _Value]) -> _Value:
-        """Ask the store in a thread, and again while it does not answer and there is time left."""
-        retry, loop = self._route.retry, asyncio.get_running_loop()
-        for failures in itertools.count(1):
-            try:
-                return await asyncio.to_thread(call)
-            except StoreUnavailableError:
-                wait = retry.wait(failures, random.random())  # noqa: S311 - jitter, no secret
-                if failures >= retry.unavailable_attempts or loop.time() + wait >= self._deadline:
-                    raise
-                await asyncio.sleep(wait)
-        raise AssertionError("unreachable: counting has no end")
 
     def _answer_keys(self) -> list[str]:
         last = len(self._route.tiles) - 1
@@ -260,13 +217,7 @@ class _Query:
     async def clean_up(self) -> None:
         """Delete the query's keys, after its tasks have ended where some may still be on their way."""
         if self._under_way:
-            await asyncio.wait(self._under_way, timeout=_STRAGGLER_S)
+            await asyncio.wait(self._under_way, timeout=STRAGGLER_S)
         if self._left_s:
             await asyncio.sleep(self._left_s)
-        for failures in range(1, _CLEAN_UP_TRIES):
-            try:
-                await asyncio.to_thread(self._route.store.delete, self._keys())
-            except StoreUnavailableError:
-                await asyncio.sleep(self._route.retry.wait(failures, 0.0))
-            else:
-                return  # a store that stays away lets the keys expire
+        await delete(self._route.store, self._keys(), self._route.retry)

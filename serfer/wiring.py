@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from botocore.credentials import Credentials
 
-from drivers.asl import compile_plan, local_functions
+from drivers.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
 from drivers.driver import Driver
 from drivers.executions import connect
 from drivers.inprocess import InProcessInvoker
@@ -45,6 +45,7 @@ from storage.routed import open_routed
 _TASK_TIMEOUT_S = 60.0
 _CONNECTIONS = 256
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
+_EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
 _LOCAL = Credentials("local", "local")
 _NOBODY = "0" * 32  # a query that never was
 
@@ -221,19 +222,25 @@ def _state_machine(
     """Put the Step Functions driver together: on a service of its own for local functions, else on the machine set."""
     plan, settings = opening.plan, opening.settings
     kind = "express" if opening.choices.driver.endswith("express") else "standard"
+    server = None
     if service is not None:
         functions = local_functions(plan)
-        definition = compile_plan(plan, functions, express=kind == "express", task_timeout_s=_TASK_TIMEOUT_S)
+        definition = compile_plan(
+            *(plan, functions),
+            express=kind == "express",
+            task_timeout_s=_TASK_TIMEOUT_S,
+            timeout_s=_EXECUTION_S[kind],
+        )
         server = StepFunctionsServer(kind, itertools.chain(*functions), service.url, definition)
-        parts.callback(server.stop)
         client, arn = connect(REGION, endpoint=server.endpoint, credentials=_LOCAL), server.arn
-    else:
-        arn = settings.state_machine
-        if not arn:
-            raise UsageError("--driver stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
+    elif arn := settings.state_machine:
         client = connect(arn.split(":")[3])
+    else:
+        raise UsageError("--driver stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
     driver = StepFunctionsDriver(plan, store, client, arn, kind=kind)
     parts.push_async_callback(driver.close)
+    if server is not None:
+        parts.callback(server.stop)  # before the driver, which would wait for executions to end
     return driver
 
 

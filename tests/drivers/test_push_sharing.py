@@ -137,7 +137,7 @@ def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered
     async def script(task, _number):
         if task.stage == 2 and len(workers.groups) == 1 and not failed:
             failed.add(task.query)
-            return Failure(FailureKind.FAILED_IN_CODE, "MissingKeyError", "on purpose")
+            return Failure(FailureKind.FAILED_IN_CODE, "ValueError", "on purpose")
         return None
 
     workers = SharedWorkers(store, script)
@@ -367,7 +367,7 @@ def test_no_query_outlives_its_answer(store, sharing, monkeypatch):
         for _ in range(2):
             for _ in range(25):
                 await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
-            await asyncio.gather(*pushing._cleanups)
+            await asyncio.gather(*pushing._under_way._cleanups)
             gc.collect()
             left.append(len(living))
         await pushing.close()

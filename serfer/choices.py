@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from serfer.core.errors import UsageError
 from serfer.core.wire import MAX_TTL
@@ -49,7 +50,8 @@ class Choices:
             )
 
     def _check_store(self, option: str, url: str | None) -> None:
-        scheme = (url or "").partition(":")[0]
+        inner = unquote(url or "")  # of a store around a store
+        scheme = next((name for name in ("memory", "file") if f"{name}://" in inner), "")
         if self.workers == "local" and scheme == "memory":
             raise UsageError(
                 f"{option} memory:// cannot be shared with local workers, which are processes: use redis:// or file://"

@@ -10,6 +10,7 @@ STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+
     ("choices", "words"),
     [
         (Choices("memory://", "local", "push"), "memory:// cannot be shared with local workers"),
+        (Choices("delay://?store=memory%3A%2F%2F&put_ms=1", "local", "push"), "memory:// cannot be shared"),
         (Choices("memory://x", "local", "poll"), "memory:// cannot be shared with local workers"),
         (Choices("memory://", "aws", "push"), "memory:// cannot be reached by functions in AWS"),
         (Choices("file:///x", "aws", "push"), "file:// cannot be reached by functions in AWS"),

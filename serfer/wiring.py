@@ -39,7 +39,7 @@ from serfer.settings import Settings, aws_access, load_settings
 from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
-from storage import Store
+from storage import Store, distribution
 from storage.routed import open_routed
 
 _TASK_TIMEOUT_S = 60.0
@@ -279,7 +279,10 @@ def _local_service(opening: _Opening, store_url: str) -> LambdaService:
     plan, settings, objects = opening.plan, opening.settings, opening.choices.objects
     cache = settings.cache_dir
     with _cache_in_use(cache):
-        directories = {part: function_directory(plan, opening.directory, *part, cache) for part in plan.functions}
+        plugin = distribution(f"{store_url} {objects or ''}")
+        directories = {
+            part: function_directory(plan, opening.directory, *part, cache, plugin) for part in plan.functions
+        }
         runtime = runtime_directory(cache / "runtime")
     variables = {"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(f"{store_url} {objects}")}
     if objects:

@@ -15,11 +15,14 @@ import importlib.metadata
 import os
 import py_compile
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-from serfer.core.errors import ModelError
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from serfer.core.errors import InputError, ModelError
 from serfer.core.plan import PLAN_FILE, Plan
 from splitter.cache import assembled, in_use
 
@@ -31,6 +34,7 @@ DISTRIBUTIONS = (
     *("botocore", "python-dateutil", "six", "urllib3"),  # a store in S3, and Redis by IAM
     *("msgpack", "numpy", "onnxruntime", "redis"),
 )
+_ALWAYS = frozenset(map(canonicalize_name, DISTRIBUTIONS))
 _OUR_PACKAGES = ("lambdas", "serfer.core", "storage")
 HANDLER = "lambdas.bootstrap.handler"
 
@@ -67,12 +71,16 @@ _PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD"})
 _PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"})
 
 
-def function_directory(plan: Plan, plan_directory: Path, stage: int, number: int, cache: Path) -> Path:
+def function_directory(
+    plan: Plan, plan_directory: Path, stage: int, number: int, cache: Path, plugin: str | None = None
+) -> Path:
     """Return the package directory of function `number` of a stage, assembled in `cache` unless it is there already.
 
-    Raises ModelError where the dependencies take more than DEPENDENCY_LIMIT.
+    `plugin` is an installed distribution that it needs besides, with what that requires: that of a plugged-in store.
+    Raises ModelError where the dependencies take more than DEPENDENCY_LIMIT, InputError for a plugin that cannot be
+    packed.
     """
-    base = dependencies(cache)
+    base = dependencies(cache, plugin)
     target = cache / "functions" / f"{plan.function(stage, number)}-{base.name}"
     part = plan.stages[stage].functions[number]
     files = [PLAN_FILE, part.weights.path, *(graph.path for graph in part.graphs)]
@@ -96,9 +104,10 @@ def _same(one: Path, other: Path) -> bool:
     return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
 
 
-def dependencies(cache: Path) -> Path:
+def dependencies(cache: Path, plugin: str | None = None) -> Path:
     """Return a directory with a worker's code and pruned dependencies, built in `cache` when anything in it changed."""
-    sources = sorted(_our_files(_OUR_PACKAGES) | _dependency_files())
+    plugged_in = _required(plugin) if plugin else set()
+    sources = sorted(_our_files(_OUR_PACKAGES) | _dependency_files({*DISTRIBUTIONS} | plugged_in))
     stamp = _stamp(sources)
     target = cache / "dependencies" / stamp
     if in_use(target):
@@ -110,7 +119,7 @@ def dependencies(cache: Path) -> Path:
         (directory / "serfer" / "__init__.py").write_text("", encoding="utf-8")
         _compile(directory)
         size = directory_bytes(directory)
-        if size > DEPENDENCY_LIMIT:
+        if size > DEPENDENCY_LIMIT and not plugged_in:
             raise ModelError(
                 f"a function's dependencies take {size:,} bytes, more than {DEPENDENCY_LIMIT:,}: prune more"
             )
@@ -147,9 +156,25 @@ def _our_files(packages: Sequence[str]) -> set[tuple[str, Path]]:
     return found
 
 
-def _dependency_files() -> set[tuple[str, Path]]:
+def _required(plugin: str) -> set[str]:
+    """Return a distribution and all that it requires here, as far as it is not in every package anyway."""
+    found: set[str] = set()
+    waiting = [plugin]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found or name in _ALWAYS:
+            continue
+        found.add(name)
+        wanted = map(Requirement, importlib.metadata.requires(name) or ())
+        waiting += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    if not any(file.suffix == ".py" for name in found for file in importlib.metadata.files(name) or ()):
+        raise InputError(f"{plugin} is installed in a way that cannot be packed: install it, but not --editable")
+    return found
+
+
+def _dependency_files(distributions: Iterable[str]) -> set[tuple[str, Path]]:
     found = set()
-    for distribution in DISTRIBUTIONS:
+    for distribution in distributions:
         for file in importlib.metadata.files(distribution) or ():
             name = file.as_posix()
             if _kept(file) and (name in _NEEDED or not name.startswith(_PRUNED)) and ".." not in file.parts:

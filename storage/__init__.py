@@ -12,7 +12,7 @@ from storage.store import Range, Store
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Range", "Store", "open_store", "redact"]
+__all__ = ["Range", "Store", "distribution", "open_store", "redact"]
 
 # Resolved when opened: a worker imports the one backend that it uses.
 _BUILT_IN = {
@@ -37,6 +37,20 @@ def open_store(url: str) -> Store:
     """
     scheme, separator, _ = url.partition("://")
     return _opener(scheme if separator else "", url)(url)
+
+
+def distribution(url: str) -> str | None:
+    """Return the name of the installed distribution that a store is plugged in by, also of one inside a wrapper's URL.
+
+    None for a built-in store, and for one that is unknown.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415  as below
+
+    schemes = {match[1] for match in re.finditer(r"([A-Za-z][A-Za-z0-9+.-]*)://", unquote(url))}
+    for entry in entry_points(group="serfer.stores"):
+        if entry.name in schemes - _BUILT_IN.keys() and entry.dist:
+            return entry.dist.name
+    return None
 
 
 def redact(url: str) -> str:

@@ -135,6 +135,52 @@ class TestDeployed:
         serfer_(*common, **service).complains(4, "Function not found")
 
 
+class TestPluggedIn:
+    """A store of the user's own, installed beside SerFer, reaches workers that are processes too."""
+
+    @pytest.fixture
+    def installed(self, tmp_path):
+        site = tmp_path / "site"
+        information = site / "my_store-1.0.dist-info"
+        information.mkdir(parents=True)
+        files = {
+            "my_store.py": "from my_help import MyStore\n",
+            "my_store-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n"
+            "Requires-Dist: my-help\nRequires-Dist: numpy\nRequires-Dist: absent; extra == 'more'\n",
+            "my_store-1.0.dist-info/entry_points.txt": "[serfer.stores]\nmine = my_store:MyStore\n",
+            "my_help.py": "from pathlib import Path\nfrom storage.file import FileStore\n"
+            "class MyStore(FileStore):\n"
+            "    def __init__(self, url):\n"
+            "        super().__init__(Path(url.removeprefix('mine://')))\n",
+            "my_help-2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my_help\nVersion: 2.0\n",
+        }
+        (site / "my_help-2.0.dist-info").mkdir()
+        for name, text in files.items():
+            (site / name).write_text(text)
+        for name in ("my_store", "my_help"):
+            record = [*(file for file in files if file.startswith(name))]
+            (next(site.glob(f"{name}-*")) / "RECORD").write_text("".join(f"{file},,\n" for file in record))
+        return site
+
+    def test_every_engine_of_ours_works_on_it(self, serfer_, lean, examples, installed, tmp_path):
+        picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
+        for driver in ("push", "poll"):
+            result = serfer_(
+                *("classify", picture, "--plan", lean, "--store", url, "--driver", driver, "--json"),
+                PYTHONPATH=str(installed),
+            )
+            report = json.loads(result.out)
+            assert report["store"]["puts"] > 0
+        assert [path.name for path in (tmp_path / "kept").iterdir()] == ["#lock"]
+
+    def test_one_that_cannot_be_packed_is_told_of(self, serfer_, lean, examples, installed, tmp_path):
+        for record in installed.glob("*/RECORD"):
+            record.write_text("")
+        picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
+        result = serfer_("classify", picture, "--plan", lean, "--store", url, PYTHONPATH=str(installed))
+        result.complains(3, "my-store is installed in a way that cannot be packed")
+
+
 @pytest.fixture(scope="module")
 def s3():
     with S3Server() as server:

@@ -17,14 +17,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from drivers.invoker import settled
+from drivers.lasting import delete
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, MissingKeyError, StoreUnavailableError
 from serfer.core.keys import reply_key
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Report, Task, unpack_result
 from storage.store import Range, Store
 
@@ -77,6 +79,8 @@ class PollInvoker:
         self._numbers = itertools.count()
         self._news = asyncio.Event()  # something is awaited that was not
         self._poller: asyncio.Task[None] | None = None
+        self._retry = Retry()
+        self._deletions: set[asyncio.Task[None]] = set()
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
         """Start the task, and wait until its reply is there."""
@@ -98,10 +102,11 @@ class PollInvoker:
         return result if isinstance(result, Failure) else replace(result, counts=result.counts + counts)
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop looking, and wait until the replies that were read are deleted."""
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.wait([self._poller])
+        await asyncio.gather(*self._deletions)
         await self._starter.close()
 
     def _look(self) -> None:
@@ -154,11 +159,17 @@ class PollInvoker:
             values = await asyncio.to_thread(self._store.get_many, [Range(key) for key in there])
         except MissingKeyError:
             return  # expired in between: its task's time is up as well
-        await asyncio.to_thread(self._store.delete, there)
         for key, value in zip(there, values, strict=True):
             awaited = due[key]
             if not awaited.answer.done():
                 awaited.answer.set_result((_read(value), _counts(awaited.looks + 1, value)))
+        self._delete_later(there)
+
+    def _delete_later(self, keys: Sequence[str]) -> None:
+        """Delete replies that were read, while their tasks go on."""
+        deletion = asyncio.get_running_loop().create_task(delete(self._store, keys, self._retry))
+        self._deletions.add(deletion)
+        deletion.add_done_callback(self._deletions.discard)
 
 
 def _read(value: bytes) -> Report | Failure:

@@ -166,9 +166,10 @@ class TestAWholeQuery:
     def ask(store, script=None):
         async def main():
             events = Events(store, script)
+            invoker = PollInvoker(events, store)
             driver = PushDriver(
                 fake_plan(inline={0}),
-                PollInvoker(events, store),
+                invoker,
                 store,
                 inline_limit=1000,
                 answer_limit=0,
@@ -179,7 +180,7 @@ class TestAWholeQuery:
                 return await driver.run(CROPS, 1, PATIENCE), events
             finally:
                 await driver.close()
-                await events.close()
+                await invoker.close()
 
         return asyncio.run(asyncio.wait_for(main(), PATIENCE))
 

@@ -98,7 +98,7 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
     """Print a plan's stages, its functions' packages, and what it would cost and has lost."""
     out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
     out.print(f"{plan.input} in, {plan.output} out, {plan.tasks} tasks a query in {len(plan.stages)} stages")
-    table = _table("stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "memory", "writes", "reads")
+    table = _table("stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "memory", "writes", "by", "reads")
     for number, stage in enumerate(plan.stages):
         table.add_row(
             f"stage-{number}",
@@ -111,6 +111,7 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
             f"x{stage.inflation:.2f}",
             f"{stage.memory_mb} MB",
             _bytes(_written(stage)),
+            stage.path,
             _bytes(_read(stage)) if number else "inline",
         )
     out.print(table)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from serfer.core.errors import ModelError, UsageError
-from serfer.core.plan import Alternative, PackageLimit
+from serfer.core.plan import OBJECTS, Alternative, PackageLimit
 from serfer.core.profile import Profiles
 from splitter.cuts import Cut, weight_bytes
 from splitter.graph import Graph
@@ -104,7 +104,15 @@ def why(objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative]
     beaten = [_compared(chosen, other) for other in others if other.tasks == 1 and not other.chosen]
     safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
     source = f"Compute is predicted by profiles of {profiles.date} from {profiles.machine}{safety}."
-    return " ".join([first[:1].upper() + first[1:], *beaten, source])
+    return " ".join([first[:1].upper() + first[1:], *_apart(choices_of(chosen)), *beaten, source])
+
+
+def _apart(choices: Sequence[Choice]) -> list[str]:
+    """Say which stages a plan sends to the object store, where it has a choice and does."""
+    numbers = [str(number) for number, choice in enumerate(choices) if choice.path == OBJECTS]
+    if not numbers:
+        return []
+    return [f"What stage {' and '.join(numbers)} hand{'s' if len(numbers) == 1 else ''} on goes to the object store."]
 
 
 def _compared(chosen: Chain, other: Alternative) -> str:

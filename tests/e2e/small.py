@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from serfer.core.plan import CACHE, INLINE, Preprocess, dump_plan, load_plan, sealed
+from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, dump_plan, load_plan, sealed
 
 SIZE = 34
 CLASSES = 7
@@ -61,11 +61,15 @@ def split_small(directory, *, seed=0, **settings):
     return hand_on(directory / "plan", inline=())
 
 
-def hand_on(directory, inline):
-    """Let the stages in `inline`, and no others but the last, hand their output on inside answers and payloads."""
+def hand_on(directory, inline, objects=()):
+    """Let the stages in `inline`, and no others but the last, hand their output on inside answers and payloads.
+
+    Those in `objects` do so through the object store, where there is one.
+    """
     plan = load_plan(directory)
     last = len(plan.stages) - 1
-    paths = [INLINE if number in {*inline, last} else CACHE for number in range(last + 1)]
+    known = {**dict.fromkeys(objects, OBJECTS), **dict.fromkeys([*inline, last], INLINE)}
+    paths = [known.get(number, CACHE) for number in range(last + 1)]
     stages = [replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True)]
     (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
     return directory

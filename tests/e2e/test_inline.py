@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,9 +13,11 @@ import serfer
 from lambdas.worker import Worker
 from serfer.core.counts import StoreCounts
 from serfer.core.inline import inline_stages
+from serfer.core.keys import stage_of
 from serfer.core.plan import load_plan
 from serfer.unsplit import unsplit
 from splitter.exactness import difference
+from storage.file import FileStore
 from tests.e2e.small import batch, hand_on, split_small
 from tests.splitter.models import Net
 
@@ -122,3 +125,25 @@ def test_tasks_that_fail_are_sent_the_same_again(plan, settings, tmp_path, monke
     assert (report.retries, report.store) == (9, StoreCounts())
     assert set(Counter((task.stage, task.tile) for task in sent).values()) == {2}
     assert difference(logits, unsplit(load_plan(plan), plan)(batch())).exact
+
+
+@pytest.mark.parametrize("workers", ["inprocess", "local"])
+def test_a_tile_reads_one_tensor_from_each_store(joined, settings, tmp_path, workers, monkeypatch):
+    """What stage 0 hands on goes to the second store, what stage 2 does stays in the first; stage 3 reads both."""
+    directory = shutil.copytree(joined, tmp_path / "plan")
+    hand_on(directory, inline=(1,), objects=(0,))
+    urls = [f"file://{tmp_path / name}" for name in ("main", "objects")]
+    written, put = [], FileStore.put
+
+    def counting(store, key, value, ttl):
+        written.append((Path(store._root).name, stage_of(key)))
+        put(store, key, value, ttl)
+
+    monkeypatch.setattr(FileStore, "put", counting)
+    whole, images = unsplit(load_plan(directory), directory), np.ones((2, 3, 24, 20), np.float32)
+    with serfer.open(directory, store=urls[0], object_store=urls[1], workers=workers, settings=settings) as pipeline:
+        assert difference(pipeline.run(images), whole(images)).exact
+        assert pipeline.last_report.store.puts == 4 + 4 + 2
+    assert workers == "local" or Counter(written) == {("objects", 0): 4, ("main", 2): 4, ("main", 3): 2}
+    for name in ("main", "objects"):
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["#lock"], "nothing is left in either"

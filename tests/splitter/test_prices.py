@@ -45,6 +45,16 @@ def wide():
     return net.model(net.linear(x, 64, 10)), (96, 96)
 
 
+def large():
+    """Maps of 9 MB, one of which has to lie between the first two of three stages."""
+    net = Net(3, 192, 192)
+    x = net.op("Relu", net.conv("x", 3, 64, [3, 3], pads=[1] * 4))
+    x = net.op("GlobalAveragePool", net.op("Relu", net.conv(x, 64, 64, [1, 1])))
+    return net.model(net.linear(net.flat(x), 64, 10)), (192, 192)
+
+
+PREDICTED = ("predicted_usd", "predicted_ms")
+LARGE = (large, ["1x2", "1x2", "1"], None)
 CASES = [
     (chain, "auto", None),
     (chain, "2x2", 3),
@@ -56,15 +66,16 @@ CASES = [
     (wide, ["2x2", "2x2", "1x4", "col4", "1"], None),
     (wide, ["2x2", "3x3", "1"], None),
     (wide, "3x3", 5),
+    LARGE,
 ]
 
 
-def split(case, store, directory, **changes):
+def split(case, store, directory, objective="balanced", **changes):
     build, grids, stages = case
     model, size = build()
     budget = replace(Budget(LIMIT, FACTS, (1769, 3538), store), **changes)
     graph = from_onnx(model, *size)
-    decision = fit(graph, Wishes(parse_grids(grids), stages), budget, None, lambda _: None)
+    decision = fit(graph, Wishes(parse_grids(grids), stages, objective=objective), budget, None, lambda _: None)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
     return assemble(decision, source, graph, budget, directory, lambda _: None)
 
@@ -74,11 +85,11 @@ def made(parent, name):
     return parent / name
 
 
-@pytest.mark.parametrize("store", ["redis", "s3"])
+@pytest.mark.parametrize("store", ["redis", "s3", "valkey+s3"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}".replace(" ", ""))
 def test_a_plan_costs_what_the_planner_said(case, store, tmp_path):
-    plan = split(case, store, tmp_path)
-    found = price_plan(plan, Platform(FACTS.functions, getattr(FACTS, store)))
+    plan = split(case, store, tmp_path, "cost" if store == "valkey+s3" else "balanced")
+    found = price_plan(plan, Platform.over(FACTS, store))
     assert plan.store == store
     for stage, price in zip(plan.stages, found.stages, strict=True):
         assert 1000 * price.seconds == pytest.approx(stage.predicted_ms, rel=0.02)
@@ -94,6 +105,29 @@ def test_the_cases_have_what_is_stored_and_what_rides_along(tmp_path):
         for stage in split(case, store, made(tmp_path, f"{number}-{store}")).stages[:-1]
     }
     assert {(store, inline, True) for store in ("redis", "s3") for inline in (True, False)} <= stages
+
+
+@pytest.mark.parametrize(
+    ("store", "objective", "chosen"),
+    [
+        ("valkey+s3", "cost", ["objects", "inline", "inline"]),
+        ("valkey+s3", "latency", ["cache", "inline", "inline"]),
+        ("redis+s3", "cost", ["cache", "inline", "inline"]),
+        ("valkey", "cost", ["cache", "inline", "inline"]),
+        ("s3", "cost", ["cache", "inline", "inline"]),
+    ],
+)
+def test_large_tensors_go_to_the_object_store_where_bytes_cost_more_than_requests(tmp_path, store, objective, chosen):
+    assert [stage.path for stage in split(LARGE, store, tmp_path, objective).stages] == chosen
+
+
+def test_the_object_store_saves_dollars_and_takes_time(tmp_path):
+    one, two = (split(LARGE, store, made(tmp_path, store), "cost") for store in ("valkey", "valkey+s3"))
+    usd, ms = ([sum(getattr(stage, name) for stage in plan.stages) for plan in (one, two)] for name in PREDICTED)
+    assert usd[1] < 0.5 * usd[0]
+    assert ms[0] + 40 < ms[1] < ms[0] + 80
+    assert "What stage 0 hands on goes to the object store." in two.why
+    assert "object store" not in one.why
 
 
 def test_a_safety_offset_makes_tiles_slower_by_its_share(tmp_path):

@@ -23,7 +23,6 @@ from bench.nullworkers import null_pipeline
 from bench.piped import Piped, Whole
 from bench.systems import SYSTEMS as BASELINES
 from bench.systems import System, open_system
-from serfer.choices import WORKERS
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
@@ -35,6 +34,7 @@ from serfer.wiring import open_pipeline
 from splitter.bundle import code_stamp
 from splitter.cache import forget_unused, in_use
 
+WORKERS = ("inprocess", "local")
 SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"
 SYSTEMS = (SERFER, UNSHARED, FUNCTION, UNSPLIT, *(name for name in BASELINES if name != "ours"))
 ORDERS = ("oldest", "arrival")

@@ -1,0 +1,294 @@
+"""The chaos suite: what it counts, what it would notice, and a small run of every scenario."""
+
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bench import chaos
+from bench.account import Account, Reply
+from bench.chaos_outcome import Demands, Played, not_played, outcome
+from bench.chaos_plan import chaos_plan, through_store
+from bench.crowd import Crowd, TwoDrivers
+from bench.load import WRONG, Sent
+from bench.scene import Left
+from serfer.cli import app
+from serfer.core.errors import QueryError, SerferError, UsageError
+from serfer.core.inline import inline_stages
+from serfer.core.plan import check_artefacts, load_plan
+from serfer.settings import Settings
+from tests.e2e.small import split_small
+
+PATIENCE = 60.0
+LOGITS = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
+
+
+def reply(logits=LOGITS, **account):
+    return Reply(logits, Account(1, 9.0, **account), 0.5)
+
+
+class FakeDriver:
+    """Answers when it is told to; `kill` ends what it has not answered."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, _batch):
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def answer(self, number, given):
+        self.asked[number].set_result(given)
+
+    def kill(self):
+        for query in self.asked:
+            if not query.done():
+                query.set_exception(QueryError("the driver's process has ended"))
+
+
+class TestAccount:
+    def test_what_faults_account_for_is_allowed_and_five_percent(self):
+        account = Account(queries=10, invocations=90, retries=20, hedges=5, restarts=1)
+        assert Account().allowed(9) == 0
+        assert account.allowed(9) == int(1.05 * (90 + 20 + 5 + 9))
+        assert account.allowed(9, throttled=20, doubled=90, unanswered=2) == int(
+            1.05 * (90 + 20 + 5 + 9 - 20 + 90 + 18)
+        )
+
+    def test_accounts_add_up(self):
+        assert Account(1, 2.5, 3, 4, 5) + Account(10, 20, 30, 40, 50) == Account(11, 22.5, 33, 44, 55)
+
+
+class TestCrowd:
+    def test_it_passes_answers_on_and_adds_up_what_they_took(self):
+        driver = FakeDriver()
+        crowd = Crowd(driver.ask, 3)
+        answers = [crowd.submit(None) for _ in range(3)]
+        driver.answer(0, reply(retries=2))
+        driver.answer(1, reply())
+        driver.kill()
+        assert answers[0].result(0) is LOGITS
+        with pytest.raises(QueryError):
+            answers[2].result(0)
+        assert crowd.account == Account(2, 18, retries=2)
+        assert crowd.served == [0.5, 0.5]
+
+    def test_giving_up_cancels_the_query(self):
+        driver = FakeDriver()
+        assert Crowd(driver.ask, 1).submit(None).cancel()
+        assert driver.asked[0].cancelled()
+
+    def test_a_disturbance_waits_for_its_share_of_queries_and_not_beyond_the_last(self):
+        driver, waited = FakeDriver(), []
+        crowd = Crowd(driver.ask, 2)
+        for _ in range(2):
+            crowd.submit(None)
+        thread = threading.Thread(target=lambda: waited.extend([crowd.wait(0.5), crowd.wait(1.0)]))
+        thread.start()
+        driver.answer(0, reply())
+        crowd.go_home()
+        thread.join(PATIENCE)
+        assert waited[-1] is False
+
+
+class TestTwoDrivers:
+    @pytest.fixture
+    def drivers(self):
+        return FakeDriver(), FakeDriver()
+
+    @pytest.fixture
+    def pair(self, drivers):
+        return TwoDrivers(drivers[0], drivers[1].ask)
+
+    def test_they_take_turns_and_each_answers_its_own(self, pair, drivers):
+        answers = [pair.ask(None) for _ in range(4)]
+        assert [len(driver.asked) for driver in drivers] == [2, 2]
+        for driver in drivers:
+            driver.answer(0, reply())
+            driver.answer(1, reply())
+        assert all(answer.result(0).logits is LOGITS for answer in answers)
+        assert (pair.unanswered, pair.twofold) == (0, 0)
+
+    def test_what_a_dead_driver_owes_the_other_one_answers(self, pair, drivers):
+        second, first = pair.ask(None), pair.ask(None)
+        drivers[1].answer(0, reply())
+        assert "1 queries sent again, 1 never answered" in pair.lose_the_first(0.0)
+        drivers[1].answer(1, reply())
+        assert first.result(0).logits is second.result(0).logits is LOGITS
+        assert (pair.unanswered, pair.twofold, pair.differing) == (1, 0, 0)
+
+    def test_a_query_that_comes_when_the_first_is_dead_is_answered(self, pair, drivers):
+        pair.ask(None)
+        late = pair.ask(None)
+        drivers[0].kill()
+        drivers[1].answer(1, reply())
+        assert late.result(0).logits is LOGITS
+        assert len(drivers[1].asked) == 2
+
+    @pytest.mark.parametrize(("logits", "differing"), [(LOGITS + 1e-5, 0), (LOGITS + 1e-2, 1)])
+    def test_two_answers_are_compared_and_the_first_one_counts(self, pair, drivers, logits, differing):
+        pair.ask(None)
+        answer = pair.ask(None)
+        pair._ask_second(next(iter(pair._owed)))
+        drivers[0].answer(0, reply())
+        drivers[1].answer(1, reply(logits))
+        assert answer.result(0).logits is LOGITS
+        assert (pair.twofold, pair.differing, pair.account) == (1, differing, Account(1, 9))
+
+    def test_a_query_that_neither_answers_fails(self, pair, drivers):
+        pair.ask(None)
+        answer = pair.ask(None)
+        drivers[0].kill()
+        drivers[1].kill()
+        with pytest.raises(QueryError):
+            answer.result(0)
+
+
+NOTHING = Left(0, 0, 0.0)
+
+
+class TestOutcome:
+    DEMANDS = Demands(longest_s=180.0, keys_stay=False, tail=3.0)
+    GOOD = Played(
+        sent=tuple(Sent(number, 0.0, 0.0, 1.0 + number / 100) for number in range(100)),
+        served=(0.1,) * 100,
+        account=Account(100, 900.0, 1, 2, 3),
+        invocations=945,
+        allowed=945,
+        twofold=0,
+        differing=0,
+        remark="",
+    )
+
+    def problems(self, *, left=NOTHING, processes=0, demands=DEMANDS, **played):
+        return outcome("x", demands, replace(self.GOOD, **played), left, processes, 1.0).problems
+
+    def test_a_good_one_has_no_problems(self):
+        found = outcome("x", self.DEMANDS, self.GOOD, NOTHING, 0, 1.0)
+        assert (found.problems, found.lost, found.wrong, found.shown["verdict"]) == ((), 0, 0, "ok")
+        assert (found.p50_ms, found.p99_ms, found.served_p99_ms) == pytest.approx((1495.0, 1980.1, 100.0))
+
+    def test_lost_and_wrong_are_told_apart(self):
+        sent = (*self.GOOD.sent, Sent(100, 0, 0, 1, "DeadlineError", "late"), Sent(101, 0, 0, 1, WRONG, "off"))
+        found = outcome("x", self.DEMANDS, replace(self.GOOD, sent=sent), NOTHING, 0, 1.0)
+        assert (found.queries, found.lost, found.wrong) == (102, 1, 1)
+        assert "2 queries without a right answer, the first DeadlineError: late" in found.shown["verdict"]
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"differing": 1}, "1 queries got two different answers"),
+            ({"invocations": 946}, "1 invocations more than allowed"),
+            ({"left": Left(2, 0, 5.0)}, "2 keys left"),
+            ({"left": Left(1, 1, 0.0)}, "1 keys without a time to live"),
+            ({"left": Left(1, 0, 181.0)}, "a key that lives 181 s, more than 180"),
+            ({"processes": 1}, "1 processes left"),
+            ({"sent": tuple(Sent(n, 0.0, 0.0, 1.0 + 3 * (n > 97)) for n in range(100))}, "p99 is 4.0 times p50"),
+        ],
+    )
+    def test_everything_that_must_not_be_is_a_problem(self, change, words):
+        assert any(words in problem for problem in self.problems(**change))
+
+    def test_keys_may_stay_for_their_time_where_a_driver_died(self):
+        stay = replace(self.DEMANDS, keys_stay=True)
+        assert self.problems(left=Left(9, 0, 179.0), demands=stay) == ()
+        assert self.problems(left=Left(9, 1, 179.0), demands=stay) == ("1 keys without a time to live",)
+
+    def test_what_there_was_no_time_for_is_lost(self):
+        found = not_played("x", 7)
+        assert (found.lost, found.problems) == (7, ("there was no time left for it: allow more --seconds",))
+
+
+class TestChoice:
+    def test_calm_comes_first_and_the_others_as_asked(self):
+        assert [one.name for one in chaos.chosen("twice, killed,twice", "push", None)] == ["calm", "twice", "killed"]
+        assert [one.name for one in chaos.chosen(None, "push", None)] == [*chaos.SCENARIOS]
+        assert "restarted" not in [one.name for one in chaos.chosen(None, "push", "redis://x")]
+
+    def test_the_driver_is_everybodys_but_that_of_doubled_events(self):
+        drivers = {one.name: one.conditions.driver for one in chaos.chosen("killed,twice", "push", None)}
+        assert drivers == {"calm": "push", "killed": "push", "twice": "poll"}
+        polled = chaos.chosen(None, "poll", None)
+        assert {one.conditions.driver for one in polled} == {"poll"}
+        assert all(one.keys_stay for one in polled), "nobody hears of a late event's end, so its key stays for its time"
+
+    @pytest.mark.parametrize(
+        ("choice", "words"),
+        [
+            (("killed,flood", "push", None), "there is no 'flood'"),
+            (("restarted", "push", "redis://x"), "cannot be restarted"),
+            ((None, "pull", None), "--driver is push or poll, not 'pull'"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, choice, words):
+        with pytest.raises(UsageError, match=words):
+            chaos.chosen(*choice)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return Settings(cache_dir=tmp_path_factory.mktemp("cache"), local_concurrency=8)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """Four tiles, four tiles, one; what is handed on rides along."""
+    return split_small(tmp_path_factory.mktemp("small"))
+
+
+def test_a_plan_is_made_to_hand_on_through_the_store_and_stays_whole(plan, settings):
+    before = (plan / "plan.json").read_bytes()
+    stored = chaos_plan(None, plan, settings, lambda _: None)
+    found = load_plan(stored)
+    check_artefacts(found, stored)
+    assert inline_stages(found, 1, 1 << 22) == (False, False, True)
+    assert (plan / "plan.json").read_bytes() == before
+    assert through_store(stored, settings) == stored
+
+
+@pytest.fixture
+def suite(plan, settings):
+    def make(queries, seconds=300.0, store=None):
+        return chaos.prepared(chaos.Choice(None, plan, queries, store, seconds), settings, lambda _: None)
+
+    return make
+
+
+def test_without_time_nothing_is_started_and_all_is_lost(suite):
+    [found] = chaos.measure(chaos.chosen(chaos.CALM, "push", None), suite(3, seconds=0.0))
+    assert (found.lost, found.seconds) == (3, 0.0)
+
+
+def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
+    [found] = chaos.measure(chaos.chosen(chaos.CALM, "push", None), suite(8))
+    assert found.problems == ()
+    assert (found.queries, found.lost, found.wrong, found.keys, found.processes) == (8, 0, 0, 0, 0)
+    assert 8 * 8 <= found.invocations <= found.allowed
+
+
+def test_a_driver_that_is_killed_loses_no_query_and_nobody_gets_two_answers(suite):
+    scenario = chaos.SCENARIOS["driver"].driven_by("push")
+    [found] = chaos.measure([scenario], suite(24))
+    assert found.problems == ()
+    assert "never answered by the driver that died" in found.remark
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in chaos.SCENARIOS if name != chaos.CALM])
+def test_no_fault_loses_a_query(suite, name):
+    for found in chaos.measure([chaos.SCENARIOS[name].driven_by("push")], suite(48)):
+        assert found.problems == ()
+
+
+def test_the_command_fails_where_a_scenario_does_and_shows_all_of_them(monkeypatch, plan):
+    outcomes = [not_played("killed", 2), replace(not_played("calm", 2), problems=())]
+    monkeypatch.setattr(chaos, "measure", lambda *_: outcomes)
+    result = CliRunner().invoke(app, ["bench", "chaos", "--plan", str(plan), "--queries", "2", "--only", "killed"])
+    assert isinstance(result.exception, SerferError)
+    assert result.exception.exit_code == 1
+    assert str(result.exception) == "1 of 2 scenarios went wrong: killed"
+    assert "there was no time left for it" in result.output
+    assert "calm" in result.output

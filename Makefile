@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit slow bench clean
+.PHONY: setup demo test lint unit slow bench chaos clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ slow: setup
 
 bench: setup
 	$(BIN)/serfer bench overhead --model alexnet --at-most 3
+
+# Bursts while workers, stores and drivers die (docs/chaos.md): nothing may be lost, wrong or left behind.
+chaos: setup
+	$(BIN)/serfer bench chaos
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

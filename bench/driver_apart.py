@@ -17,13 +17,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.account import Account, Reply, reply_of
+from bench.frames import pipe_of, read_frame, write_frame
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import QueryError
 from serfer.local.die_with_parent import dying_with_me
@@ -32,7 +32,6 @@ from serfer.pipeline import Result
 from serfer.settings import Settings
 from serfer.wiring import open_pipeline
 
-_LENGTH = 4
 _CREDENTIALS = {"AWS_DEFAULT_REGION": REGION, "AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
 
 
@@ -69,7 +68,7 @@ class DriverApart:
         self._ended = False
         self._reader = threading.Thread(target=self._receive, name="serfer-bench-driver")
         self._send(asdict(configuration))
-        up = _read(_pipe(self._process.stdout)) is not None
+        up = read_frame(pipe_of(self._process.stdout)) is not None
         self._reader.start()
         if not up:
             self.close()
@@ -103,18 +102,18 @@ class DriverApart:
     def close(self) -> None:
         """Close the process's input, at whose end it ends, and wait for it; a second call does nothing."""
         with suppress(BrokenPipeError):  # of a question that it never read
-            _pipe(self._process.stdin).close()
+            pipe_of(self._process.stdin).close()
         self._process.wait()
         self._reader.join()
-        _pipe(self._process.stdout).close()
+        pipe_of(self._process.stdout).close()
 
     def _send(self, value: Any) -> None:  # noqa: ANN401 - any plain value
         with suppress(BrokenPipeError):  # it has died: the reader tells whoever waits
-            _write(_pipe(self._process.stdin), value)
+            write_frame(pipe_of(self._process.stdin), value)
 
     def _receive(self) -> None:
         """Hand out answers until there are no more."""
-        while (frame := _read(_pipe(self._process.stdout))) is not None:
+        while (frame := read_frame(pipe_of(self._process.stdout))) is not None:
             number, shape, logits, account, served_s, problem = frame
             with self._lock:
                 answer = self._open.pop(number)
@@ -127,24 +126,6 @@ class DriverApart:
             self._ended, left = True, [*self._open.values()]
         for answer in left:
             answer.set_exception(QueryError("the driver's process has ended"))
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None  # noqa: S101 - Popen was asked for it
-    return pipe
-
-
-def _write(stream: IO[bytes], value: Any) -> None:  # noqa: ANN401 - any plain value
-    data = msgpack.packb(value)
-    stream.write(len(data).to_bytes(_LENGTH, "little") + data)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> Any:  # noqa: ANN401 - any plain value
-    """Read a frame; None where the other side is gone."""
-    length = int.from_bytes(stream.read(_LENGTH), "little")
-    data = stream.read(length)
-    return msgpack.unpackb(data) if length and len(data) == length else None
 
 
 class _Shared(Settings):
@@ -163,15 +144,15 @@ def main() -> None:
     def tell(number: int, done: Future[Result]) -> None:
         if not done.cancelled():
             with lock:
-                _write(answers, [number, *_answer(done)])
+                write_frame(answers, [number, *_answer(done)])
 
-    asked = Configuration(**_read(questions))
+    asked = Configuration(**read_frame(questions))
     settings = _Shared(local_concurrency=asked.concurrency)
     with open_pipeline(
         asked.directory, store=asked.store, workers="aws", driver=asked.driver, settings=settings
     ) as pipeline:
-        _write(answers, "ready")
-        while (question := _read(questions)) is not None:
+        write_frame(answers, "ready")
+        while (question := read_frame(questions)) is not None:
             number, dtype, shape, data = question
             query = pipeline.submit(np.frombuffer(data, dtype).reshape(shape), deadline_s=asked.deadline_s)
             query.add_done_callback(lambda done, number=number: tell(number, done))  # type: ignore[misc]

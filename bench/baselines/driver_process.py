@@ -13,14 +13,14 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.baselines.handlers.objects import Array
 from bench.baselines.poll_driver import PollDriver
+from bench.frames import pipe_of, read_frame, write_frame
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import QueryError
 from serfer.core.plan import load_plan
@@ -31,7 +31,6 @@ from storage import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LENGTH = 4
 _READY = "ready"
 
 
@@ -77,38 +76,20 @@ class DriverProcess:
         """Wait for the end of a killed process, and close its pipes, which nobody may use any more."""
         self._process.wait()
         with suppress(BrokenPipeError):  # of a question that it never read
-            _pipe(self._process.stdin).close()
-        _pipe(self._process.stdout).close()
+            pipe_of(self._process.stdin).close()
+        pipe_of(self._process.stdout).close()
 
     def _send(self, value: Any) -> None:  # noqa: ANN401 - any plain value
         try:
-            _write(_pipe(self._process.stdin), value)
+            write_frame(pipe_of(self._process.stdin), value)
         except OSError as error:
             raise QueryError("the driver's process has ended") from error
 
     def _receive(self) -> Any:  # noqa: ANN401 - any plain value
-        value = _read(_pipe(self._process.stdout))
+        value = read_frame(pipe_of(self._process.stdout))
         if value is None:
             raise QueryError("the driver's process has ended")
         return value
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None  # noqa: S101 - Popen was asked for it
-    return pipe
-
-
-def _write(stream: IO[bytes], value: Any) -> None:  # noqa: ANN401 - any plain value
-    data = msgpack.packb(value)
-    stream.write(len(data).to_bytes(_LENGTH, "little") + data)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> Any:  # noqa: ANN401 - any plain value
-    """Read a frame; None where the other side is gone."""
-    length = int.from_bytes(stream.read(_LENGTH), "little")
-    data = stream.read(length)
-    return msgpack.unpackb(data) if length and len(data) == length else None
 
 
 def _event_invoker(endpoint: str) -> Callable[[str, bytes], object]:
@@ -128,13 +109,13 @@ def _event_invoker(endpoint: str) -> Callable[[str, bytes], object]:
 def main() -> None:
     """Answer queries until standard input ends."""
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    configuration = Configuration(**_read(questions))
+    configuration = Configuration(**read_frame(questions))
     plan, invoke = load_plan(Path(configuration.directory)), _event_invoker(configuration.endpoint)
     with open_store(configuration.store) as store:
         driver = PollDriver(plan, store, invoke, contiguous=configuration.contiguous)
-        _write(answers, _READY)
-        while (question := _read(questions)) is not None:
-            _write(answers, _answer(driver, *question))
+        write_frame(answers, _READY)
+        while (question := read_frame(questions)) is not None:
+            write_frame(answers, _answer(driver, *question))
 
 
 def _answer(driver: PollDriver, shape: list[int], data: bytes) -> list[Any]:

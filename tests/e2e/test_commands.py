@@ -19,6 +19,7 @@ ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg"
 FIELDS = {
     "": {
         *("model", "images", "latency_ms", "cost_usd", "plan", "target", "stages", "store", "retries", "hedges"),
+        "restarts",
     },
     "images": {"name", "predictions"},
     "predictions": {"label", "index", "score"},

@@ -1,0 +1,29 @@
+"""Plain values over a pipe between two processes of ours: each msgpack, behind its length."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import msgpack
+
+_LENGTH = 4  # bytes of a frame's length
+
+
+def pipe_of(pipe: IO[bytes] | None) -> IO[bytes]:
+    """Return a pipe that Popen was asked for."""
+    assert pipe is not None  # noqa: S101 - Popen was asked for it
+    return pipe
+
+
+def write_frame(stream: IO[bytes], value: Any) -> None:  # noqa: ANN401 - any plain value
+    """Write a value, at once."""
+    data = msgpack.packb(value)
+    stream.write(len(data).to_bytes(_LENGTH, "little") + data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> Any:  # noqa: ANN401 - any plain value
+    """Read a value; None where the other side is gone."""
+    length = int.from_bytes(stream.read(_LENGTH), "little")
+    data = stream.read(length)
+    return msgpack.unpackb(data) if length and len(data) == length else None

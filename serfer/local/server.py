@@ -1,0 +1,76 @@
+"""The life of a server that runs beside us, on loopback, for as long as this process lives."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import ClassVar, Self
+
+
+class LocalServer(ABC):
+    """A process that is started by the constructor and ended by `stop` or `with`.
+
+    Whoever derives launches `_process`, and says in `_answers` whether it is our server that answers by now.
+    """
+
+    READY_S: ClassVar[float]
+    POLL_S: ClassVar[float]
+    _process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Kill the server, which has nothing to save, and wait until it is gone; a second call does nothing."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Say whether our server answers, and not somebody else's that listens where it should."""
+
+    def _comes_up(self) -> bool:
+        """Wait until our server answers (True), or has ended or overrun its time (False)."""
+        deadline = time.monotonic() + self.READY_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(self.POLL_S)
+                return False
+            if self._answers():
+                return True
+        return False
+
+
+def free_port(also: int = 0) -> int:
+    """Return a port of 127.0.0.1 that nobody uses just now, such that the port `also` above it is free too."""
+    while True:
+        with socket.socket() as probe, socket.socket() as other:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                if also:
+                    other.bind(("127.0.0.1", port + also))
+                return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many different ports of 127.0.0.1 that nobody uses just now."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]

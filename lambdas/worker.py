@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lambdas.sessions import SessionCache
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import InputError, PlanError, StoreError
+from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.geometry import Rect
 from serfer.core.keys import input_key, output_key, reply_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile
@@ -47,6 +47,8 @@ from storage.store import Store
 
 Array = NDArray[np.float32]
 _FLOAT_BYTES = 4
+_NOBODY = "0" * 32  # a query that never was
+_REPLY_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class _Read(NamedTuple):
@@ -139,8 +141,16 @@ class Worker:
             result: Report | TaskError = self.run(task)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver has to know
             result = TaskError(type(error).__name__, str(error).partition("\n")[0])
-        key = reply_key(task.query, task.stage, task.tile, task.reply)
-        self._store.put(key, pack_result(result), task.ttl)
+        self._put_reply(reply_key(task.query, task.stage, task.tile, task.reply), pack_result(result), task.ttl)
+
+    def _put_reply(self, key: str, value: bytes, ttl: float) -> None:
+        """Put a reply, and again where the store does not answer: nobody else can tell the driver."""
+        for wait in _REPLY_WAITS_S:
+            try:
+                return self._store.put(key, value, ttl)
+            except StoreUnavailableError:
+                time.sleep(wait)
+        return self._store.put(key, value, ttl)  # whatever it raises has Lambda try the event again
 
     def clean_up(self, asked: CleanUp) -> None:
         """Delete the keys of a query: its crops, what every stage wrote and, unless it is to be kept, its answer."""
@@ -162,7 +172,7 @@ class Worker:
         for tile in stage.tiles:
             if tile.function == asked.part:
                 self._sessions.get(stage, tile)
-        self._store.exists([output_key("0" * 32, asked.stage, 0)])
+        self._store.exists([output_key(_NOBODY, number, 0) for number in range(len(stages))])
         init_ms, self._init_ms = self._init_ms, 0.0
         time.sleep(max(0.0, started + asked.hold_s - time.monotonic()))
         return Warmed(self._environment, init_ms, self._sessions.built)

@@ -12,7 +12,7 @@ import pytest
 
 from lambdas.sessions import SessionCache
 from lambdas.worker import Worker
-from serfer.core.errors import InputError, MissingKeyError, PlanError
+from serfer.core.errors import InputError, MissingKeyError, PlanError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, reply_key
 from serfer.core.plan import dump_plan, load_plan, sealed
 from serfer.core.wire import (
@@ -504,6 +504,29 @@ class TestOtherPayloads:
         report = unpack_result(store.get(reply_key(QUERY, 0, 3, 7)))
         assert report.counts.puts == 1
         assert store.exists([output_key(QUERY, 0, 3)]) == [True]
+
+    def test_a_reply_is_put_again_while_the_store_does_not_answer(self, plan, directory, monkeypatch):
+        class Shaky(MemoryStore):
+            left = 3
+
+            def put(self, key, value, ttl):
+                if ":r" in key and (left := self.left):
+                    self.left = left - 1
+                    raise StoreUnavailableError("gone")
+                super().put(key, value, ttl)
+
+        waits = []
+        monkeypatch.setattr("time.sleep", waits.append)
+        store = Shaky()
+        worker = Worker(plan, directory, store, "here", threads=1, init_ms=0.0)
+        one = replace(task(plan, 0, 3, batch(1)), reply=7)
+        worker.reply(one)
+        assert unpack_result(store.get(reply_key(QUERY, 0, 3, 7))).counts.puts == 1
+        assert waits == sorted(waits)
+        assert len(waits) == 3
+        store.left = 1000
+        with pytest.raises(StoreUnavailableError):
+            worker.reply(one)
 
     def test_an_events_error_is_told_there_and_not_raised(self, worker, plan, store):
         one = replace(task(plan, 1, 0), reply=0)

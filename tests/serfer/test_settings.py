@@ -30,6 +30,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "profiles_file": tmp_path / "profiles.json",
         "max_image_bytes": 1,
         "max_image_pixels": 2,
+        "state_machine": "arn:aws:states:us-east-1:123456789012:stateMachine:serfer",
         "local_concurrency": 3,
         "local_port": 4,
     }
@@ -43,6 +44,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
     ("name", "value"),
     [
         ("MAX_IMAGE_BYTES", "0"),
+        ("STATE_MACHINE", "serfer"),
         ("MAX_IMAGE_PIXELS", "-1"),
         ("LOCAL_CONCURRENCY", "x"),
         ("LOCAL_PORT", "65536"),

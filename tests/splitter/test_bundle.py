@@ -205,7 +205,7 @@ def test_an_assembly_that_fails_leaves_nothing(tmp_path):
 def test_dependencies_that_grew_past_the_limit_are_refused(tmp_path, monkeypatch):
     (tmp_path / "big.py").write_text("x = 1\n" * 100)
     monkeypatch.setattr(bundle, "_our_files", lambda _: {("serfer/big.py", tmp_path / "big.py")})
-    monkeypatch.setattr(bundle, "_dependency_files", set)
+    monkeypatch.setattr(bundle, "_dependency_files", lambda _: set())
     monkeypatch.setattr(bundle, "DEPENDENCY_LIMIT", 100)
     with pytest.raises(ModelError, match=r"dependencies take .* more than 100"):
         dependencies(tmp_path / "cache")

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ from serfer.local.faults import Faults
 from serfer.local.lambda_service import COUNTS
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import BOOTSTRAP
+from serfer.local.server import free_port
 from serfer.pipeline import Pipeline, Result
 from serfer.settings import Settings
 from serfer.wiring import open_pipeline
@@ -104,7 +104,7 @@ class Scene:
         self._directory = directory
         self._driver = conditions.driver
         self._random = random.Random(0)  # noqa: S311 - whom it hits is no secret
-        self._settings = settings.model_copy(update={"local_port": settings.local_port or _free_port()})
+        self._settings = settings.model_copy(update={"local_port": settings.local_port or free_port()})
         with ExitStack() as parts:
             self._redis = None if store else OwnRedis()
             if self._redis:
@@ -250,10 +250,3 @@ def _state(process: int) -> str:
         return Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -17,6 +18,7 @@ from drivers.driver import Driver
 from drivers.executions import connect
 from drivers.inprocess import InProcessInvoker
 from drivers.lambda_http import LambdaInvoker
+from drivers.lasting import patiently
 from drivers.poll import PollInvoker
 from drivers.push import PushDriver
 from drivers.sharing import plan_sharing
@@ -27,6 +29,7 @@ from serfer.core.aws import LambdaFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import CACHE, INLINE, Plan, check_artefacts, load_plan
+from serfer.core.run import Retry
 from serfer.local.faults import Faults
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
@@ -47,6 +50,7 @@ _CONNECTIONS = 256
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
 _EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
 _LOCAL = Credentials("local", "local")
+_OPENING = Retry(unavailable_attempts=4)
 _NOBODY = "0" * 32  # a query that never was
 
 
@@ -145,7 +149,8 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
     async with AsyncExitStack() as parts:
         url = choices.store or _default_store(choices.workers, parts)
         store = parts.enter_context(open_routed(plan, url, choices.objects))
-        store.exists(_probes(plan))  # a store that cannot be used is told of now, not by every query
+        # A store that cannot be used is told of now, not by every query.
+        await patiently(lambda: store.exists(_probes(plan)), _OPENING, math.inf)
         invoker: InProcessInvoker | LambdaInvoker
         service = None
         if choices.workers == "inprocess":

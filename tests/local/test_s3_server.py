@@ -62,9 +62,9 @@ def test_dies_with_a_parent_that_is_killed():
 
 def test_other_ports_are_tried_where_a_free_one_was_snatched(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as snatcher:
-        free = s3_server._free_ports
+        free = s3_server.free_ports
         ports = iter([[snatcher.getsockname()[1], *free(9)], free(10)])
-        monkeypatch.setattr(s3_server, "_free_ports", lambda _: next(ports))
+        monkeypatch.setattr(s3_server, "free_ports", lambda _: next(ports))
         with S3Server() as server:
             assert str(snatcher.getsockname()[1]) not in server.url
 

@@ -298,7 +298,7 @@ def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa:
         display.print_pareto(out, plan, found)
     if file is not None:
         draw_pareto(plan, file)
-        err.print(f"wrote {display.plain(str(file))}")
+        err.print(f"wrote {display.plain(str(file))}", soft_wrap=True)
 
 
 def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> None:
@@ -306,7 +306,7 @@ def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> Non
 
     pixels = picture_pixels(plan, image, load_settings().image_limits()) if image else None
     draw_plan(plan, directory, picture, pixels)
-    err.print(f"wrote {display.plain(str(picture))}")
+    err.print(f"wrote {display.plain(str(picture))}", soft_wrap=True)
 
 
 @app.command()
@@ -357,7 +357,10 @@ def profile(
         print_json(json.loads(dump_profiles(found)))
     else:
         display.print_profiles(out, found)
-    err.print(f"wrote {display.plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it")
+    err.print(
+        f"wrote {display.plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it",
+        soft_wrap=True,
+    )
 
 
 @app.command()

@@ -17,6 +17,7 @@ from tests.e2e.conftest import eventually, keys, processes
 from tests.e2e.small import small_onnx
 
 INTERRUPTED, TERMINATED = 130, 143
+_LONG = 100  # images, so that a command lasts until a busy machine has looked at it
 
 
 @pytest.fixture
@@ -368,13 +369,13 @@ class TestInterrupted:
         assert (run.returncode, run.stderr) == (INTERRUPTED, "serfer: interrupted\n")
 
     def test_during_start_up(self, start, plan, picture):
-        command = start("classify", "--plan", plan, picture)
+        command = start("classify", "--plan", plan, *[picture] * _LONG)
         command.started("redis")
         command.interrupt()
         command.end().complains(INTERRUPTED, "interrupted")
 
     def test_during_start_up_by_sigterm(self, start, plan, picture):
-        command = start("classify", "--plan", plan, picture)
+        command = start("classify", "--plan", plan, *[picture] * _LONG)
         command.started("redis")
         command.process.terminate()
         command.end().complains(TERMINATED, "terminated")

@@ -155,7 +155,7 @@ class Executions:
         try:
             said = await asyncio.shield(call)
         except asyncio.CancelledError:
-            await asyncio.wait({call})
+            await asyncio.gather(call, return_exceptions=True)  # nobody waits for how it ends
             raise
         middle = (said["startDate"].timestamp() + said["stopDate"].timestamp()) / 2
         return _outcome(said, (asked + loop.time()) / 2 - middle)
@@ -167,7 +167,8 @@ class Executions:
         except ClientError as error:
             code, message = (error.response["Error"].get(key, "") for key in ("Code", "Message"))
             raise UnavailableError(
-                f"Step Functions refused {error.operation_name}, {code}: {message}; is --stack deployed and yours?"
+                f"Step Functions refused {error.operation_name}, {code}: {message}; "
+                "is SERFER_STATE_MACHINE the ARN of a machine of yours?"
             ) from error
         except BotoCoreError as error:
             raise UnavailableError(f"Step Functions cannot be reached: {error}") from error

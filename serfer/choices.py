@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 from serfer.core.errors import UsageError
 from serfer.core.wire import MAX_TTL
+from storage import check_known
 
 INLINE = ("planned", "always", "never")
 WORKERS = ("inprocess", "local", "aws")
@@ -40,6 +41,9 @@ class Choices:
             raise UsageError(f"inline is {_either(INLINE)}, not {self.inline!r}")
         if not 0 <= self.cache_s <= MAX_TTL:
             raise UsageError(f"answers are kept for 0 to {MAX_TTL:.0f} seconds, not {self.cache_s:g}")
+        for option, url in (("--store", self.store), ("--object-store", self.objects)):
+            if url is not None:
+                check_known(option, url)
         self._check_store("--store", self.store)
         self._check_store("--object-store", self.objects)
         if self.workers == "aws" and self.store is None:

@@ -413,7 +413,8 @@ def warm(
         typer.Option(min=0.0, max=60.0, help="Seconds that each request keeps its environment, so that others start."),
     ] = 0.5,
     every_s: Annotated[
-        float | None, typer.Option(min=1.0, help="Do it again and again, so many seconds apart, until interrupted.")
+        float | None,
+        typer.Option(min=1.0, max=86_400.0, help="Do it again and again, so many seconds apart, until interrupted."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

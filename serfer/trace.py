@@ -120,6 +120,8 @@ class _Spans:
     def _whole(self) -> Span:
         """Return the query as its driver saw it, from before the image was decoded until its answer was complete."""
         query, answer = self.query, self.query.answer
+        if not answer.stages:  # its answer was kept
+            return self._span(_text(query.name), "query", query.asked, query.answered, {"from": "cache"})
         first, last = answer.stages[0], answer.stages[-1]
         parts = [self._span("split", "split", query.asked, query.cut)]
         if answer.spent.counts.puts:

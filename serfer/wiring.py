@@ -273,8 +273,13 @@ def _deployed() -> LambdaInvoker:
     try:
         meta = session.create_client("lambda").meta
         credentials = session.get_credentials()
+    except ValueError as error:  # of an address that is none
+        raise UsageError(f"--workers aws: {error}: correct AWS_ENDPOINT_URL_LAMBDA") from error
     except BotoCoreError as error:
-        raise UnavailableError(f"--workers aws: {error} Set AWS_DEFAULT_REGION or AWS_PROFILE") from error
+        reason = str(error).rstrip(".")
+        raise UnavailableError(
+            f"--workers aws: {reason}: set AWS_DEFAULT_REGION, or AWS_PROFILE to one there is"
+        ) from error
     if credentials is None:
         raise UnavailableError("--workers aws: no credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
     return LambdaInvoker(meta.endpoint_url, meta.region_name, credentials, _CONNECTIONS)

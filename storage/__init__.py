@@ -12,7 +12,7 @@ from storage.store import Range, Store
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Range", "Store", "distribution", "open_store", "redact"]
+__all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redact"]
 
 # Resolved when opened: a worker imports the one backend that it uses.
 _BUILT_IN = {
@@ -36,7 +36,14 @@ def open_store(url: str) -> Store:
         StoreUnavailableError: it cannot be used (a Redis server is first asked when first used).
     """
     scheme, separator, _ = url.partition("://")
-    return _opener(scheme if separator else "", url)(url)
+    return _opener(scheme if separator else "")(url)
+
+
+def check_known(option: str, url: str) -> None:
+    """Refuse a URL that is empty or whose scheme no store has; raises UsageError that names the option."""
+    if not url:
+        raise UsageError(f"{option} is empty: give a store's URL, or leave it out")
+    _opener(url.partition("://")[0] if "://" in url else "")
 
 
 def distribution(url: str) -> str | None:
@@ -60,7 +67,7 @@ def redact(url: str) -> str:
     return re.sub(r"(?<=[?&]store=)[^&#]*", lambda inner: quote(redact(unquote(inner[0])), safe="*"), url)
 
 
-def _opener(scheme: str, url: str) -> Callable[[str], Store]:
+def _opener(scheme: str) -> Callable[[str], Store]:
     if scheme in _BUILT_IN:
         built_in: Callable[[str], Store] = pkgutil.resolve_name(_BUILT_IN[scheme])
         return built_in
@@ -70,7 +77,8 @@ def _opener(scheme: str, url: str) -> Callable[[str], Store]:
     if scheme in plugged_in.names:
         return _loaded(plugged_in[scheme])
     known = ", ".join(f"{name}://" for name in sorted({*_BUILT_IN, *plugged_in.names}))
-    raise UsageError(f"no store is known for {redact(url)!r}: use one of {known}")
+    shown = repr(scheme + "://") if scheme else "what has no scheme"  # the rest may hold a secret anywhere
+    raise UsageError(f"no store is known for {shown}: use one of {known}")
 
 
 def _loaded(entry: "EntryPoint") -> Callable[[str], Store]:

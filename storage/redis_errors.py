@@ -66,6 +66,10 @@ def explained(error: RedisError, where: str, command: str) -> StoreError | Store
     text = str(error)
     if "cluster support disabled" in text:
         return StoreUnavailableError(f"Redis at {where} is no cluster: write redis:// or rediss:// in --store")
+    if "DB index is out of range" in text:
+        return StoreUnavailableError(
+            f"Redis at {where} has no database of that number: correct the last part of --store"
+        )
     if "invalid bulk length" in text:
         return ValueTooLargeError(f"Redis at {where} takes no value of that size: raise its proto-max-bulk-len")
     if isinstance(error, _UNAVAILABLE):

@@ -417,7 +417,9 @@ def test_what_step_functions_refuses_is_said_in_one_line(store, kind):
         raise ClientError(details, "StartExecution")
 
     service.start_execution = service.start_sync_execution = refuse
-    with pytest.raises(UnavailableError, match=r"^Step Functions refused .*StateMachineDoesNotExist: no such.*--stack"):
+    with pytest.raises(
+        UnavailableError, match=r"^Step Functions refused .*StateMachineDoesNotExist: no such.*SERFER_STATE_MACHINE"
+    ):
         ask(service, store, kind)
     assert store.keys == set()
 

@@ -68,14 +68,19 @@ class TestCache:
                 pipeline.run(batch(1))
                 assert pipeline.last_report.target == "serverless"
 
-    def test_from_the_command_line(self, serfer_, plan, examples):
+    def test_from_the_command_line(self, serfer_, plan, examples, tmp_path):
         picture = examples / "rocket.jpg"
         common = ("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--json")
         first, second = (json.loads(line) for line in serfer_(*common, "--cache-s", "60").lines)
         assert (first["target"], second["target"]) == ("serverless", "cache")
         assert second["images"] == first["images"]
-        result = serfer_(*common[:2], "--plan", plan, "--workers", "inprocess", "--cache-s", "60", picture)
+        result = serfer_(
+            *("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--cache-s", "60"),
+            *("--trace", "kept.json"),
+        )
         assert "from the cache" in result.out
+        names = [event["name"] for event in json.loads((tmp_path / "kept.json").read_text())["traceEvents"]]
+        assert names.count(str(picture)) == 2
 
 
 class TestWarm:
@@ -129,6 +134,10 @@ class TestDeployed:
         nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
         serfer_(*common, **nothing).complains(4, "--workers aws: ", "AWS_DEFAULT_REGION")
         serfer_(*common, **nothing, AWS_DEFAULT_REGION="us-east-1").complains(4, "--workers aws: no credentials")
+
+    def test_an_address_that_is_none(self, serfer_, plan, redis, examples, service):
+        common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis)
+        serfer_(*common, **{**service, "AWS_ENDPOINT_URL_LAMBDA": "garbage"}).complains(2, "AWS_ENDPOINT_URL_LAMBDA")
 
     def test_functions_that_are_not_there(self, serfer_, lean, service, redis, examples):
         common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis)

@@ -78,8 +78,10 @@ class TestUsage:
         [
             ("--plan x --model alexnet", "--plan or --model, not both"),
             ("--plan {plan} --store memory://", "memory:// cannot be shared with local workers"),
-            ("--plan {plan} --workers inprocess --store ftp://x:hush@y", "no store is known for 'ftp://x:***@y'"),
-            ("--plan {plan} --store redis:/x", "no store is known"),
+            ("--plan {plan} --workers inprocess --store ftp://x:hush@y", "no store is known for 'ftp://'"),
+            ("--plan {plan} --store redis:/:hush@x", "no store is known for what has no scheme"),
+            ("--plan {plan} --store=", "--store is empty"),
+            ("--plan {plan} --workers inprocess --object-store bogus://hush", "no store is known for 'bogus://'"),
             ("--plan {plan} --workers moon", "workers are inprocess, local or aws, not 'moon'"),
             ("--plan {plan} --workers inprocess --top-k 8", "top-k must be 1 to 7, not 8"),
             ("--top-k 0", "--top-k"),

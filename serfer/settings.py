@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     max_image_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
     max_image_pixels: int = Field(default=100_000_000, gt=0)
     state_machine: str = Field(
-        default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w-]{1,80}$"
+        default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w.-]{1,80}(:[\w.-]{1,128})?$"
     )
     local_concurrency: int = Field(default=16, gt=0)
     local_port: int = Field(default=0, ge=0, le=65535)

@@ -10,16 +10,8 @@ from collections.abc import Callable, Sequence
 from drivers.asl import THROTTLED
 from drivers.asl_output import Entry, Output
 from drivers.executions import Outcome
-from serfer.core.errors import (
-    DeadlineError,
-    LambdaUnavailableError,
-    MissingKeyError,
-    QueryError,
-    SerferError,
-    StoreUnavailableError,
-    TaskFailedError,
-)
-from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
+from serfer.core.errors import DeadlineError, QueryError, SerferError
+from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun, query_error
 
 _SHOWN = 500  # characters of an error that nobody foresaw
 _MS_PER_S = 1000
@@ -41,15 +33,9 @@ def error_of(outcome: Outcome) -> SerferError:
     if outcome.status == "ABORTED":
         return QueryError("somebody stopped the query's execution")
     place, name, message = _cause(outcome)
-    text = f"{place}{name}: {message}" if message else f"{place}{name}"
+    text = f"{name}: {message}" if message else name
     kind = _KINDS.get(name, FailureKind.UNREACHABLE if name.startswith("Lambda.") else FailureKind.FAILED_IN_CODE)
-    if name == MissingKeyError.__name__:
-        return MissingKeyError(text)
-    if name == StoreUnavailableError.__name__:
-        return StoreUnavailableError(text)
-    if kind in (FailureKind.UNREACHABLE, FailureKind.THROTTLED):
-        return LambdaUnavailableError(f"{kind.value}: {text}")
-    return TaskFailedError(f"{kind.value}: {text}")
+    return query_error(Failure(kind, name, text), place)
 
 
 def _cause(outcome: Outcome) -> tuple[str, str, str]:

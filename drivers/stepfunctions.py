@@ -135,7 +135,7 @@ class _Query:
         self._started, self._deadline = times
         self._name = query_id(secrets.token_hex(16), one_slot=stored <= ONE_SLOT)
         self._under_way: set[asyncio.Task[Any]] = set()  # what may still write
-        self._left_s: float | None = route.straggling_s  # when nothing is written any more; None once all is clean
+        self._left_s = route.straggling_s  # until nothing is written any more
         self._cleaned = False
         self.counts = StoreCounts()
 

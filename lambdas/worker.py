@@ -20,7 +20,7 @@ from lambdas.sessions import SessionCache
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.geometry import Rect
-from serfer.core.keys import input_key, output_key, reply_key
+from serfer.core.keys import NOBODY, input_key, output_key, reply_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile
 from serfer.core.wire import (
     DTYPES,
@@ -47,7 +47,6 @@ from storage.store import Store
 
 Array = NDArray[np.float32]
 _FLOAT_BYTES = 4
-_NOBODY = "0" * 32  # a query that never was
 _REPLY_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -172,7 +171,7 @@ class Worker:
         for tile in stage.tiles:
             if tile.function == asked.part:
                 self._sessions.get(stage, tile)
-        self._store.exists([output_key(_NOBODY, number, 0) for number in range(len(stages))])
+        self._store.exists([output_key(NOBODY, number, 0) for number in range(len(stages))])
         init_ms, self._init_ms = self._init_ms, 0.0
         time.sleep(max(0.0, started + asked.hold_s - time.monotonic()))
         return Warmed(self._environment, init_ms, self._sessions.built)

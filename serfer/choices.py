@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from serfer.core.errors import UsageError
 from serfer.core.wire import MAX_TTL
-from storage import check_known
+from storage import check_known, schemes
 
 INLINE = ("planned", "always", "never")
 WORKERS = ("inprocess", "local", "aws")
@@ -54,14 +53,13 @@ class Choices:
             )
 
     def _check_store(self, option: str, url: str | None) -> None:
-        inner = unquote(url or "")  # of a store around a store
-        scheme = next((name for name in ("memory", "file") if f"{name}://" in inner), "")
-        if self.workers == "local" and scheme == "memory":
+        own = schemes(url or "") & {"memory", "file"}  # of this process, and of this machine
+        if self.workers == "local" and "memory" in own:
             raise UsageError(
                 f"{option} memory:// cannot be shared with local workers, which are processes: use redis:// or file://"
             )
-        if self.workers == "aws" and scheme in {"memory", "file"}:
-            raise UsageError(f"{option} {scheme}:// cannot be reached by functions in AWS: use s3:// or rediss://")
+        if self.workers == "aws" and own:
+            raise UsageError(f"{option} {min(own)}:// cannot be reached by functions in AWS: use s3:// or rediss://")
 
 
 def _either(names: tuple[str, ...]) -> str:

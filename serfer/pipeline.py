@@ -117,6 +117,7 @@ class Pipeline:
         started = _now()
         array = np.asarray(batch)
         crops = self._crops(array)
+        self._check(deadline_s)
         key = None
         if self._cache is not None:
             key = self._cache.key([f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data])
@@ -125,7 +126,8 @@ class Pipeline:
             ready: Future[Result] = Future()
             ready.set_result(found)
             return ready
-        return self._ask(_Asked(crops, len(array), (), 0, (started, _now()), deadline_s, key))
+        asked = _Asked(crops, len(array), (), 0, (started, _now()), deadline_s, key)
+        return self._loop.submit(self._answer(asked))
 
     def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
         """Get every function ready for so many queries at once; raises UsageError where workers are in process.
@@ -189,6 +191,7 @@ class Pipeline:
             raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
         if names is not None and len(names) != len(images):
             raise UsageError(f"{len(names)} names were given for {len(images)} images")
+        self._check(deadline_s)
         started = _now()
         names = _names(images) if names is None else names
         key, count = None, len(images)
@@ -198,7 +201,8 @@ class Pipeline:
         result = self._found(key, count, names, top_k, started)
         if result is None:
             crops = self._crops(self.pixels(images, names))
-            result = result_of(self._ask(_Asked(crops, count, names, top_k, (started, _now()), deadline_s, key)))
+            asked = _Asked(crops, count, names, top_k, (started, _now()), deadline_s, key)
+            result = self._loop.wait(self._answer(asked))
         return list(result.report.images)
 
     def _found(self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float) -> Result | None:
@@ -214,14 +218,11 @@ class Pipeline:
         result = self._last = Result(logits, report, 0, answer, (started, started), now)
         return result
 
-    def _ask(self, asked: _Asked) -> Future[Result]:
+    def _check(self, deadline_s: float) -> None:
         if self._closed:
             raise UsageError("the pipeline is closed")
-        if not 0 < asked.deadline_s <= MAX_DEADLINE_S:
-            raise UsageError(
-                f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {asked.deadline_s}"
-            )
-        return self._loop.submit(self._answer(asked))
+        if not 0 < deadline_s <= MAX_DEADLINE_S:
+            raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
 
     async def _answer(self, asked: _Asked) -> Result:
         answer = await self._driver.run(asked.crops, asked.batch, asked.deadline_s)

@@ -27,7 +27,7 @@ from serfer.background import LoopThread
 from serfer.choices import Choices
 from serfer.core.aws import LambdaFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.core.keys import input_key, output_key
+from serfer.core.keys import NOBODY, input_key, output_key
 from serfer.core.plan import CACHE, INLINE, Plan, check_artefacts, load_plan
 from serfer.core.run import Retry
 from serfer.local.faults import Faults
@@ -42,7 +42,7 @@ from serfer.settings import Settings, aws_access, load_settings
 from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
-from storage import Store, distribution
+from storage import Store, distribution, schemes
 from storage.routed import open_routed
 
 _TASK_TIMEOUT_S = 60.0
@@ -51,7 +51,6 @@ _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's ot
 _EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
 _LOCAL = Credentials("local", "local")
 _OPENING = Retry(unavailable_attempts=4)
-_NOBODY = "0" * 32  # a query that never was
 
 
 def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
@@ -158,7 +157,7 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
         elif choices.workers == "local":
             service = _local_service(opening, url)
             await _start(service)
-            parts.push_async_callback(service.stop)
+            parts.push_async_callback(service.stop)  # also where what follows fails
             invoker = LambdaInvoker(service.url, REGION, _LOCAL, _CONNECTIONS)
         else:
             invoker = _deployed()
@@ -218,7 +217,7 @@ def _handed_on(plan: Plan, inline: str) -> Plan:
 
 def _probes(plan: Plan) -> list[str]:
     """Return keys that nobody has, of every store that the plan uses."""
-    return [input_key(_NOBODY, 0), *(output_key(_NOBODY, number, 0) for number in range(len(plan.stages)))]
+    return [input_key(NOBODY, 0), *(output_key(NOBODY, number, 0) for number in range(len(plan.stages)))]
 
 
 def _state_machine(
@@ -320,8 +319,7 @@ def _local_service(opening: _Opening, store_url: str) -> LambdaService:
 
 def _access(urls: str) -> dict[str, str]:
     """Return what local functions need beside their stores' URLs, where AWS gives deployed ones a role."""
-    inner = unquote(urls)  # of a store around a store
-    return aws_access() if "s3://" in inner or "iam=" in inner else {}
+    return aws_access() if "s3" in schemes(urls) or "iam=" in unquote(urls) else {}
 
 
 @contextmanager

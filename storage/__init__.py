@@ -12,7 +12,7 @@ from storage.store import Range, Store
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redact"]
+__all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redact", "schemes"]
 
 # Resolved when opened: a worker imports the one backend that it uses.
 _BUILT_IN = {
@@ -46,6 +46,11 @@ def check_known(option: str, url: str) -> None:
     _opener(url.partition("://")[0] if "://" in url else "")
 
 
+def schemes(url: str) -> set[str]:
+    """Return the scheme of a store's URL, and those of the stores inside it if it is a wrapper's."""
+    return set(re.findall(r"([A-Za-z][A-Za-z0-9+.-]*)://", unquote(url)))
+
+
 def distribution(url: str) -> str | None:
     """Return the name of the installed distribution that a store is plugged in by, also of one inside a wrapper's URL.
 
@@ -53,9 +58,9 @@ def distribution(url: str) -> str | None:
     """
     from importlib.metadata import entry_points  # noqa: PLC0415  as below
 
-    schemes = {match[1] for match in re.finditer(r"([A-Za-z][A-Za-z0-9+.-]*)://", unquote(url))}
+    plugged_in = schemes(url) - _BUILT_IN.keys()
     for entry in entry_points(group="serfer.stores"):
-        if entry.name in schemes - _BUILT_IN.keys() and entry.dist:
+        if entry.name in plugged_in and entry.dist:
             return entry.dist.name
     return None
 

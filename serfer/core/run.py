@@ -314,7 +314,7 @@ class Run:
         run, ended = current
         ended.ended, ended.result = now, failure
         if failure.error_type == MissingKeyError.__name__:
-            return self._finish(MissingKeyError(f"stage {stage}, tile {tile}: {failure.message}"))
+            return self._finish(_error(stage, tile, failure))
         if failure.unavailable:
             run.refusals += 1
         else:
@@ -378,11 +378,17 @@ class Run:
         return [Finish(error)]
 
 
-def _error(stage: int, tile: int, failure: Failure) -> SerferError:
-    """Turn a task's last failure into the error that its query ends with."""
-    text = f"stage {stage}, tile {tile}: {failure.message}"
+def query_error(failure: Failure, where: str) -> SerferError:
+    """Turn a task's last failure into the error that its query ends with; `where` says which task, as text."""
+    text = f"{where}{failure.message}"
+    if failure.error_type == MissingKeyError.__name__:
+        return MissingKeyError(text)
     if failure.error_type == StoreUnavailableError.__name__:
         return StoreUnavailableError(text)
     if failure.kind in (FailureKind.UNREACHABLE, FailureKind.THROTTLED):
         return LambdaUnavailableError(f"{failure.kind.value}: {text}")
     return TaskFailedError(f"{failure.kind.value}: {text}")
+
+
+def _error(stage: int, tile: int, failure: Failure) -> SerferError:
+    return query_error(failure, f"stage {stage}, tile {tile}: ")

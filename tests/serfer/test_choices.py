@@ -1,3 +1,5 @@
+from importlib.metadata import EntryPoint, EntryPoints
+
 import pytest
 
 from serfer.choices import DRIVERS, WORKERS, Choices
@@ -32,6 +34,15 @@ def test_what_cannot_work_is_refused_by_name(choices, words):
     with pytest.raises(UsageError) as caught:
         choices.check()
     assert words in str(caught.value)
+
+
+def test_a_scheme_that_only_ends_like_another_is_not_taken_for_it(monkeypatch):
+    mine = EntryPoints(
+        [EntryPoint(name, "storage.memory:open_memory", "serfer.stores") for name in ("myfile", "inmemory")]
+    )
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: mine.select(group=group))
+    Choices("myfile://x", "aws", "push").check()
+    Choices("inmemory://x", "local", "push").check()
 
 
 def test_whatever_is_left_is_taken():

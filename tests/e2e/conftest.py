@@ -67,7 +67,8 @@ class Process:
     stage: int | None = None
 
     def send(self, number):
-        os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it may have ended since it was seen
+            os.kill(self.pid, number)
 
 
 def processes(main):

@@ -175,7 +175,7 @@ def test_urls_open_in_other_processes(tmp_path):
         ("delay://?store=memory://&get_ms=inf", "get_ms"),
         ("delay://?store=memory://&jitter=1.5", "jitter from 0 to 1"),
         ("fail://?store=memory://&fail=0.6&hang=0.5", "at most 1"),
-        ("fail://?store=bogus://:hush@host", "bogus://:[*]{3}@host"),
+        ("fail://?store=bogus://:hush@host", "no store is known for 'bogus://'"),
     ],
 )
 def test_malformed_urls_are_refused_by_name(url, message):

@@ -13,8 +13,8 @@ from bench.results import Totals
 from bench.systems import Logits, Pixels, System
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan
+from serfer.core.report import QueryReport
 from serfer.pipeline import Pipeline, Result
-from serfer.report import QueryReport
 from serfer.unsplit import unsplit
 
 

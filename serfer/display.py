@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from bench.inflation import Inflation
     from bench.overhead import Overhead
     from serfer.core.profile import Profiles
+    from serfer.core.report import QueryReport
     from serfer.doctor import Check
     from serfer.pictures.pareto import Choice
     from serfer.prices import Prices
-    from serfer.report import QueryReport
     from serfer.verify import Verification
     from serfer.warm import Warmth
     from splitter.exactness import Difference

@@ -14,15 +14,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import TTL_MARGIN_S, Answer, Driver, Spent
+from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Driver, Spent
 from serfer.background import LoopThread, result_of
 from serfer.core.aws import LambdaFacts
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan, Preprocess
+from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
 from serfer.images import ImageLimits, decode_image, read_image
-from serfer.report import ImageAnswer, QueryReport, best_classes, cached_report, make_report
+from serfer.probe import Health, Probe
+from serfer.report import best_classes, cached_report, make_report
 from serfer.result_cache import ResultCache
 from serfer.warm import HOLD_S, Warmer, Warmth, warm
 
@@ -62,6 +64,7 @@ class _Asked:
     split: tuple[float, float]
     deadline_s: float
     key: str | None
+    asker: Asker
 
 
 class Pipeline:
@@ -75,6 +78,8 @@ class Pipeline:
         close: Callable[[], Awaitable[None]],
         facts: LambdaFacts,
         limits: ImageLimits,
+        probe: Probe,
+        *,
         warmer: Warmer | None = None,
         cache: ResultCache | None = None,
     ) -> None:
@@ -85,6 +90,7 @@ class Pipeline:
         self._close = close
         self._facts = facts
         self._limits = limits
+        self._probe = probe
         self._warmer = warmer
         self._cache = cache
         self._closed = False
@@ -109,10 +115,17 @@ class Pipeline:
         """
         return result_of(self.submit(batch, deadline_s=deadline_s)).logits
 
-    def submit(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Future[Result]:  # noqa: ANN401 - as run's
+    def submit(
+        self,
+        batch: Any,  # noqa: ANN401 - as run's
+        *,
+        deadline_s: float = DEADLINE_S,
+        asker: Asker = NOBODY,
+    ) -> Future[Result]:
         """Start a query of what `run` takes and return its result to come, so that any number may be under way.
 
-        Raises InputError at once for any other array; a query that fails ends its future with the error.
+        Raises InputError at once for any other array; a query that fails ends its future with the error. Cancelling the
+        future cancels the query: stages that have not begun never do.
         """
         started = _now()
         array = np.asarray(batch)
@@ -123,10 +136,8 @@ class Pipeline:
             key = self._cache.key([f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data])
         found = self._found(key, len(array), (), 0, started)
         if found is not None:
-            ready: Future[Result] = Future()
-            ready.set_result(found)
-            return ready
-        asked = _Asked(crops, len(array), (), 0, (started, _now()), deadline_s, key)
+            return _ready(found)
+        asked = _Asked(crops, len(array), (), 0, (started, _now()), deadline_s, key, asker)
         return self._loop.submit(self._answer(asked))
 
     def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
@@ -185,6 +196,19 @@ class Pipeline:
 
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
         """
+        future = self.ask(images, names=names, top_k=top_k, deadline_s=deadline_s)
+        return list(result_of(future).report.images)
+
+    def ask(
+        self,
+        images: Sequence[Image],
+        *,
+        names: Sequence[str] | None = None,
+        top_k: int = 5,
+        deadline_s: float = DEADLINE_S,
+        asker: Asker = NOBODY,
+    ) -> Future[Result]:
+        """Decode what `classify` takes, in this thread, and return the result to come, as `submit` does."""
         if not 1 <= top_k <= self.plan.output.elements:
             raise UsageError(f"top-k must be 1 to {self.plan.output.elements}, not {top_k}")
         if not 1 <= len(images) <= MAX_BATCH:
@@ -198,12 +222,16 @@ class Pipeline:
         if self._cache is not None:
             loaded = [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
             images, key = loaded, self._cache.key(loaded)
-        result = self._found(key, count, names, top_k, started)
-        if result is None:
-            crops = self._crops(self.pixels(images, names))
-            asked = _Asked(crops, count, names, top_k, (started, _now()), deadline_s, key)
-            result = self._loop.wait(self._answer(asked))
-        return list(result.report.images)
+        found = self._found(key, count, names, top_k, started)
+        if found is not None:
+            return _ready(found)
+        crops = self._crops(self.pixels(images, names))
+        asked = _Asked(crops, count, names, top_k, (started, _now()), deadline_s, key, asker)
+        return self._loop.submit(self._answer(asked))
+
+    def health(self, *, start: bool = False) -> Future[Health]:
+        """Look whether store and functions are there; with `start`, an environment of every function has to get ready."""
+        return self._loop.submit(self._probe.look(start=start))
 
     def _found(self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float) -> Result | None:
         """Return the result of a query that was answered before, if its answer is kept."""
@@ -225,7 +253,7 @@ class Pipeline:
             raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
 
     async def _answer(self, asked: _Asked) -> Result:
-        answer = await self._driver.run(asked.crops, asked.batch, asked.deadline_s)
+        answer = await self._driver.run(asked.crops, asked.batch, asked.deadline_s, asked.asker)
         columns = [np.frombuffer(output, dtype="<f4").reshape(asked.batch, -1) for output in answer.outputs]
         logits = np.concatenate(columns, axis=1)
         images = self._images(asked.names, logits, asked.top_k)
@@ -267,6 +295,12 @@ class Pipeline:
 
 def _now() -> float:
     return time.monotonic()  # as the event loop's, and so the driver's, clock
+
+
+def _ready(result: Result) -> Future[Result]:
+    future: Future[Result] = Future()
+    future.set_result(result)
+    return future
 
 
 async def _run(close: Callable[[], Awaitable[None]]) -> None:

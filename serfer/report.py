@@ -1,10 +1,8 @@
-"""What a query's answer says of itself: predictions, where its time and bytes went, what Lambda charges for it."""
+"""Make a query's report: its predictions, where its time and bytes went, what Lambda charges for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,64 +12,8 @@ from serfer.core.aws import LambdaFacts
 from serfer.core.cost import invocation_usd
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan, Stage
+from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport
 from serfer.core.run import StageRun
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One class of an answer; `label` is its index as text where the plan has no labels."""
-
-    label: str
-    index: int
-    score: float
-
-
-@dataclass(frozen=True)
-class ImageAnswer:
-    """An image's best classes, best first."""
-
-    name: str
-    predictions: tuple[Prediction, ...]
-
-
-@dataclass(frozen=True)
-class StageReport:
-    """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time.
-
-    `bytes_in` and `bytes_out` count tensors, whether they went through the store or rode along.
-    """
-
-    name: str
-    grid: str
-    tasks: int
-    ms: float
-    cold: int
-    bytes_in: int
-    bytes_out: int
-
-
-@dataclass(frozen=True)
-class QueryReport:
-    """The object that `serfer classify --json` and the HTTP API answer with.
-
-    `cost_usd` prices the measured times as Lambda would: requests, and memory times billed milliseconds.
-    """
-
-    model: str
-    images: tuple[ImageAnswer, ...]
-    latency_ms: float
-    cost_usd: float
-    plan: str
-    target: str
-    stages: tuple[StageReport, ...]
-    store: StoreCounts
-    retries: int
-    hedges: int
-    restarts: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def make_report(

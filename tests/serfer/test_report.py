@@ -8,9 +8,10 @@ from drivers.driver import Answer, Spent
 from serfer.core.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import load_plan
+from serfer.core.report import ImageAnswer, Prediction
 from serfer.core.run import Attempt, StageRun, TileRun
 from serfer.core.wire import Report
-from serfer.report import ImageAnswer, Prediction, best_classes, make_report
+from serfer.report import best_classes, make_report
 from tests.e2e.small import CLASSES, LABELS, split_small
 
 FACTS = shipped_aws().functions

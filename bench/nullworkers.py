@@ -15,6 +15,7 @@ from serfer.core.plan import Plan, load_plan
 from serfer.core.run import Failure
 from serfer.core.wire import Report, Task
 from serfer.pipeline import Pipeline
+from serfer.probe import Probe
 from serfer.settings import Settings
 from storage.memory import MemoryStore
 from storage.store import Store
@@ -73,5 +74,7 @@ async def _assemble(
             oldest_first=oldest_first,
         )
         parts.push_async_callback(driver.close)
-        return Pipeline(plan, driver, loop, parts.pop_all().aclose, facts, settings.image_limits())
+        return Pipeline(
+            plan, driver, loop, parts.pop_all().aclose, facts, settings.image_limits(), Probe(plan, store, None)
+        )
     raise AssertionError("unreachable: the exit stack swallows nothing")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,22 @@ from serfer.core.run import StageRun
 from serfer.core.wire import Buffer, Crop
 
 TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks a query: the id of the request that it came with, for workers' logs, and who watches it.
+
+    `watch` is called on the driver's loop when the query begins, and again when it begins anew, with the stages as they
+    run: a list that grows, of things that change. An engine that knows nothing of its stages before they end calls it
+    never.
+    """
+
+    request: str = ""
+    watch: Callable[[Sequence[StageRun]], None] | None = None
+
+
+NOBODY = Asker()
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,7 @@ class Answer:
 class Driver(Protocol):
     """Takes queries through one plan, any number at once, on one event loop."""
 
-    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
+    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float, asker: Asker = NOBODY) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
         Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable. However it

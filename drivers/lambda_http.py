@@ -40,7 +40,7 @@ _MARGIN_S = 5.0  # for what happens around a task that uses all of its function'
 _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
 _EVENT_S = 10.0  # for an event to be taken
 _START_S = 120.0  # for environments to start, and the first sessions to be built
-_THROTTLED, _OK, _ACCEPTED = 429, 200, 202
+_THROTTLED, _OK, _ACCEPTED, _NO_CONTENT = 429, 200, 202, 204
 _UNUSED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _KINDS = {
     "Sandbox.Timedout": FailureKind.TIMED_OUT,
@@ -105,6 +105,10 @@ class LambdaInvoker:
         """Send a warm-up request, and wait until the environment that took it is free again."""
         return await self._post(function, encode_warm_up(asked), asked.hold_s + _START_S, decode_warmed)
 
+    async def check(self, function: str) -> Failure | None:
+        """Ask whether a function could be invoked, which starts nothing."""
+        return await self._post(function, b"{}", _EVENT_S, lambda _: None, "DryRun")
+
     async def _post(
         self,
         function: str,
@@ -150,7 +154,7 @@ def _result(
         answer = json.loads(body) if body else {}
     except ValueError:
         answer = {}
-    if status in (_OK, _ACCEPTED) and "X-Amz-Function-Error" not in headers:
+    if status in (_OK, _ACCEPTED, _NO_CONTENT) and "X-Amz-Function-Error" not in headers:
         try:
             return decode(answer)
         except InputError as error:

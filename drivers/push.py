@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.driver import TTL_MARGIN_S, Answer, Spent
+from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Spent
 from drivers.invoker import Invoker, SharedInvoker
 from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.sharing import Groups, Sharing, Waiting
@@ -133,7 +133,7 @@ class PushDriver:
         self._under_way = UnderWay(self._route.retry)
         self._arrivals = itertools.count()
 
-    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
+    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float, asker: Asker = NOBODY) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
         Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable.
@@ -142,7 +142,7 @@ class PushDriver:
         started = asyncio.get_running_loop().time()
         times = started, started + deadline_s
         return await self._under_way.run(
-            self._under_way.until_answered(lambda: _Query(self._route, crops, batch, times, age))
+            self._under_way.until_answered(lambda: _Query(self._route, crops, batch, times, age, asker))
         )
 
     async def close(self) -> None:
@@ -170,11 +170,20 @@ def _together(invoker: Invoker, sharing: Sharing, limit: int) -> _Together:
 class _Query:
     """One query's events, invocations and keys; `times` are when it started and its deadline."""
 
-    def __init__(self, route: _Route, crops: Sequence[Crop], batch: int, times: tuple[float, float], age: int) -> None:
+    def __init__(
+        self,
+        route: _Route,
+        crops: Sequence[Crop],
+        batch: int,
+        times: tuple[float, float],
+        age: int,
+        asker: Asker,
+    ) -> None:
         paths = route.paths(batch)
         self._route = route
         self._name = query_id(secrets.token_hex(16), one_slot=paths.one_slot)
         self._age = age
+        self._asker = asker
         self._batch = batch
         self._started, self._deadline = times
         self._ttl = self._deadline - self._started + TTL_MARGIN_S
@@ -199,6 +208,8 @@ class _Query:
         """Run the query to its end; raises MissingKeyError where the store has lost some of its pieces."""
         await self._store_large_crops()
         self._carry_out(self._run.start(self._loop.time()))
+        if self._asker.watch:
+            self._asker.watch(self._run.stages)
         try:
             await self._ended
         except asyncio.CancelledError:
@@ -367,8 +378,12 @@ class _Query:
         task = self._tasks.get((stage, tile))
         if task is None:
             crop = self._crops[tile] if stage == 0 else None
-            rides = self._inline[stage], self._parts(stage, tile)
-            task = Task(self._route.plan.digest, self._name, stage, tile, self._batch, self._ttl, crop, *rides)
+            task = Task(
+                *(self._route.plan.digest, self._name, stage, tile, self._batch, self._ttl, crop),
+                inline=self._inline[stage],
+                parts=self._parts(stage, tile),
+                request=self._asker.request,
+            )
             self._tasks[stage, tile] = task
         return task
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from drivers.asl_output import parse_output
-from drivers.driver import TTL_MARGIN_S, Answer, Spent
+from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Spent
 from drivers.executions import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.outcomes import error_of, stage_runs
@@ -94,7 +94,13 @@ class StepFunctionsDriver:
         """How often Step Functions was asked whether an execution had ended."""
         return self._executions.polls
 
-    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float) -> Answer:
+    async def run(
+        self,
+        crops: Sequence[Crop],
+        batch: int,
+        deadline_s: float,
+        asker: Asker = NOBODY,  # noqa: ARG002 - an execution tells of its stages when it has ended
+    ) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
         Raises TaskFailedError, DeadlineError, or what was unavailable. Keys are deleted however it ends.

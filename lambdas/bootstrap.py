@@ -7,6 +7,7 @@ init, and not at the first query.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -18,6 +19,7 @@ from aws_lambda_powertools import Logger
 from lambdas.worker import Worker
 from serfer.core.errors import PlanError
 from serfer.core.plan import load_plan
+from serfer.core.wire import requests_in
 from storage.routed import open_routed
 
 logger = Logger(service="serfer")
@@ -46,9 +48,15 @@ _WORKER = _worker()
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context
-    """Do what the event asks; an error is logged with its request id and becomes a function error."""
+    """Do what the event asks; an error is logged with the ids of the requests it served, and becomes a function error.
+
+    With POWERTOOLS_LOG_LEVEL=DEBUG what went well is logged too.
+    """
     try:
-        return _WORKER.handle(event)
+        answer = _WORKER.handle(event)
     except Exception:
-        logger.exception("task failed", request_id=context.aws_request_id)
+        logger.exception("task failed", request_id=context.aws_request_id, requests=requests_in(event))
         raise
+    if logger.log_level <= logging.DEBUG:
+        logger.debug("task done", request_id=context.aws_request_id, requests=requests_in(event))
+    return answer

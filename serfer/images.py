@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from serfer.core.errors import ImageError, PlanError
+from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
 from serfer.core.plan import Preprocess, Shape
 
 Pixels = NDArray[np.uint8]
@@ -94,7 +94,7 @@ def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, l
     if not data:
         raise ImageError(f"{name} is empty")
     if len(data) > limits.max_bytes:
-        raise ImageError(f"{name} is larger than {limits.max_bytes:,} bytes")
+        raise ImageTooLargeError(f"{name} is larger than {limits.max_bytes:,} bytes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata, and of sizes that our own limit judges below
@@ -106,7 +106,7 @@ def decode_image(data: bytes, name: str, preprocess: Preprocess, shape: Shape, l
         raise ImageError(f"{name} is no image of a known format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
         most = min(limits.max_pixels, _PILLOWS_MOST_PIXELS)
-        raise ImageError(f"{name} has too many pixels: at most {most:,} are accepted") from None
+        raise ImageTooLargeError(f"{name} has too many pixels: at most {most:,} are accepted") from None
     except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow's decoders raise
         raise ImageError(f"{name} cannot be decoded: {error}") from error
 
@@ -127,7 +127,9 @@ def check_channels(preprocess: Preprocess, shape: Shape) -> None:
 def _check_pixels(size: tuple[int, int], name: str, limits: ImageLimits) -> None:
     width, height = size
     if width * height > limits.max_pixels:
-        raise ImageError(f"{name} has {width} x {height} pixels, more than the {limits.max_pixels:,} that are accepted")
+        raise ImageTooLargeError(
+            f"{name} has {width} x {height} pixels, more than the {limits.max_pixels:,} that are accepted"
+        )
 
 
 def _to_channels(image: Image.Image, preprocess: Preprocess) -> Image.Image:

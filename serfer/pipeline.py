@@ -27,6 +27,7 @@ from serfer.probe import Health, Probe
 from serfer.report import best_classes, cached_report, make_report
 from serfer.result_cache import ResultCache
 from serfer.warm import HOLD_S, Warmer, Warmth, warm
+from storage.store import Store
 
 Logits = NDArray[np.float32]
 Image = bytes | str | Path
@@ -70,7 +71,7 @@ class _Asked:
 class Pipeline:
     """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, by name
         self,
         plan: Plan,
         driver: Driver,
@@ -94,6 +95,11 @@ class Pipeline:
         self._warmer = warmer
         self._cache = cache
         self._closed = False
+
+    @property
+    def store(self) -> Store:
+        """Where its queries' pieces live."""
+        return self._probe.store
 
     @property
     def last(self) -> Result:
@@ -230,7 +236,7 @@ class Pipeline:
         return self._loop.submit(self._answer(asked))
 
     def health(self, *, start: bool = False) -> Future[Health]:
-        """Look whether store and functions are there; with `start`, an environment of every function has to get ready."""
+        """Look whether store and functions are there; with `start`, every function has to get an environment ready."""
         return self._loop.submit(self._probe.look(start=start))
 
     def _found(self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float) -> Result | None:

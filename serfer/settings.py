@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.profile import Profiles, parse_profiles, shipped_profiles
+from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.images import ImageLimits
 
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -30,10 +31,23 @@ class Settings(BaseSettings):
     state_machine: str = Field(
         default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w.-]{1,80}(:[\w.-]{1,128})?$"
     )
+    api_max_body_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
+    api_max_pixels: int = Field(default=40_000_000, gt=0)
+    api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
+    api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    api_body_timeout_s: float = Field(default=10.0, gt=0)
+    api_header_timeout_s: float = Field(default=10.0, gt=0)
+    api_in_flight: int = Field(default=16, gt=0, le=10_000)
+    api_queue: int = Field(default=64, ge=0, le=10_000)
+    api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)
+    api_drain_s: float = Field(default=5.0, ge=0)
+    api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
+    keys_file: Path | None = None
     local_concurrency: int = Field(default=16, gt=0)
+    local_url: str = Field(default="", pattern=r"^$|^http://[A-Za-z0-9.:\[\]-]+$")
     local_port: int = Field(default=0, ge=0, le=65535)
 
-    @field_validator("cache_dir", "aws_file", "profiles_file")
+    @field_validator("cache_dir", "aws_file", "profiles_file", "keys_file")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         """Workers have working directories of their own, so a relative path must not reach them."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,16 +28,17 @@ from serfer.background import LoopThread
 from serfer.choices import Choices
 from serfer.core.aws import LambdaFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.core.keys import NOBODY, input_key, output_key
 from serfer.core.plan import CACHE, INLINE, Plan, check_artefacts, load_plan
 from serfer.core.run import Retry
 from serfer.local.faults import Faults
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
+from serfer.local.running import check_functions
 from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
 from serfer.pipeline import Pipeline
+from serfer.probe import Probe, probes
 from serfer.result_cache import ResultCache
 from serfer.settings import Settings, aws_access, load_settings
 from splitter import zoo
@@ -145,32 +147,33 @@ class _Opening:
 async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
     """Start the parts, each to be stopped in the opposite order: workers, driver, invoker, store."""
     choices, plan = opening.choices, opening.plan
+    _check_shared_service(opening)
     async with AsyncExitStack() as parts:
         url = choices.store or _default_store(choices.workers, parts)
         store = parts.enter_context(open_routed(plan, url, choices.objects))
         # A store that cannot be used is told of now, not by every query.
-        await patiently(lambda: store.exists(_probes(plan)), _OPENING, math.inf)
+        await patiently(lambda: store.exists(probes(plan)), _OPENING, math.inf)
         invoker: InProcessInvoker | LambdaInvoker
-        service = None
+        service, lambda_url = None, ""
         if choices.workers == "inprocess":
             invoker = _in_process(opening, store)
         elif choices.workers == "local":
-            service = _local_service(opening, url)
-            await _start(service)
-            parts.push_async_callback(service.stop)  # also where what follows fails
-            invoker = LambdaInvoker(service.url, REGION, _LOCAL, _CONNECTIONS)
+            service, lambda_url = await _local_functions(opening, url, parts)
+            invoker = LambdaInvoker(lambda_url, REGION, _LOCAL, _CONNECTIONS)
         else:
             invoker = _deployed()
         if choices.driver.startswith("stepfunctions"):
             parts.push_async_callback(invoker.close)
-            driver: Driver = _state_machine(opening, service, store, parts)
+            driver: Driver = _state_machine(opening, lambda_url, store, parts)
         else:
             driver = _driver(opening, invoker, store, parts)
         if service is not None:
             parts.push_async_callback(service.stop)  # first: what is in flight ends, and with it what could still write
+        functions = invoker if isinstance(invoker, LambdaInvoker) else None
         return Pipeline(
             *(plan, driver, loop, parts.pop_all().aclose, opening.facts, opening.settings.image_limits()),
-            warmer=invoker if isinstance(invoker, LambdaInvoker) else None,
+            Probe(plan, store, functions),
+            warmer=functions,
             cache=ResultCache(store, plan, choices.cache_s) if choices.cache_s else None,
         )
     raise AssertionError("unreachable: the exit stack swallows nothing")
@@ -215,19 +218,12 @@ def _handed_on(plan: Plan, inline: str) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def _probes(plan: Plan) -> list[str]:
-    """Return keys that nobody has, of every store that the plan uses."""
-    return [input_key(NOBODY, 0), *(output_key(NOBODY, number, 0) for number in range(len(plan.stages)))]
-
-
-def _state_machine(
-    opening: _Opening, service: LambdaService | None, store: Store, parts: AsyncExitStack
-) -> StepFunctionsDriver:
+def _state_machine(opening: _Opening, lambda_url: str, store: Store, parts: AsyncExitStack) -> StepFunctionsDriver:
     """Put the Step Functions driver together: on a service of its own for local functions, else on the machine set."""
     plan, settings = opening.plan, opening.settings
     kind = "express" if opening.choices.driver.endswith("express") else "standard"
     server = None
-    if service is not None:
+    if lambda_url:
         functions = local_functions(plan)
         definition = compile_plan(
             *(plan, functions),
@@ -235,7 +231,7 @@ def _state_machine(
             task_timeout_s=_TASK_TIMEOUT_S,
             timeout_s=_EXECUTION_S[kind],
         )
-        server = StepFunctionsServer(kind, itertools.chain(*functions), service.url, definition)
+        server = StepFunctionsServer(kind, itertools.chain(*functions), lambda_url, definition)
         client, arn = connect(REGION, endpoint=server.endpoint, credentials=_LOCAL), server.arn
     elif arn := settings.state_machine:
         client = connect(arn.split(":")[3])
@@ -284,37 +280,82 @@ def _deployed() -> LambdaInvoker:
     return LambdaInvoker(meta.endpoint_url, meta.region_name, credentials, _CONNECTIONS)
 
 
-def _local_service(opening: _Opening, store_url: str) -> LambdaService:
-    plan, settings, objects = opening.plan, opening.settings, opening.choices.objects
-    cache = settings.cache_dir
-    with _cache_in_use(cache):
-        plugin = distribution(f"{store_url} {objects or ''}")
-        directories = {
-            part: function_directory(plan, opening.directory, *part, cache, plugin) for part in plan.functions
-        }
-        runtime = runtime_directory(cache / "runtime")
-    variables = {"SERFER_STORE": store_url, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(f"{store_url} {objects}")}
+def local_service(
+    plans: Iterable[tuple[Plan, Path]],
+    store: str,
+    settings: Settings,
+    *,
+    objects: str | None = None,
+    faults: Faults | None = None,
+    on_log: Callable[[str], None] | None = None,
+) -> LambdaService:
+    """Return a local Lambda service, not started yet, with the functions of several plans in their directories.
+
+    All of them use the store at the URL `store`, and the second one at `objects` if there is one. `on_log` gets every
+    line that a worker writes.
+    """
+    cache, urls = settings.cache_dir, f"{store} {objects or ''}"
+    variables = {"SERFER_STORE": store, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(urls)}
     if objects:
         variables["SERFER_OBJECT_STORE"] = objects
-    functions = [
-        FunctionConfig(
-            name=plan.function(*part),
-            directory=path,
-            handler=HANDLER,
-            memory_mb=plan.stages[part[0]].memory_mb,
-            timeout_s=_TASK_TIMEOUT_S,
-            environment=variables,
-        )
-        for part, path in directories.items()
-    ]
+    with _cache_in_use(cache):
+        plugin = distribution(urls)
+        functions = [
+            FunctionConfig(
+                name=plan.function(*part),
+                directory=function_directory(plan, directory, *part, cache, plugin),
+                handler=HANDLER,
+                memory_mb=plan.stages[part[0]].memory_mb,
+                timeout_s=_TASK_TIMEOUT_S,
+                environment=variables,
+            )
+            for plan, directory in {plan.digest: (plan, directory) for plan, directory in plans}.values()
+            for part in plan.functions
+        ]
+        runtime = runtime_directory(cache / "runtime")
     return LambdaService(
         functions,
-        facts=opening.facts,
+        facts=settings.facts().functions,
         runtime=runtime,
         concurrency=settings.local_concurrency,
         port=settings.local_port,
-        faults=opening.faults,
+        on_log=on_log,
+        faults=faults,
     )
+
+
+async def start_service(service: LambdaService) -> None:
+    """Start a local Lambda service; raises UnavailableError where its port is taken."""
+    try:
+        await service.start()
+    except OSError as error:
+        raise UnavailableError(
+            f"the local Lambda service cannot listen at {service.url}: {error.strerror}: set SERFER_LOCAL_PORT"
+        ) from error
+
+
+def _check_shared_service(opening: _Opening) -> None:
+    """Refuse what cannot be chosen for functions that were started by somebody else."""
+    choices = opening.choices
+    if choices.workers != "local" or not opening.settings.local_url:
+        return
+    if choices.store is None:
+        raise UsageError("SERFER_LOCAL_URL needs --store: the URL of the store that its functions were started with")
+    if opening.faults is not None:
+        raise UsageError("faults are those of a local Lambda service of one's own: unset SERFER_LOCAL_URL")
+
+
+async def _local_functions(opening: _Opening, store: str, parts: AsyncExitStack) -> tuple[LambdaService | None, str]:
+    """Return the local Lambda service and its URL: one of our own, unless SERFER_LOCAL_URL names one that runs."""
+    settings, plan = opening.settings, opening.plan
+    if settings.local_url:
+        await asyncio.to_thread(check_functions, settings.local_url, plan)
+        return None, settings.local_url
+    choices, faults = opening.choices, opening.faults
+    service = local_service([(plan, opening.directory)], store, settings, objects=choices.objects, faults=faults)
+    await start_service(service)
+    parts.push_async_callback(service.stop)  # also where what follows fails
+    return service, service.url
 
 
 def _access(urls: str) -> dict[str, str]:
@@ -329,10 +370,3 @@ def _cache_in_use(cache: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UnavailableError(f"SERFER_CACHE_DIR: {cache} cannot be used: {reason}") from error
-
-
-async def _start(service: LambdaService) -> None:
-    try:
-        await service.start()
-    except OSError as error:
-        raise UnavailableError(f"the local Lambda service cannot listen at {service.url}: {error.strerror}") from error

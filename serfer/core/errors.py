@@ -8,14 +8,20 @@
     ├── UsageError                      2      the request contradicts itself
     ├── InputError                      3      something handed to us is unusable
     │   ├── ImageError
+    │   │   └── ImageTooLargeError             in bytes or pixels
     │   ├── ModelError
     │   └── PlanError
     ├── UnavailableError                4      something we need is not there
     │   ├── StoreUnavailableError
     │   └── LambdaUnavailableError
-    └── StoreError                      1
-        ├── MissingKeyError                    no value under that key
-        └── ValueTooLargeError                 the store takes no value of that size
+    ├── StoreError                      1
+    │   ├── MissingKeyError                    no value under that key
+    │   └── ValueTooLargeError                 the store takes no value of that size
+    └── ServiceError                    1      a SerFer service did not do what its client asked for
+        ├── KeyRefusedError             2      the API key (also a UsageError)
+        ├── RequestRefusedError         3      the request (also an InputError)
+        ├── ServiceUnavailableError     4      it is not there, or has no room (also an UnavailableError)
+        └── ServiceDeadlineError        1      the time ran out (also a DeadlineError)
 
 A message names what was wrong and what to do about it, in one line: the command line prints it as it is.
 """
@@ -59,6 +65,10 @@ class ImageError(InputError):
     """An image cannot be decoded, or is too large in bytes or pixels."""
 
 
+class ImageTooLargeError(ImageError):
+    """An image has more bytes or pixels than are accepted."""
+
+
 class ModelError(InputError):
     """A model cannot be read, or holds what SerFer cannot split."""
 
@@ -91,3 +101,48 @@ class MissingKeyError(StoreError):
 
 class ValueTooLargeError(StoreError):
     """The store takes no value of that size."""
+
+
+class ServiceError(SerferError):
+    """A SerFer service did not do what its client asked for, or answered what cannot be read.
+
+    `status` is HTTP's, None where no response came; `detail` is the service's own line; `request_id` names the request
+    in the service's log; `retry_after_s` says when it asked to be asked again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        detail: str = "",
+        request_id: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = detail
+        self.request_id = request_id
+        self.retry_after_s = retry_after_s
+
+
+class KeyRefusedError(ServiceError, UsageError):
+    """The service wants an API key, or does not know the one it was given."""
+
+    exit_code = UsageError.exit_code
+
+
+class RequestRefusedError(ServiceError, InputError):
+    """The service finds the request unusable: an image that it cannot decode, too much of it, an unknown name."""
+
+    exit_code = InputError.exit_code
+
+
+class ServiceUnavailableError(ServiceError, UnavailableError):
+    """The service cannot be reached, is not ready, or has no room now: asked again later, it may answer."""
+
+    exit_code = UnavailableError.exit_code
+
+
+class ServiceDeadlineError(ServiceError, DeadlineError):
+    """No answer came in time: by the service's clock, or by its client's."""

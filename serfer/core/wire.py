@@ -16,6 +16,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from types import NoneType
@@ -29,6 +30,7 @@ from serfer.core.keys import check_query_id
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_REPLIES = 1 << 31
+_REQUEST = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _LONGEST_HOLD_S = 60.0
 MAX_BATCH = 1024
 _COUNTS = tuple(field.name for field in fields(StoreCounts))
@@ -54,6 +56,7 @@ class Task:
     An `inline` task answers with what it would have put into the store. `parts` are the ranges that the tile reads, in
     the plan's order, each None where it lies in the store; without any, all of them do. An event has nobody who waits
     for its answer: `reply` is the number of the reply key (serfer/core/keys.py) under which it is put into the store.
+    `request` is the id of the request that the query came with, for the worker's log.
     """
 
     plan: str
@@ -66,6 +69,7 @@ class Task:
     inline: bool = False
     parts: tuple[Buffer | None, ...] = ()
     reply: int | None = None
+    request: str = ""
 
     @property
     def carried(self) -> int:
@@ -122,7 +126,7 @@ def encode_tasks(tasks: Sequence[Task]) -> bytes:
 def _task_to_plain(task: Task) -> tuple[Any, ...]:
     crop = (task.crop.dtype, task.crop.data) if task.crop else None
     place = (task.plan, task.query, task.stage, task.tile, task.batch, float(task.ttl))
-    return (*place, crop, task.inline, task.parts, task.reply)
+    return (*place, crop, task.inline, task.parts, task.reply, task.request)
 
 
 def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
@@ -140,7 +144,7 @@ def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
             }
         }:
             crop = (dtype, None) if stage == 0 else None
-            return _plain_to_task([plan, query, stage, tile, batch, float(ttl), crop, False, [], None])
+            return _plain_to_task([plan, query, stage, tile, batch, float(ttl), crop, False, [], None, ""])
     return _plain_to_task(_unpack(event, "task"))
 
 
@@ -162,6 +166,15 @@ def decode_tasks(event: Any) -> list[Task]:  # noqa: ANN401 - whatever an invoke
     return tasks
 
 
+def requests_in(event: Any) -> list[str]:  # noqa: ANN401 - whatever an invoker sent
+    """Return the ids of the requests that a payload's tasks came with; none where it is no payload of ours."""
+    try:
+        tasks = decode_tasks(event) if is_shared(event) else [decode_task(event)]
+    except InputError:
+        return []
+    return sorted({task.request for task in tasks if task.request})
+
+
 def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
     match value:
         case [
@@ -175,6 +188,7 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
             bool(inline),
             [*parts],
             reply,
+            str(request),
         ]:
             counted = bool not in map(type, (stage, tile, batch))  # to Python, True is an int
             if not (reply is None or (type(reply) is int and 0 <= reply < _MAX_REPLIES)):
@@ -183,8 +197,10 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
                 raise InputError("the task is out of bounds")
             if any(type(part) not in (bytes, NoneType) for part in parts):
                 raise InputError("the task's parts are malformed")
+            if not _REQUEST.fullmatch(request):
+                raise InputError("the task's request id is malformed")
             name = check_query_id(query)
-            return Task(plan, name, stage, tile, batch, ttl, _decode_crop(crop), inline, tuple(parts), reply)
+            return Task(plan, name, stage, tile, batch, ttl, _decode_crop(crop), inline, tuple(parts), reply, request)
     raise InputError("the payload is no task")
 
 

@@ -1,0 +1,75 @@
+"""What is wrong with a request, as the client is told: problem details (RFC 9457), one line each, no traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.requests import Request
+
+from serfer.core.errors import (
+    DeadlineError,
+    ImageError,
+    ImageTooLargeError,
+    InputError,
+    PlanError,
+    SerferError,
+    UsageError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+_RETRY_S = "1"  # after something was unavailable: it may be back soon, and asking is cheap
+_OUTSIDE = (
+    (ImageTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    (ImageError, HTTPStatus.BAD_REQUEST),
+    (PlanError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (InputError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (DeadlineError, HTTPStatus.GATEWAY_TIMEOUT),
+)
+
+
+class Problem(Exception):  # noqa: N818 - RFC 9457's word
+    """A request that gets no answer: a status, a line for people, and headers such as Retry-After."""
+
+    def __init__(
+        self, status: int, detail: str, *, slug: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status = int(status)
+        self.detail = detail
+        self.slug = slug
+        self.headers = dict(headers or {})
+
+    def as_dict(self, request_id: str) -> dict[str, Any]:
+        """Return the members of the problem; `type` is left out where the status says it all (RFC 9457, 4.2.1)."""
+        kind = {"type": f"urn:serfer:problem:{self.slug}"} if self.slug else {}
+        title = HTTPStatus(self.status).phrase
+        return {**kind, "title": title, "status": self.status, "detail": self.detail, "request_id": request_id}
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return what a client is told of an error; of a bug of ours, nothing but that it is one."""
+    if isinstance(error, Problem):
+        return error
+    for kind, status in _OUTSIDE:
+        if isinstance(error, kind):
+            return Problem(status, str(error))
+    if isinstance(error, SerferError):  # a task that failed for good, the store, Lambda: what they say is for our log
+        return Problem(
+            HTTPStatus.SERVICE_UNAVAILABLE, _UNAVAILABLE, slug="unavailable", headers={"Retry-After": _RETRY_S}
+        )
+    return Problem(
+        HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of the service's; its log says more under this request's id"
+    )
+
+
+_UNAVAILABLE = "the store or the functions do not answer, or a function failed again and again: try again later"
+
+
+def problem_response(problem: Problem, request: Request) -> JSONResponse:
+    """Return a problem as a response."""
+    body = problem.as_dict(getattr(request.state, "request_id", ""))
+    return JSONResponse(body, problem.status, problem.headers, media_type=MEDIA_TYPE)

@@ -1,0 +1,87 @@
+"""Whether what a pipeline needs is there: its store answers, its functions can be invoked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from serfer.core.errors import SerferError
+from serfer.core.keys import NOBODY, input_key, output_key
+from serfer.core.plan import Plan
+from serfer.core.run import Failure
+from serfer.core.wire import Warmed, WarmUp
+from storage.store import Store
+
+_PATIENCE_S = 5.0
+
+
+class Functions(Protocol):
+    """Functions that can be asked about without running a task."""
+
+    async def check(self, function: str) -> Failure | None:
+        """Ask whether a function could be invoked, which starts nothing."""
+        ...
+
+    async def warm(self, function: str, asked: WarmUp) -> Warmed | Failure:
+        """Have an environment of a function get ready."""
+        ...
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is wrong with the store and with the functions, each in one line; empty where nothing is."""
+
+    store: str = ""
+    functions: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Say whether queries can be answered."""
+        return not (self.store or self.functions)
+
+
+class Probe:
+    """Looks at a plan's store and functions; workers in process, for which `functions` is None, are always there."""
+
+    def __init__(self, plan: Plan, store: Store, functions: Functions | None) -> None:
+        self._plan = plan
+        self.store = store
+        self._functions = functions
+
+    async def look(self, *, start: bool = False) -> Health:
+        """Return what is wrong. With `start`, an environment of every function has to get ready, which Lambda bills."""
+        store, functions = await asyncio.gather(self._look_at_store(), self._look_at_functions(start=start))
+        return Health(store, functions)
+
+    async def _look_at_store(self) -> str:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await asyncio.to_thread(self.store.exists, probes(self._plan))
+        except TimeoutError:
+            return f"the store did not answer within {_PATIENCE_S:g} s"
+        except SerferError as error:
+            return str(error)
+        return ""
+
+    async def _look_at_functions(self, *, start: bool) -> str:
+        if self._functions is None:
+            return ""
+        looks = [
+            self._functions.warm(name, WarmUp(self._plan.digest, stage, part, 0.0))
+            if start
+            else self._functions.check(name)
+            for (stage, part), name in _functions(self._plan)
+        ]
+        found = await asyncio.gather(*looks)
+        return next((f"{one.kind.value}: {one.message}" for one in found if isinstance(one, Failure)), "")
+
+
+def probes(plan: Plan) -> list[str]:
+    """Return keys that nobody has, of every store that the plan uses."""
+    return [input_key(NOBODY, 0), *(output_key(NOBODY, number, 0) for number in range(len(plan.stages)))]
+
+
+def _functions(plan: Plan) -> Sequence[tuple[tuple[int, int], str]]:
+    return [(part, plan.function(*part)) for part in plan.functions]

@@ -27,13 +27,14 @@ def _is_taken(path: Path) -> bool:
         return False
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, in place of what was there; raises InputError where that cannot be."""
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file of a mode (less the umask), in place of what was there; raises InputError where that cannot be."""
     if _is_taken(path):
         raise InputError(f"{str(path)!r} cannot be written: it is no regular file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
+            part.touch(mode)
             part.write_bytes(data)
             part.replace(path)
         finally:

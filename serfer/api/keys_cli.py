@@ -1,0 +1,69 @@
+"""`serfer keys`: make, remove and list API keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer.core.errors import UsageError
+from serfer.settings import load_settings
+from serfer.terminal import err, out
+
+app = typer.Typer(no_args_is_help=True, help="API keys of the HTTP service.")
+
+_FileOption = Annotated[
+    Path | None, typer.Option("--file", help="The file of keys; by default that of SERFER_KEYS_FILE.")
+]
+_Name = Annotated[str, typer.Argument(help="Whose key it is: letters, digits, '.', '_' and '-'.")]
+
+
+@app.command()
+def add(
+    name: _Name,
+    file: _FileOption = None,
+    per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute, in each driver.")] = None,
+    burst: Annotated[int | None, typer.Option(min=1, help="Requests at once; by default a minute's.")] = None,
+) -> None:
+    """Make a key and print it: this once, for the file keeps only its digest."""
+    from serfer.api.keys import add_key  # noqa: PLC0415 - the command line starts fast
+
+    if burst is not None and per_minute is None:
+        raise UsageError("--burst says more about --per-minute: give both")
+    key = add_key(_file(file), name, per_minute, burst=burst)
+    print(key)  # noqa: T201 - it is what the command is for; a console would break the line
+    err.print("Keep it: it cannot be shown again. Drivers that run accept it within seconds.", soft_wrap=True)
+
+
+@app.command()
+def remove(name: _Name, file: _FileOption = None) -> None:
+    """Take a key away; drivers that run refuse it within seconds."""
+    from serfer.api.keys import remove_key  # noqa: PLC0415 - same
+
+    remove_key(_file(file), name)
+
+
+@app.command(name="list")
+def list_(
+    file: _FileOption = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+) -> None:
+    """Print whose keys there are, with their quotas."""
+    from serfer.api.keys import read_keys  # noqa: PLC0415 - same
+
+    for entry in read_keys(_file(file)):
+        if as_json:
+            print(entry.model_dump_json(exclude={"sha256"}))  # noqa: T201 - JSON lines go out as they are
+            continue
+        quota = f"{entry.requests_per_minute:,} a minute" if entry.requests_per_minute else "no quota"
+        created = f"{entry.created:%Y-%m-%d}" if entry.created else ""
+        out.print(f"{entry.name:24} {quota:20} {created}".rstrip(), markup=False)
+
+
+def _file(chosen: Path | None) -> Path:
+    path = chosen or load_settings().keys_file
+    if path is None:
+        raise UsageError("which file of keys? Give --file, or set SERFER_KEYS_FILE")
+    return path

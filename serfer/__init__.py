@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from serfer.client import AsyncClient as AsyncClient
+    from serfer.client import Client as Client
     from serfer.core.plan import Plan as Plan
     from serfer.pipeline import Pipeline as Pipeline
     from serfer.wiring import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
-__all__ = ["Pipeline", "Plan", "__version__", "open", "split"]
+__all__ = ["AsyncClient", "Client", "Pipeline", "Plan", "__version__", "open", "split"]
 
 _HOMES = {
+    "AsyncClient": ("serfer.client", "AsyncClient"),
+    "Client": ("serfer.client", "Client"),
     "Pipeline": ("serfer.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "open": ("serfer.wiring", "open_pipeline"),

@@ -87,3 +87,9 @@ def test_an_error_names_the_place(path, value, message):
 def test_the_top_itself_may_be_wrong(value):
     with pytest.raises(PlanError, match=r"^root should be an object"):
         structure(Root, value, "root")
+
+
+def test_what_is_unknown_may_be_passed_over_but_nothing_may_lack():
+    assert structure(Root, changed(("leaves", 0, "extra"), 1), "root", lenient=True) == structure(Root, GOOD, "root")
+    with pytest.raises(PlanError, match=r"root\.leaves\[0\] lacks 'name'$"):
+        structure(Root, changed(("leaves", 0, "name"), ...), "root", lenient=True)

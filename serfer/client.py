@@ -1,0 +1,355 @@
+"""Clients of a SerFer service (serfer serve, serfer up): one that blocks, one for asyncio (docs/client.md).
+
+    with serfer.Client("http://localhost:8000") as client:
+        report = client.classify("cat.jpg")
+        print(report.images[0].predictions[0].label, report.latency_ms, report.cost_usd)
+
+What is said to the service, and when it is said again, stands in serfer/exchange.py; here it is only sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+
+from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
+from serfer.core.served import JobStatus, ServedModel, ServedReport
+from serfer.exchange import Clock, Exchange, Retries, Steps, T, Try
+from serfer.messages import Asked, Image, Reply, unreadable, upload
+
+MAX_REPLY_BYTES = 16 * 1024 * 1024
+_CONNECT_S = 5.0
+_KEY = re.compile(r"[!-~]{1,1024}")
+_LOST = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+
+
+class Client:
+    """A service's client whose calls wait for their answers; threads may share it.
+
+    `api_key` is sent with each request. A call takes at most `timeout_s`, in which it is tried again up to `retries`
+    times where the service cannot be reached or has no room. `transport` is httpx's, and with `sleep` and `clock` for
+    tests.
+
+    Every call raises the errors of ServiceError's family: KeyRefusedError, RequestRefusedError,
+    ServiceUnavailableError, ServiceDeadlineError.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 5,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock | None = None,
+    ) -> None:
+        self._base_url = _checked_url(base_url)
+        self._exchange = _exchange(api_key, timeout_s, retries, clock)
+        http = httpx.Client(base_url=self._base_url, headers=_headers(api_key), transport=transport)
+        self._wire = _Wire(http, sleep, self._exchange.clock.monotonic)
+
+    def classify(
+        self,
+        images: Image | Sequence[Image],
+        *,
+        model: str | None = None,
+        top_k: int = 5,
+        deadline_ms: int | None = None,
+        explain: bool = False,
+        names: Sequence[str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> ServedReport:
+        """Classify images (encoded bytes, or paths), all in one query, and return its report.
+
+        `explain` adds the timeline. `names` are what the report calls the images: their files' names, unless given. All
+        tries of a call have the same idempotency key, so that the service answers once.
+        """
+        asked = Asked(model, top_k, deadline_ms, explain, idempotency_key)
+        return self._wire.run(self._exchange.classify(upload(images, names), asked))
+
+    def submit(
+        self,
+        images: Image | Sequence[Image],
+        *,
+        model: str | None = None,
+        top_k: int = 5,
+        deadline_ms: int | None = None,
+        names: Sequence[str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Hand in what `classify` takes, and return the job that answers it, without waiting for it."""
+        asked = Asked(model, top_k, deadline_ms, idempotency_key=idempotency_key)
+        return Job(self._wire.run(self._exchange.submit(upload(images, names), asked)), self._wire, self._exchange)
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Return the models that the service answers for."""
+        return self._wire.run(self._exchange.models())
+
+    def ready(self) -> bool:
+        """Return whether the service takes queries now; raises ServiceUnavailableError where nothing answers."""
+        return self._wire.run(self._exchange.ready())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._wire.http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._base_url!r})"
+
+
+class AsyncClient:
+    """A service's client for asyncio: all of Client, awaited. Tasks of one event loop may share it."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 5,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Clock | None = None,
+    ) -> None:
+        self._base_url = _checked_url(base_url)
+        self._exchange = _exchange(api_key, timeout_s, retries, clock)
+        http = httpx.AsyncClient(base_url=self._base_url, headers=_headers(api_key), transport=transport)
+        self._wire = _AsyncWire(http, sleep)
+
+    async def classify(
+        self,
+        images: Image | Sequence[Image],
+        *,
+        model: str | None = None,
+        top_k: int = 5,
+        deadline_ms: int | None = None,
+        explain: bool = False,
+        names: Sequence[str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> ServedReport:
+        """Classify images as `Client.classify` does."""
+        asked = Asked(model, top_k, deadline_ms, explain, idempotency_key)
+        body = await asyncio.to_thread(upload, images, names)
+        return await self._wire.run(self._exchange.classify(body, asked))
+
+    async def submit(
+        self,
+        images: Image | Sequence[Image],
+        *,
+        model: str | None = None,
+        top_k: int = 5,
+        deadline_ms: int | None = None,
+        names: Sequence[str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncJob:
+        """Hand images in as `Client.submit` does."""
+        asked = Asked(model, top_k, deadline_ms, idempotency_key=idempotency_key)
+        body = await asyncio.to_thread(upload, images, names)
+        return AsyncJob(await self._wire.run(self._exchange.submit(body, asked)), self._wire, self._exchange)
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """Return the models that the service answers for."""
+        return await self._wire.run(self._exchange.models())
+
+    async def ready(self) -> bool:
+        """Return whether the service takes queries now; raises ServiceUnavailableError where nothing answers."""
+        return await self._wire.run(self._exchange.ready())
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._wire.http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._base_url!r})"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A query that was handed in: the service keeps its result under `id` for a while."""
+
+    id: str
+    _wire: _Wire = field(repr=False)
+    _exchange: Exchange = field(repr=False)
+
+    def status(self) -> JobStatus:
+        """Look how far it is."""
+        return self._wire.run(self._exchange.status(self.id))
+
+    def result(self, timeout_s: float | None = None) -> ServedReport:
+        """Wait for its result, at most `timeout_s` or as long as the client's calls may take.
+
+        Raises what `classify` raises, RequestRefusedError when the service keeps it no longer, and
+        ServiceDeadlineError when the time is up: it goes on, and may be asked again.
+        """
+        return self._wire.run(self._exchange.result(self.id, timeout_s))
+
+    def cancel(self) -> None:
+        """Let what still runs of it end."""
+        self._wire.run(self._exchange.cancel(self.id))
+
+
+@dataclass(frozen=True)
+class AsyncJob:
+    """All of Job, awaited."""
+
+    id: str
+    _wire: _AsyncWire = field(repr=False)
+    _exchange: Exchange = field(repr=False)
+
+    async def status(self) -> JobStatus:
+        """Look how far it is."""
+        return await self._wire.run(self._exchange.status(self.id))
+
+    async def result(self, timeout_s: float | None = None) -> ServedReport:
+        """Wait for its result as `Job.result` does."""
+        return await self._wire.run(self._exchange.result(self.id, timeout_s))
+
+    async def cancel(self) -> None:
+        """Let what still runs of it end."""
+        await self._wire.run(self._exchange.cancel(self.id))
+
+
+class _Wire:
+    """Holds a conversation over httpx, and waits in between."""
+
+    def __init__(self, http: httpx.Client, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
+        self.http = http
+        self._sleep = sleep
+        self._now = now
+
+    def run(self, steps: Steps[T]) -> T:
+        """Hold a conversation to its end."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = self._send(step)
+                except (httpx.HTTPError, TimeoutError) as error:
+                    step = steps.throw(_fault(error, self.http.base_url))
+                else:
+                    step = steps.send(reply)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+    def _send(self, step: Try) -> Reply:
+        if step.after_s:
+            self._sleep(step.after_s)
+        latest, body = self._now() + step.timeout_s, bytearray()
+        with self.http.stream(**_request(step)) as response:
+            for chunk in response.iter_bytes():
+                _extend(body, chunk, response)
+                if self._now() > latest:
+                    raise TimeoutError
+            return _reply(response, body)
+
+
+class _AsyncWire:
+    """Holds a conversation over httpx, and lets others go on meanwhile."""
+
+    def __init__(self, http: httpx.AsyncClient, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self.http = http
+        self._sleep = sleep
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Hold a conversation to its end."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    reply = await self._send(step)
+                except (httpx.HTTPError, TimeoutError) as error:
+                    step = steps.throw(_fault(error, self.http.base_url))
+                else:
+                    step = steps.send(reply)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+    async def _send(self, step: Try) -> Reply:
+        if step.after_s:
+            await self._sleep(step.after_s)
+        body = bytearray()
+        async with asyncio.timeout(step.timeout_s), self.http.stream(**_request(step)) as response:
+            async for chunk in response.aiter_bytes():
+                _extend(body, chunk, response)
+            return _reply(response, body)
+
+
+def _checked_url(base_url: str) -> str:
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise UsageError("base_url is no URL: give one such as http://localhost:8000") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError("base_url must begin with http:// or https:// and name a host, as in http://localhost:8000")
+    if url.userinfo or url.query or url.fragment:
+        raise UsageError("base_url takes no user, no query and no fragment: an API key goes into api_key")
+    return str(url)
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    """Return what every request carries; replies come uncompressed, so that their bound is known as they arrive."""
+    if api_key is not None and not _KEY.fullmatch(api_key):
+        raise UsageError("api_key must be visible ASCII characters, 1 to 1024 of them and nothing around them")
+    plain = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "serfer"}
+    return plain if api_key is None else {**plain, "Authorization": f"Bearer {api_key}"}
+
+
+def _exchange(api_key: str | None, timeout_s: float, retries: int, clock: Clock | None) -> Exchange:
+    if retries < 0:
+        raise UsageError(f"retries must be 0 or more, not {retries}")
+    return Exchange(timeout_s, Retries(retries), clock or Clock(), api_key or "")
+
+
+def _request(step: Try) -> dict[str, Any]:
+    call = step.call
+    return {
+        "method": call.method,
+        "url": call.path,
+        "params": call.params,
+        "headers": call.headers,
+        "content": call.content,
+        "timeout": httpx.Timeout(step.timeout_s, connect=min(step.timeout_s, _CONNECT_S)),
+    }
+
+
+def _extend(body: bytearray, chunk: bytes, response: httpx.Response) -> None:
+    """Add what came to a reply's body, as long as it is within bounds."""
+    body += chunk
+    if len(body) > MAX_REPLY_BYTES or "Content-Encoding" in response.headers:
+        raise unreadable(f"compressed, or more than {MAX_REPLY_BYTES} bytes", _reply(response, b""))
+
+
+def _reply(response: httpx.Response, body: bytes | bytearray) -> Reply:
+    return Reply(response.status_code, response.headers, bytes(body))
+
+
+def _fault(error: Exception, base_url: httpx.URL) -> ServiceError:
+    """Return what it means that no reply came."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, _LOST):
+        return ServiceUnavailableError(f"no service answers at {base_url}: {reason}; look at the client's base_url")
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
+        return ServiceDeadlineError(f"no answer from {base_url} in time: allow more (timeout_s)")
+    return ServiceError(f"no answer from {base_url} that can be read: {reason}")

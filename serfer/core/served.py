@@ -1,0 +1,103 @@
+"""What a SerFer service answers with: a report with its timeline, how far a query is, which models there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serfer.core.report import QueryReport
+
+
+@dataclass(frozen=True)
+class TaskTime:
+    """One try of a task, in ms since its request was admitted; None for what is not known of it.
+
+    `outcome` is "answered", "given up" or the kind of failure; `cost_usd` is what Lambda charges for it.
+    """
+
+    stage: int
+    tile: int
+    attempt: int
+    asked_ms: float
+    started_ms: float | None
+    ended_ms: float | None
+    outcome: str
+    cold: bool
+    init_ms: float | None
+    read_ms: float | None
+    compute_ms: float | None
+    write_ms: float | None
+    environment: str | None
+    cost_usd: float | None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Where a query's time went, in ms since its request was admitted."""
+
+    queue_ms: float
+    decode_ms: float
+    answered_ms: float
+    tasks: tuple[TaskTime, ...]
+
+
+@dataclass(frozen=True)
+class ServedReport(QueryReport):
+    """A report as a service hands it out, with the timeline if it was asked to explain."""
+
+    timeline: Timeline | None
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """How far a stage is: `tiles` holds 1 for each tile that is done, `done` counts them."""
+
+    name: str
+    tasks: int
+    done: int
+    started_ms: float | None
+    ended_ms: float | None
+    tiles: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why there is no answer (RFC 9457)."""
+
+    status: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """How far a query is that nobody waits for: "queued", "running", "done" or "failed"."""
+
+    id: str
+    status: str
+    model: str
+    stages: tuple[StageProgress, ...]
+    result: ServedReport | None
+    problem: Problem | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will change no more."""
+        return self.status not in ("queued", "running")
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """The picture that a model's network takes, in pixels."""
+
+    height: int
+    width: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that a service answers for; `plan` is its plan's digest."""
+
+    name: str
+    plan: str
+    input: ModelInput
+    default: bool

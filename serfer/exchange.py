@@ -1,0 +1,183 @@
+"""How a client and a service talk, without a network: what to send when, and when to give up.
+
+    classify ──▶ Try(call, after 0 s) ──▶ Reply ──▶ a report
+                    ▲                       │ or a fault
+                    └── after a wait ◀──────┴──▶ ServiceError, if another try is no use or the time is up
+
+Each conversation is a generator of tries that takes replies, so that the client that blocks and the one that does not
+(serfer/client.py) hold the same ones. Time comes from a Clock, and a wait is something that a Try asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TypeAlias, TypeVar
+from urllib.parse import quote
+
+from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
+from serfer.core.served import JobStatus, ServedModel, ServedReport
+from serfer.messages import (
+    Asked,
+    Call,
+    Reply,
+    Upload,
+    failure,
+    read_models,
+    read_report,
+    read_status,
+    refusal,
+    retry_after,
+    unreadable,
+)
+
+T = TypeVar("T")
+_LAST_LOOK_S = 0.05  # with less time left, looking once more is no use
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where time and luck come from: seconds since some moment, seconds since 1970, uniform in [0, 1)."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    chance: Callable[[], float] = random.random
+
+
+@dataclass(frozen=True)
+class Try:
+    """Send a call after so many seconds, and wait so many for its reply."""
+
+    call: Call
+    after_s: float
+    timeout_s: float
+
+
+Steps: TypeAlias = Generator[Try, Reply, T]
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often and how soon a call is tried again, in seconds.
+
+    The n-th wait, from 0, is what the service asked for, if anything, and base * 2^n, at most `longest`, times a random
+    factor in [0.5, 1): clients that were turned away together do not come back together.
+    """
+
+    most: int = 5
+    base_s: float = 0.1
+    longest_s: float = 5.0
+
+    def next_wait(self, attempt: int, error: ServiceError, left_s: float, chance: float) -> float | None:
+        """Return how long to wait after the `attempt`-th try, from 1, failed; None if there is to be no other."""
+        if attempt > self.most or not isinstance(error, ServiceUnavailableError):
+            return None
+        wait = (error.retry_after_s or 0.0) + self.backoff(attempt, chance)
+        return wait if wait < left_s else None
+
+    def next_look(self, look: int, told_s: float | None, left_s: float, chance: float) -> float | None:
+        """Return how long to wait after the `look`-th look, from 1, at what has not ended; None when time is up."""
+        wait = self.backoff(look, chance) if told_s is None else told_s
+        return min(wait, 0.8 * left_s) if left_s > _LAST_LOOK_S else None  # the rest is for the look itself
+
+    def backoff(self, attempt: int, chance: float) -> float:
+        """Return the wait after the `attempt`-th try, from 1, where the service does not say."""
+        doublings = min(attempt - 1, 32)  # with more it is `longest_s` anyway
+        return min(self.longest_s, self.base_s * 2.0**doublings) * (0.5 + 0.5 * chance)
+
+
+class Exchange:
+    """The conversations of a client, each within `timeout_s`; `secret` is kept out of errors."""
+
+    def __init__(self, timeout_s: float, retries: Retries, clock: Clock, secret: str) -> None:
+        self.clock = clock
+        self._timeout_s = _checked(timeout_s)
+        self._retries = retries
+        self._secret = secret
+
+    def classify(self, upload: Upload, asked: Asked) -> Steps[ServedReport]:
+        """Have images classified."""
+        reply = yield from self._answer(asked.call(upload, HTTPStatus.OK, {}))
+        return read_report(reply)
+
+    def submit(self, upload: Upload, asked: Asked) -> Steps[str]:
+        """Hand images in, and return the id under which their result will be found."""
+        call = asked.call(upload, HTTPStatus.ACCEPTED, {"Prefer": "respond-async"})
+        reply = yield from self._answer(call)
+        return read_status(reply).id
+
+    def status(self, job: str) -> Steps[JobStatus]:
+        """Look how far a job is."""
+        reply = yield from self._answer(Call("GET", _place(job)))
+        return read_status(reply)
+
+    def result(self, job: str, timeout_s: float | None) -> Steps[ServedReport]:
+        """Look at a job until it has ended, as often as the service says, and return its result."""
+        allowed_s = self._timeout_s if timeout_s is None else _checked(timeout_s)
+        deadline = self.clock.monotonic() + allowed_s
+        look, wait_s = 1, 0.0
+        while True:
+            reply = yield from self._answer(Call("GET", _place(job)), deadline, wait_s)
+            status = read_status(reply)
+            if status.ended:
+                return self._outcome(status, reply)
+            told_s, left_s = retry_after(reply, self.clock.wall()), deadline - self.clock.monotonic()
+            wait = self._retries.next_look(look, told_s, left_s, self.clock.chance())
+            if wait is None:
+                raise ServiceDeadlineError(f"the job has not ended within {allowed_s:g} s: ask again, or cancel it")
+            look, wait_s = look + 1, wait
+
+    def cancel(self, job: str) -> Steps[None]:
+        """Let what still runs of a job end; of one that is gone already nothing runs."""
+        yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
+
+    def models(self) -> Steps[tuple[ServedModel, ...]]:
+        """Return the models that the service answers for."""
+        reply = yield from self._answer(Call("GET", "/v1/models"))
+        return read_models(reply)
+
+    def ready(self) -> Steps[bool]:
+        """Return whether the service takes queries now."""
+        reply = yield from self._answer(Call("GET", "/readyz", (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)))
+        return reply.status == HTTPStatus.OK
+
+    def _answer(self, call: Call, deadline: float | None = None, after_s: float = 0.0) -> Steps[Reply]:
+        """Try until there is an answer; raise the last error when another try is no use, or the time is up."""
+        deadline = self.clock.monotonic() + self._timeout_s if deadline is None else deadline
+        attempt = 1
+        while True:
+            left_s = deadline - self.clock.monotonic() - after_s
+            try:
+                reply = yield Try(call, after_s, left_s)
+            except ServiceError as fault:
+                error = fault
+            else:
+                if reply.status in call.expected:
+                    return reply
+                error = refusal(reply, self.clock.wall(), self._secret)
+            left_s = deadline - self.clock.monotonic()
+            wait = self._retries.next_wait(attempt, error, left_s, self.clock.chance())
+            if wait is None:
+                raise error
+            attempt, after_s = attempt + 1, wait
+
+    def _outcome(self, status: JobStatus, reply: Reply) -> ServedReport:
+        if status.result is not None:
+            return status.result
+        if status.problem is None:
+            raise unreadable("the job ended with neither result nor problem", reply)
+        raise failure(status.problem.status, status.problem.detail, None, self._secret)
+
+
+def _place(job: str) -> str:
+    return f"/v1/results/{quote(job, safe='')}"
+
+
+def _checked(timeout_s: float) -> float:
+    if not 0 < timeout_s < math.inf:
+        raise UsageError(f"timeout_s must be a number of seconds above 0, not {timeout_s}")
+    return timeout_s

@@ -1,0 +1,253 @@
+"""What a client and a service send each other: queries as requests, replies as values or errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import httpx
+
+from serfer.core.errors import (
+    ImageError,
+    KeyRefusedError,
+    PlanError,
+    RequestRefusedError,
+    ServiceDeadlineError,
+    ServiceError,
+    ServiceUnavailableError,
+    UsageError,
+)
+from serfer.core.served import JobStatus, ServedModel, ServedReport
+from serfer.core.structure import structure
+
+T = TypeVar("T")
+Image: TypeAlias = bytes | str | os.PathLike[str]
+_PROBLEM = "application/problem+json"
+_MAX_DETAIL = 500
+_ELSEWHERE, _CLIENTS_FAULT = range(300, 400), range(400, 500)
+_VISIBLE = re.compile(r"[!-~]{1,255}")
+_SECONDS = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request, the same in each try; a reply with a status that is not `expected` is an error."""
+
+    method: str
+    path: str
+    expected: tuple[int, ...] = (HTTPStatus.OK,)
+    params: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the service answered: `headers` are found in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Images as the body of a request."""
+
+    content: bytes = field(repr=False)
+    content_type: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a query asks for besides its images; None leaves it to the service."""
+
+    model: str | None
+    top_k: int
+    deadline_ms: int | None
+    explain: bool = False
+    idempotency_key: str | None = None
+
+    def call(self, upload: Upload, expected: HTTPStatus, headers: Mapping[str, str]) -> Call:
+        """Return the request, with an idempotency key of its own where none was given; raises UsageError."""
+        key = secrets.token_hex(16) if self.idempotency_key is None else self.idempotency_key
+        if not _VISIBLE.fullmatch(key):
+            raise UsageError("an idempotency_key has 1 to 255 visible ASCII characters")
+        given = {
+            "top_k": str(self.top_k),
+            "model": self.model,
+            "deadline_ms": None if self.deadline_ms is None else str(self.deadline_ms),
+            "explain": "true" if self.explain else None,
+        }
+        return Call(
+            method="POST",
+            path="/v1/classify",
+            expected=(expected,),
+            params={name: value for name, value in given.items() if value is not None},
+            headers={"Content-Type": upload.content_type, "Idempotency-Key": key, **headers},
+            content=upload.content,
+        )
+
+
+def upload(images: Image | Sequence[Image], names: Sequence[str] | None) -> Upload:
+    """Return images (encoded bytes, or paths) as multipart/form-data; `names` are what the answer calls them.
+
+    Raises UsageError for none, and for another number of names; ImageError for a path that cannot be read.
+    """
+    several = [images] if isinstance(images, bytes | str | os.PathLike) else list(images)
+    if not several:
+        raise UsageError("a query has at least one image")
+    if names is not None and len(names) != len(several):
+        raise UsageError(f"{len(names)} names were given for {len(several)} images")
+    parts = []
+    for number, image in enumerate(several):
+        data = image if isinstance(image, bytes) else _read(Path(image))
+        own = f"image {number}" if isinstance(image, bytes) else Path(image).name
+        parts.append(("image", (own if names is None else names[number], data)))
+    encoded = httpx.Request("POST", "http://unused", files=parts)
+    return Upload(encoded.read(), encoded.headers["Content-Type"])
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+@dataclass(frozen=True)
+class _Models:
+    models: tuple[ServedModel, ...]
+
+
+def read_report(reply: Reply) -> ServedReport:
+    """Return a reply's report; raises ServiceError that names what is wrong with it."""
+    return _structured(ServedReport, _with_timeline(_document(reply)), "report", reply)
+
+
+def read_status(reply: Reply) -> JobStatus:
+    """Return how far a job is by a reply; raises ServiceError that names what is wrong with it."""
+    document = _document(reply)
+    if isinstance(document, dict):
+        ended = {"result": _with_timeline(document.get("result")), "problem": document.get("problem")}
+        document = {**document, **ended}
+    return _structured(JobStatus, document, "status", reply)
+
+
+def read_models(reply: Reply) -> tuple[ServedModel, ...]:
+    """Return the models that a reply lists; raises ServiceError that names what is wrong with it."""
+    return _structured(_Models, _document(reply), "answer", reply).models
+
+
+def _with_timeline(report: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Only a report that was asked to explain has one."""
+    return {"timeline": None, **report} if isinstance(report, dict) else report
+
+
+def _document(reply: Reply) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return json.loads(reply.body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise unreadable("no JSON", reply) from error
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _structured(kind: type[T], document: Any, where: str, reply: Reply) -> T:  # noqa: ANN401 - any JSON value
+    try:
+        return structure(kind, document, where, lenient=True)
+    except PlanError as error:
+        raise unreadable(str(error), reply) from error
+
+
+def unreadable(fault: str, reply: Reply) -> ServiceError:
+    """Return the error for a reply that no SerFer service gives."""
+    return ServiceError(
+        f"the answer is not what a SerFer service of this version gives: {fault}; look at the client's base_url",
+        status=reply.status,
+        request_id=reply.headers.get("X-Request-Id"),
+    )
+
+
+def refusal(reply: Reply, now: float, secret: str) -> ServiceError:
+    """Return what a reply with a status that was not hoped for means; `now` is in seconds since 1970."""
+    problem: Any = None
+    if reply.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _PROBLEM:
+        try:
+            problem = _document(reply)
+        except ServiceError:
+            problem = None
+    members = problem if isinstance(problem, dict) else {}
+    request = members.get("request_id") or reply.headers.get("X-Request-Id")
+    told_s = retry_after(reply, now)
+    return failure(reply.status, members.get("detail"), request, secret, retry_after_s=told_s)
+
+
+def failure(
+    status: int,
+    detail: Any,  # noqa: ANN401 - whatever the other side wrote there
+    request: Any,  # noqa: ANN401 - same
+    secret: str,
+    retry_after_s: float | None = None,
+) -> ServiceError:
+    """Return the error for a status, whose message is one line of bounded length without the secret."""
+    said, name = _line(detail, secret), _line(request, secret)
+    where = f"HTTP {status}, request {name}" if name else f"HTTP {status}"
+    message = f"{said or _meaning(status)} ({where})"
+    kind = _kind(status, explained=bool(said))
+    return kind(message, status=status, detail=said, request_id=name or None, retry_after_s=retry_after_s)
+
+
+def _kind(status: int, *, explained: bool) -> type[ServiceError]:
+    """Say what a status means; a 504 without a word of ours is a balancer's, which found nobody to answer."""
+    match status:
+        case 504 if explained:
+            return ServiceDeadlineError
+        case 401 | 403:
+            return KeyRefusedError
+        case 429 | 502 | 503 | 504:
+            return ServiceUnavailableError
+        case _:
+            return RequestRefusedError if status in _CLIENTS_FAULT else ServiceError
+
+
+def _meaning(status: int) -> str:
+    if status in _ELSEWHERE:
+        return "the service has moved: give the address where it is as base_url"
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return "the service wants another API key: look at api_key"
+    try:
+        return f"the service answered {HTTPStatus(status).phrase}"
+    except ValueError:
+        return "the service answered with a status that HTTP does not know"
+
+
+def _line(text: Any, secret: str) -> str:  # noqa: ANN401 - any JSON value
+    if not isinstance(text, str):
+        return ""
+    bare = text.replace(secret, "***") if secret else text
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in bare[:_MAX_DETAIL]).split())
+
+
+def retry_after(reply: Reply, now: float) -> float | None:
+    """Return for how many seconds a reply asks to be left alone, from `now` in seconds since 1970; None if it does not.
+
+    It says so in seconds, or as a date (RFC 9110, 10.2.3).
+    """
+    text = reply.headers.get("Retry-After", "").strip()
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,604 @@
+"""The client of a service, the one that blocks and the one for asyncio: each test runs with both."""
+
+import asyncio
+import functools
+import inspect
+import json
+import subprocess
+import sys
+from email.utils import formatdate
+
+import httpx
+import pytest
+
+from serfer import AsyncClient, Client
+from serfer.core.errors import (
+    DeadlineError,
+    ImageError,
+    InputError,
+    KeyRefusedError,
+    RequestRefusedError,
+    ServiceDeadlineError,
+    ServiceError,
+    ServiceUnavailableError,
+    UnavailableError,
+    UsageError,
+)
+from serfer.core.served import ModelInput, ServedModel
+from serfer.exchange import Clock
+
+KEY = "sk-hush-hush-hush"
+NOW = 1_700_000_000.0
+STAGE = {"name": "stage-0", "grid": "2x2", "tasks": 4, "ms": 5.5, "cold": 1, "bytes_in": 10, "bytes_out": 20}
+STORE = {"bytes_put": 1, "bytes_get": 2, "puts": 3, "gets": 4, "exists": 5}
+REPORT = {
+    "model": "small",
+    "images": [{"name": "a.png", "predictions": [{"label": "cat", "index": 3, "score": 0.75}]}],
+    "latency_ms": 12.5,
+    "cost_usd": 0.00001,
+    "plan": "ab" * 16,
+    "target": "serverless",
+    "stages": [STAGE],
+    "store": STORE,
+    "retries": 0,
+    "hedges": 0,
+    "restarts": 0,
+}
+TASK = {
+    "stage": 0,
+    "tile": 1,
+    "attempt": 0,
+    "asked_ms": 1.0,
+    "started_ms": 2.0,
+    "ended_ms": None,
+    "outcome": "given up",
+    "cold": False,
+    "init_ms": None,
+    "read_ms": None,
+    "compute_ms": None,
+    "write_ms": None,
+    "environment": None,
+    "cost_usd": None,
+}
+TIMELINE = {"queue_ms": 0.5, "decode_ms": 3, "answered_ms": 12.5, "tasks": [TASK]}
+PROGRESS = {"name": "stage-0", "tasks": 4, "done": 1, "started_ms": 1.0, "ended_ms": None, "tiles": [1, 0, 0, 0]}
+
+
+class Time:
+    """A clock that only waiting moves."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waits = []
+
+    def wait(self, seconds):
+        self.waits.append(round(seconds, 6))
+        self.now += seconds
+
+    async def await_(self, seconds):
+        self.wait(seconds)
+
+    def clock(self):
+        return Clock(lambda: self.now, lambda: NOW + self.now, lambda: 0.0)
+
+
+class Service:
+    """Answers with what a test lists, the last of it again and again, and keeps the requests that came."""
+
+    def __init__(self, time, *answers):
+        self.time = time
+        self.answers = list(answers)
+        self.requests = []
+
+    def __call__(self, request):
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if callable(answer):
+            return answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)  # none is sent twice
+
+
+class Waited:
+    """What an asynchronous client or job does, waited for."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        @functools.wraps(found)
+        def call(*arguments, **options):
+            result = asyncio.run(found(*arguments, **options))
+            return Waited(result) if hasattr(result, "cancel") else result
+
+        return call
+
+    def __repr__(self):
+        return repr(self._inner)
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture(params=["sync", "async"])
+def open_(request, time):
+    """Open a client of a service that gives these answers, and return both."""
+
+    def make(*answers, **options):
+        service = Service(time, *answers)
+        chosen = {"transport": httpx.MockTransport(service), "clock": time.clock(), "api_key": KEY, **options}
+        if request.param == "sync":
+            return Client("http://serfer.test/prod", sleep=time.wait, **chosen), service
+        return Waited(AsyncClient("http://serfer.test/prod", sleep=time.await_, **chosen)), service
+
+    return make
+
+
+def answer(status=200, document=REPORT, **headers):
+    return httpx.Response(
+        status, json=document, headers={name.replace("_", "-"): text for name, text in headers.items()}
+    )
+
+
+def problem(status, detail="because", **headers):
+    document = {"title": "No", "status": status, "detail": detail, "request_id": "req-7"}
+    return answer(status, document, content_type="application/problem+json", **headers)
+
+
+def status(state, **more):
+    return {"id": "job/1", "status": state, "model": "small", "created": 1, "stages": [PROGRESS], **more}
+
+
+def test_a_query_is_one_request_with_its_images_key_and_wishes(open_, tmp_path):
+    (tmp_path / "b.png").write_bytes(b"second")
+    client, service = open_(answer())
+    report = client.classify([b"first", tmp_path / "b.png"], model="small", top_k=3, deadline_ms=250, explain=True)
+    assert report.images[0].predictions[0].label == "cat"
+    assert (report.store.exists, report.stages[0].grid, report.timeline) == (5, "2x2", None)
+    [request] = service.requests
+    assert (request.method, request.url.path) == ("POST", "/prod/v1/classify")
+    assert dict(request.url.params) == {"top_k": "3", "model": "small", "deadline_ms": "250", "explain": "true"}
+    assert request.headers["Authorization"] == f"Bearer {KEY}"
+    assert request.headers["Content-Type"].startswith("multipart/form-data; boundary=")
+    body = request.content
+    assert body.count(b'name="image"') == 2
+    assert body.index(b'filename="image 0"') < body.index(b"first") < body.index(b'filename="b.png"')
+    assert str(tmp_path).encode() not in body
+
+
+def test_names_are_the_callers_where_given(open_):
+    client, service = open_(answer())
+    client.classify(b"first", names=["mine.jpg"])
+    assert b'filename="mine.jpg"' in service.requests[0].content
+    assert dict(service.requests[0].url.params) == {"top_k": "5"}
+
+
+def test_an_explained_report_has_its_timeline(open_):
+    client, _ = open_(answer(document={**REPORT, "timeline": TIMELINE}))
+    timeline = client.classify(b"x", explain=True).timeline
+    assert (timeline.queue_ms, timeline.decode_ms) == (0.5, 3.0)
+    assert (timeline.tasks[0].outcome, timeline.tasks[0].ended_ms) == ("given up", None)
+
+
+def test_every_try_of_a_call_is_the_same_request_and_every_call_has_a_key_of_its_own(open_):
+    client, service = open_(problem(503), problem(429), answer())
+    client.classify([b"first", b"second"])
+    keys = [request.headers["Idempotency-Key"] for request in service.requests]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+    assert len({request.content for request in service.requests}) == 1
+    client.classify(b"first")
+    assert service.requests[-1].headers["Idempotency-Key"] != keys[0]
+
+
+def test_a_given_key_is_sent(open_):
+    client, service = open_(answer())
+    client.classify(b"x", idempotency_key="order-66")
+    assert service.requests[0].headers["Idempotency-Key"] == "order-66"
+
+
+@pytest.mark.parametrize(
+    ("told", "waited"),
+    [
+        ("7", 7.05),
+        ("0", 0.05),
+        (formatdate(NOW + 9, usegmt=True), 9.05),
+        (formatdate(NOW - 9, usegmt=True), 0.05),
+        ("soon", 0.05),
+        ("-3", 0.05),
+        ("9" * 400, 0.05),
+    ],
+)
+def test_retry_after_is_obeyed_in_seconds_and_as_a_date(open_, time, told, waited):
+    client, _ = open_(problem(429, retry_after=told), answer())
+    client.classify(b"x")
+    assert time.waits == [waited]
+
+
+def test_without_retry_after_waits_double_up_to_a_bound(open_, time):
+    client, service = open_(problem(503), retries=8)
+    with pytest.raises(ServiceUnavailableError):
+        client.classify(b"x")
+    assert time.waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.5, 2.5]
+    assert len(service.requests) == 9
+
+
+@pytest.mark.parametrize("told", ["60", "59", formatdate(NOW + 3600, usegmt=True)])
+def test_who_would_have_to_wait_past_the_timeout_is_told_at_once(open_, time, told):
+    client, service = open_(problem(429, retry_after=told), timeout_s=59.0)
+    with pytest.raises(ServiceUnavailableError, match="because") as caught:
+        client.classify(b"x")
+    assert (time.waits, len(service.requests)) == ([], 1)
+    assert caught.value.retry_after_s == pytest.approx(float(told) if told.isdigit() else 3600)
+
+
+def test_no_try_outlasts_what_is_left_of_the_timeout(open_, time):
+    took = iter([4.0, 4.0, 1.8])
+
+    def slow(_):
+        time.now += next(took)
+        return problem(503)
+
+    client, service = open_(slow, timeout_s=10.0)
+    with pytest.raises(ServiceUnavailableError):
+        client.classify(b"x")
+    allowed = [request.extensions["timeout"] for request in service.requests]
+    assert [round(one["read"], 2) for one in allowed] == [10.0, 5.95, 1.85]
+    assert [round(one["connect"], 2) for one in allowed] == [5.0, 5.0, 1.85]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        httpx.ConnectError("[Errno 111] Connection refused"),
+        httpx.ReadError(""),
+        httpx.WriteError(""),
+        httpx.RemoteProtocolError("Server disconnected without sending a response."),
+        httpx.ConnectTimeout("timed out"),
+        answer(502, {}),
+        httpx.Response(503, text="<html>no server is available</html>"),
+        httpx.Response(504, text="<html>a balancer's</html>"),
+    ],
+    ids=repr,
+)
+def test_what_may_pass_is_tried_again(open_, fault):
+    client, service = open_(fault, fault, answer())
+    assert client.classify(b"x").model == "small"
+    assert len(service.requests) == 3
+
+
+def test_after_the_last_retry_the_last_error_is_raised_with_its_cause(open_):
+    client, service = open_(problem(503), httpx.ConnectError("refused"), retries=1)
+    with pytest.raises(ServiceUnavailableError, match="refused") as caught:
+        client.classify(b"x")
+    assert isinstance(caught.value, UnavailableError)
+    assert (caught.value.exit_code, caught.value.status, len(service.requests)) == (4, None, 2)
+    assert isinstance(caught.value.__context__, httpx.ConnectError)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "exit_code"),
+    [
+        (400, RequestRefusedError, 3),
+        (401, KeyRefusedError, 2),
+        (404, RequestRefusedError, 3),
+        (408, RequestRefusedError, 3),
+        (413, RequestRefusedError, 3),
+        (422, InputError, 3),
+        (500, ServiceError, 1),
+        (504, DeadlineError, 1),
+        (504, ServiceDeadlineError, 1),
+    ],
+)
+def test_what_another_try_cannot_mend_is_not_tried_again(open_, code, kind, exit_code):
+    client, service = open_(problem(code, "no\nsuch\x1b[31m thing", retry_after="1"))
+    with pytest.raises(kind) as caught:
+        client.classify(b"x")
+    error = caught.value
+    assert str(error) == f"no such [31m thing (HTTP {code}, request req-7)"
+    assert (error.status, error.detail, error.request_id) == (code, "no such [31m thing", "req-7")
+    assert (error.exit_code, len(service.requests)) == (exit_code, 1)
+
+
+def test_time_that_runs_out_while_waiting_for_an_answer_is_not_tried_again(open_):
+    client, service = open_(httpx.ReadTimeout(""))
+    with pytest.raises(ServiceDeadlineError, match="timeout_s"):
+        client.classify(b"x")
+    assert len(service.requests) == 1
+
+
+def test_a_reply_that_trickles_ends_with_the_timeout(time):
+    def trickle():
+        while True:
+            time.now += 1.0
+            yield b" "
+
+    service = Service(time, lambda _: httpx.Response(200, content=trickle()))
+    with (
+        Client("http://serfer.test", transport=httpx.MockTransport(service), clock=time.clock(), timeout_s=5) as client,
+        pytest.raises(ServiceDeadlineError),
+    ):
+        client.classify(b"x")
+    assert time.now < 7
+
+
+def test_a_reply_that_trickles_ends_with_the_timeout_async():
+    async def trickle():
+        while True:
+            await asyncio.sleep(0.001)
+            yield b""
+
+    async def ask():
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, content=trickle()))
+        async with AsyncClient("http://serfer.test", transport=transport, timeout_s=0.1) as client:
+            await client.classify(b"x")
+
+    with pytest.raises(ServiceDeadlineError):
+        asyncio.run(ask())
+
+
+def test_a_service_that_moved_is_not_followed(open_):
+    client, service = open_(httpx.Response(308, headers={"Location": "http://elsewhere.test"}))
+    with pytest.raises(ServiceError, match="base_url"):
+        client.classify(b"x")
+    assert len(service.requests) == 1
+
+
+def test_what_is_newer_is_passed_over(open_):
+    images = [{**REPORT["images"][0], "caption": "a cat"}]
+    client, _ = open_(answer(document={**REPORT, "images": images, "carbon": 1.0}))
+    assert client.classify(b"x").images[0].name == "a.png"
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (json.dumps({name: value for name, value in REPORT.items() if name != "plan"}), "report lacks 'plan'"),
+        (json.dumps({**REPORT, "stages": [{**STAGE, "ms": "1"}]}), r"report\.stages\[0\]\.ms should be float"),
+        (json.dumps({**REPORT, "timeline": {}}), r"report\.timeline lacks"),
+        (json.dumps({**REPORT, "latency_ms": float("nan")}), "no JSON"),
+        ("[]", "report should be an object"),
+        ("<html>", "no JSON"),
+        ("", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("\xff", "no JSON"),
+    ],
+)
+def test_an_answer_that_is_no_report_is_refused_by_name(open_, body, fault):
+    client, service = open_(httpx.Response(200, content=body.encode("latin-1")))
+    with pytest.raises(ServiceError, match=fault) as caught:
+        client.classify(b"x")
+    assert "\n" not in str(caught.value)
+    assert len(service.requests) == 1
+
+
+def test_an_answer_is_bounded(open_, monkeypatch):
+    monkeypatch.setattr("serfer.client.MAX_REPLY_BYTES", 1000)
+    client, _ = open_(httpx.Response(200, content=b" " * 1001))
+    with pytest.raises(ServiceError, match="more than 1000 bytes"):
+        client.classify(b"x")
+
+
+def test_an_answer_is_not_unpacked(open_):
+    packed = httpx.Response(200, headers={"Content-Encoding": "x-unknown"}, content=json.dumps(REPORT).encode())
+    client, service = open_(packed)
+    with pytest.raises(ServiceError, match="compressed"):
+        client.classify(b"x")
+    assert service.requests[0].headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("mute", [b"", b"{}", b"[1]", b'{"detail": 3}', b'{"detail": "' + b"x" * 100_000])
+def test_a_problem_that_says_nothing_is_told_by_its_status(open_, mute):
+    headers = {"Content-Type": "application/problem+json", "X-Request-Id": "abc"}
+    client, _ = open_(httpx.Response(422, headers=headers, content=mute))
+    with pytest.raises(RequestRefusedError) as caught:
+        client.classify(b"x")
+    assert str(caught.value).endswith("(HTTP 422, request abc)")
+
+
+def test_a_long_detail_is_cut(open_):
+    client, _ = open_(problem(422, "x" * 100_000))
+    with pytest.raises(RequestRefusedError) as caught:
+        client.classify(b"x")
+    assert len(str(caught.value)) < 600
+
+
+def test_a_job_is_polled_as_often_as_the_service_says(open_, time):
+    running = answer(document=status("running"), retry_after="1")
+    client, service = open_(
+        answer(202, status("queued"), location="/v1/results/job/1"),
+        answer(document=status("queued"), retry_after="2"),
+        problem(503),
+        running,
+        answer(document=status("done", result={**REPORT, "timeline": TIMELINE})),
+    )
+    job = client.submit(b"x", model="small")
+    assert job.id == "job/1"
+    assert job.result().timeline.answered_ms == 12.5
+    assert time.waits == [2.0, 0.05, 1.0]
+    first, *looks = service.requests
+    assert (first.method, first.headers["Prefer"]) == ("POST", "respond-async")
+    assert {(look.method, look.url.raw_path) for look in looks} == {("GET", b"/prod/v1/results/job%2F1")}
+
+
+def test_a_job_without_retry_after_is_polled_less_and_less_often(open_, time):
+    running = answer(document=status("running"))
+    client, _ = open_(
+        answer(202, status("queued")), running, running, running, answer(document=status("done", result=REPORT))
+    )
+    client.submit(b"x").result()
+    assert time.waits == [0.05, 0.1, 0.2]
+
+
+def test_a_job_that_does_not_end_in_time_is_left_running(open_, time):
+    client, service = open_(answer(202, status("queued")), answer(document=status("running"), retry_after="10"))
+    job = client.submit(b"x")
+    with pytest.raises(ServiceDeadlineError, match="within 25 s"):
+        job.result(25.0)
+    assert time.waits[:2] == [10.0, 10.0]
+    assert 24.9 < time.now <= 25.0
+    assert all(request.method != "DELETE" for request in service.requests)
+
+
+def test_a_job_says_how_far_it_is(open_):
+    client, _ = open_(answer(202, status("queued")), answer(document=status("running")))
+    found = client.submit(b"x").status()
+    assert (found.status, found.ended, found.result, found.problem) == ("running", False, None, None)
+    assert found.stages[0].tiles == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(400, RequestRefusedError), (503, ServiceUnavailableError), (504, DeadlineError)]
+)
+def test_a_failed_job_raises_its_problem_and_is_not_looked_at_again(open_, code, kind):
+    ended = status("failed", problem={"title": "No", "status": code, "detail": "a.png is no image"})
+    client, service = open_(answer(202, status("queued")), answer(document=ended))
+    job = client.submit(b"x")
+    with pytest.raises(kind, match=r"a\.png is no image") as caught:
+        job.result()
+    assert (caught.value.status, len(service.requests)) == (code, 2)
+
+
+@pytest.mark.parametrize("ended", [status("done"), status("cancelled"), status("failed", problem=None)])
+def test_a_job_that_ended_with_nothing_is_an_error(open_, ended):
+    client, _ = open_(answer(202, status("queued")), answer(document=ended))
+    job = client.submit(b"x")
+    with pytest.raises(ServiceError, match="neither result nor problem"):
+        job.result()
+
+
+def test_a_job_that_is_kept_no_longer_is_an_error(open_):
+    client, _ = open_(answer(202, status("queued")), problem(404, "no result job/1"))
+    job = client.submit(b"x")
+    with pytest.raises(RequestRefusedError, match="no result job/1"):
+        job.result()
+
+
+@pytest.mark.parametrize("gone", [httpx.Response(204), problem(404)], ids=repr)
+def test_a_job_is_cancelled_even_when_it_is_gone(open_, gone):
+    client, service = open_(answer(202, status("queued")), gone)
+    client.submit(b"x").cancel()
+    assert (service.requests[-1].method, service.requests[-1].url.raw_path) == ("DELETE", b"/prod/v1/results/job%2F1")
+
+
+def test_models_are_listed(open_):
+    model = {
+        "name": "small",
+        "plan": "ab",
+        "input": {"height": 34, "width": 35, "channels": 3},
+        "default": True,
+        "more": 1,
+    }
+    client, _ = open_(answer(document={"models": [model]}))
+    assert client.models() == (ServedModel("small", "ab", ModelInput(34, 35, 3), default=True),)
+
+
+@pytest.mark.parametrize(("code", "ready"), [(200, True), (503, False)])
+def test_a_service_is_asked_once_whether_it_is_ready(open_, code, ready):
+    client, service = open_(answer(code, {"ready": ready}))
+    assert client.ready() is ready
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"names": ["a", "b"]}, "2 names were given for 1 images"),
+        ({"idempotency_key": "a b"}, "idempotency_key"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"images": []}, "at least one image"),
+    ],
+)
+def test_what_contradicts_itself_is_not_sent(open_, options, word):
+    client, service = open_(answer())
+    with pytest.raises(UsageError, match=word):
+        client.classify(**{"images": b"x", **options})
+    assert service.requests == []
+
+
+def test_an_image_that_cannot_be_read_is_named(open_, tmp_path):
+    client, _ = open_(answer())
+    with pytest.raises(ImageError, match=r"nothing\.png cannot be read: No such file"):
+        client.classify([tmp_path / "nothing.png"])
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("localhost:8000", "http://"),
+        ("ftp://host", "http://"),
+        ("http://", "host"),
+        ("http://me:hush@host", "api_key"),
+        ("http://host?key=hush", "api_key"),
+        ("http://host:hush", "no URL"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_base_url_is_checked_and_not_repeated(kind, url, word):
+    with pytest.raises(UsageError, match=word) as caught:
+        kind(url)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"retries": -1}])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_bounds_are_checked(kind, options):
+    with pytest.raises(UsageError, match=next(iter(options))):
+        kind("http://host", **options)
+
+
+@pytest.mark.parametrize("key", ["", "hush hush", "hush\n", "hüsh"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_unusable_key_is_refused_and_not_repeated(kind, key):
+    with pytest.raises(UsageError, match="api_key") as caught:
+        kind("http://host", api_key=key)
+    assert "sh" not in str(caught.value).replace("show", "")
+
+
+def test_the_key_is_nowhere_to_be_seen(open_, caplog):
+    caplog.set_level("DEBUG")
+    client, _ = open_(answer(202, status("queued")), problem(401, f"unknown key {KEY}"))
+    job = client.submit(b"x")
+    with pytest.raises(KeyRefusedError) as caught:
+        client.classify(b"x")
+    for text in (repr(client), repr(job), str(caught.value), repr(caught.value), caught.value.detail, caplog.text):
+        assert KEY not in text
+    assert "http://serfer.test/prod" in repr(client)
+
+
+def test_a_client_closes_its_connections():
+    with Client("http://serfer.test") as client:
+        pass
+    assert client._wire.http.is_closed
+
+    async def use():
+        async with AsyncClient("http://serfer.test") as client:
+            return client
+
+    assert asyncio.run(use())._wire.http.is_closed
+
+
+def test_the_client_imports_nothing_that_computes_or_serves():
+    heavy = {
+        "torch",
+        "numpy",
+        "boto3",
+        "botocore",
+        "fastapi",
+        "starlette",
+        "onnx",
+        "aiohttp",
+        "PIL",
+        "redis",
+        "msgpack",
+    }
+    code = f"import sys, serfer; serfer.Client; serfer.AsyncClient; print(sorted({heavy!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"

@@ -89,7 +89,7 @@ class Pipeline:
         self._driver = driver
         self._loop = loop
         self._close = close
-        self._facts = facts
+        self.facts = facts
         self._limits = limits
         self._probe = probe
         self._warmer = warmer
@@ -266,7 +266,7 @@ class Pipeline:
         answered = _now()
         result = self._last = Result(
             logits,
-            make_report(self.plan, answer, images, answered - asked.split[0], self._facts),
+            make_report(self.plan, answer, images, answered - asked.split[0], self.facts),
             max((report.weight_loads for run in answer.stages for report in run.reports), default=0),
             answer,
             asked.split,

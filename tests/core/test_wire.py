@@ -30,7 +30,7 @@ from serfer.core.wire import (
 QUERY = "0123456789abcdef" * 2
 TASK = Task("d" * 64, QUERY, 1, 2, 3, 60.0, Crop("uint8", b"\0\xff\x80"), inline=True, parts=(b"\0\xfe", None, b""))
 REPORT = Report("env", 0.0, 1.5, 2.5, 3.5, 8.0, 1, 4, StoreCounts(1, 2, 3, 4, 5), b"\0\0\x80?")
-PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None, False, [], None]
+PLAIN = ["d" * 64, QUERY, 1, 2, 3, 60.0, None, False, [], None, "request-1"]
 
 FINITE = st.floats(0, allow_infinity=False)
 COUNT = st.integers(0, 2**63 - 1)
@@ -299,6 +299,17 @@ class TestShared:
             decode_tasks(json.loads(encode_tasks([*most, TASK])))
         with pytest.raises(InputError, match="too many"):
             decode_tasks(json.loads(encode_tasks(self.others(wire.MAX_BATCH + 1, batch=1))))
+
+    def test_requests_are_found_in_any_payload(self):
+        tasks = [replace(TASK, request="b"), replace(TASK, request="a", tile=0), replace(TASK, request="b", tile=2)]
+        assert wire.requests_in(json.loads(encode_tasks(tasks))) == ["a", "b"]
+        assert wire.requests_in(json.loads(encode_task(tasks[0]))) == ["b"]
+        assert wire.requests_in({"task": "x"}) == []
+
+    @pytest.mark.parametrize("request_id", ["a b", "x" * 65, "a\n"])
+    def test_odd_request_ids_are_refused(self, request_id):
+        with pytest.raises(InputError, match="request id"):
+            decode_task(packed("task", [*PLAIN[:10], request_id]))
 
     def test_no_tasks_are_no_payload(self):
         with pytest.raises(InputError, match="no tasks"):

@@ -1,0 +1,99 @@
+"""The application: routes, who may use them, and what becomes of errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from serfer import __version__
+from serfer.api.body import ApiLimits
+from serfer.api.classify import Classifying, classify_router
+from serfer.api.idempotency import Replies
+from serfer.api.keys import KeyRing, authorise
+from serfer.api.problems import Problem, problem_of, problem_response
+from serfer.api.results import Results
+from serfer.api.service import Service
+from serfer.core.errors import SerferError
+from serfer.pipeline import MAX_DEADLINE_S
+from serfer.settings import Settings
+
+_CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do
+_MS_PER_S = 1000
+
+
+def make_app(service: Service, settings: Settings, keys: KeyRing | None = None) -> FastAPI:
+    """Return the application that answers for `service`; with `keys`, to those who have one."""
+    limits = ApiLimits(settings.api_max_body_bytes, settings.api_max_images, settings.api_body_timeout_s)
+    results = Results(service.store, settings.api_result_ttl_s)
+    classifying = Classifying(
+        *(service, limits, Replies(service.store, settings.api_result_ttl_s), results),
+        deadline_ms=settings.api_deadline_ms,
+        longest_ms=int(MAX_DEADLINE_S * _MS_PER_S),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await results.close()
+        await service.close()
+
+    app = FastAPI(
+        title="SerFer",
+        version=__version__,
+        summary="Image classification on split convolutional networks.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    guarded: Sequence[Any] = [Depends(_guard(keys))] if keys else []
+    for router in (classify_router(classifying),):  # guarded: classify, models, inference, metrics
+        app.include_router(router, dependencies=guarded)
+    for router in ():  # open: health, page
+        app.include_router(router)
+    _answer_errors(app)
+    return app
+
+
+def _guard(keys: KeyRing) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
+    async def guard(request: Request) -> None:
+        request.state.client = authorise(request, keys)
+
+    return guard
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Let every error become a problem, or what the inference protocol has in its place."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        problem = problem_of(error)
+        request.state.error = error
+        return problem_response(problem, request)
+
+    async def http(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise TypeError
+        return await answer(request, Problem(error.status_code, str(error.detail), headers=error.headers))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        if not isinstance(error, RequestValidationError):
+            raise TypeError
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return await answer(request, Problem(422, f"{where}: {first['msg']}"))
+
+    async def gone(request: Request, error: Exception) -> Response:
+        request.state.error = error
+        return Response(status_code=_CLIENT_CLOSED)
+
+    app.add_exception_handler(Problem, answer)
+    app.add_exception_handler(SerferError, answer)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(ClientDisconnect, gone)

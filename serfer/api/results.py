@@ -1,0 +1,207 @@
+"""Queries that nobody waits for: their state lies in the drivers' common store, and every driver can tell it.
+
+    POST, Prefer: respond-async ──▶ 202 {id, "queued"}       a task of this driver's runs the query,
+    GET /v1/results/ID          ──▶ {"running", stages}      and writes down how far it is, ten times a second at most
+    GET /v1/results/ID          ──▶ {"done", result}         until its time to live has passed
+    DELETE /v1/results/ID       ──▶ gone; the driver that runs it sees that, and stops
+
+A state can be read by whoever sent the query alone: the key of the store holds its owner too. Where the driver dies the
+state stays as it was until the query's deadline, and is a failure from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+from serfer.api.problems import Problem, problem_of
+from serfer.core.errors import MissingKeyError, SerferError
+from serfer.core.run import StageRun
+from serfer.core.served import StageProgress
+from storage.store import Store
+
+_TICK_S = 0.1
+_GRACE_S = 5.0  # beyond its deadline, until a query whose driver says nothing counts as lost
+Watch = Callable[[Sequence[StageRun]], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A query to run later: its id and owner, what it asks (a digest), and when it has to be answered, on the clock."""
+
+    id: str
+    owner: str
+    model: str
+    digest: str
+    deadline: float
+
+    @property
+    def key(self) -> str:
+        """The key of its state; who does not know the owner cannot make it."""
+        return f"serfer:job:{hashlib.sha256(f'{len(self.owner)}:{self.owner}:{self.id}'.encode()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is known of a job, as it lies in the store."""
+
+    id: str
+    status: str
+    model: str
+    created: float
+    digest: str
+    deadline: float
+    stages: Sequence[StageProgress] = ()
+    result: dict[str, Any] | None = None
+    problem: dict[str, Any] | None = None
+
+    def public(self) -> dict[str, Any]:
+        """Return what the owner is shown."""
+        plain = asdict(self)
+        del plain["digest"], plain["deadline"]
+        return plain
+
+
+class Results:
+    """Jobs of this driver, and states of all drivers' jobs in `store`, for `ttl_s` seconds after their deadline."""
+
+    def __init__(self, store: Store, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def begin(
+        self,
+        job: Job,
+        work: Callable[[Watch], Awaitable[dict[str, Any]]],
+        progress: Callable[[Sequence[StageRun]], Sequence[StageProgress]],
+    ) -> dict[str, Any]:
+        """Start `work` unless the same job was begun before, here or elsewhere; return its state.
+
+        Raises Problem 422 where that asked something else.
+        """
+        state = _State(job.id, "queued", job.model, self._clock(), job.digest, job.deadline, progress(()))
+        for _ in range(2):
+            if await asyncio.to_thread(self._put_first, job.key, state):
+                task = asyncio.create_task(self._run(job.key, state, work, progress))
+                self._running[job.key] = task
+                task.add_done_callback(lambda _: self._running.pop(job.key, None))
+                return state.public()
+            found = await self._find(job.key)
+            if found is not None and found.status != "failed":
+                if found.digest != job.digest:
+                    raise Problem(
+                        HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
+                    )
+                return found.public()
+            await asyncio.to_thread(self._store.delete, [job.key])  # after a failure, the same request is tried anew
+        raise Problem(
+            HTTPStatus.SERVICE_UNAVAILABLE, "the same request is begun elsewhere", headers={"Retry-After": "1"}
+        )
+
+    async def find(self, job_id: str, owner: str) -> dict[str, Any]:
+        """Return a job's state; raises Problem 404 where there is none, or another's."""
+        found = await self._find(_job(job_id, owner).key)
+        if found is None:
+            raise _unknown()
+        return found.public()
+
+    async def cancel(self, job_id: str, owner: str) -> None:
+        """Forget a job, and stop it wherever it runs; raises Problem 404 where there is none, or another's."""
+        key = _job(job_id, owner).key
+        if await self._find(key) is None:
+            raise _unknown()
+        await asyncio.to_thread(self._store.delete, [key])
+        running = self._running.get(key)
+        if running is not None:
+            running.cancel()
+            await asyncio.wait((running,))
+
+    async def close(self) -> None:
+        """Wait until every job of this driver has ended."""
+        if self._running:
+            await asyncio.wait([*self._running.values()])
+
+    async def _run(
+        self,
+        key: str,
+        state: _State,
+        work: Callable[[Watch], Awaitable[dict[str, Any]]],
+        progress: Callable[[Sequence[StageRun]], Sequence[StageProgress]],
+    ) -> None:
+        stages: list[Sequence[StageRun]] = []
+        doing = asyncio.ensure_future(work(stages.append))
+        try:
+            while not doing.done():
+                await asyncio.wait((doing,), timeout=_TICK_S)
+                now = progress(stages[-1]) if stages else state.stages
+                if now != state.stages or bool(stages) != (state.status == "running"):
+                    state = replace(state, status="running" if stages else "queued", stages=now)
+                    await self._put(key, state)
+                elif not await self._wanted(key):
+                    return
+            await self._put(key, _ended(state, doing, progress(stages[-1]) if stages else state.stages))
+        finally:
+            doing.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await doing
+
+    async def _wanted(self, key: str) -> bool:
+        """Say whether nobody has deleted the job."""
+        try:
+            [there] = await asyncio.to_thread(self._store.exists, [key])
+        except SerferError:
+            return True
+        return there
+
+    async def _put(self, key: str, state: _State) -> None:
+        """Write a state down if the job is wanted; where the store fails, the next one may get through."""
+        if not await self._wanted(key):
+            raise asyncio.CancelledError
+        with contextlib.suppress(SerferError):
+            await asyncio.to_thread(self._store.put, key, _packed(state), self._left_s(state))
+
+    def _put_first(self, key: str, state: _State) -> bool:
+        return self._store.put_new(key, _packed(state), self._left_s(state))
+
+    def _left_s(self, state: _State) -> float:
+        return max(0.0, state.deadline - self._clock()) + _GRACE_S + self._ttl_s
+
+    async def _find(self, key: str) -> _State | None:
+        try:
+            value = await asyncio.to_thread(self._store.get, key)
+        except MissingKeyError:
+            return None
+        state = _State(**json.loads(value))
+        if state.status in ("queued", "running") and self._clock() > state.deadline + _GRACE_S:
+            lost = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the driver that ran this query is gone: send it again")
+            return replace(state, status="failed", problem=lost.as_dict(""))
+        return state
+
+
+def _ended(state: _State, doing: asyncio.Future[dict[str, Any]], stages: Sequence[StageProgress]) -> _State:
+    error = doing.exception()
+    if error is None:
+        return replace(state, status="done", stages=stages, result=doing.result())
+    problem = problem_of(error) if isinstance(error, Exception) else problem_of(RuntimeError())
+    return replace(state, status="failed", stages=stages, problem=problem.as_dict(""))
+
+
+def _job(job_id: str, owner: str) -> Job:
+    return Job(job_id, owner, "", "", 0.0)
+
+
+def _packed(state: _State) -> bytes:
+    return json.dumps(asdict(state)).encode()
+
+
+def _unknown() -> Problem:
+    return Problem(HTTPStatus.NOT_FOUND, "no such result: it was never asked for, is expired, or was deleted")

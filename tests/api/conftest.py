@@ -1,0 +1,98 @@
+import asyncio
+import io
+import threading
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.service import Service
+from serfer.settings import Settings
+from tests.e2e.small import split_small
+
+PATIENCE = 60.0
+
+
+class Observed:
+    """An observer that remembers what it was told."""
+
+    def __init__(self):
+        self.answers, self.failures = [], []
+
+    def answered(self, model, answered):
+        self.answers.append((model, answered))
+
+    def failed(self, model, error):
+        self.failures.append((model, error))
+
+
+def png(width=48, height=40, seed=0):
+    """Return the bytes of a PNG of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@contextmanager
+def running(app):
+    """Serve an application on a port of its own, in a thread; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http="h11", log_config=None, access_log=False))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+            assert thread.is_alive(), "the server did not start"
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def small_plan(tmp_path_factory):
+    """Four tiles, four tiles, one."""
+    return split_small(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture
+def observed():
+    return Observed()
+
+
+@pytest.fixture
+def settings():
+    return Settings()
+
+
+@pytest.fixture
+def service(small_plan, observed):
+    """One model, "small", with workers in this process; the application closes it."""
+    pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
+    yield Service({"small": pipeline}, Admission(4, 8), observed)
+    pipeline.close()
+
+
+@pytest.fixture
+def app(service, settings):
+    return make_app(service, settings)
+
+
+@pytest.fixture
+def url(app):
+    with running(app) as url:
+        yield url
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        yield client

@@ -1,0 +1,181 @@
+import base64
+import json
+import threading
+
+import pytest
+
+import serfer
+from tests.api.conftest import png
+from tests.e2e.small import CLASSES
+
+
+def answer(reply):
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def problem(reply, status):
+    assert (reply.status_code, reply.headers["content-type"]) == (status, "application/problem+json")
+    found = reply.json()
+    assert found["status"] == status
+    return found["detail"]
+
+
+@pytest.fixture(scope="module")
+def expected(small_plan):
+    """What the pipeline itself says of the same bytes."""
+    with serfer.open(small_plan, workers="inprocess") as pipeline:
+        pipeline.classify([png()], names=["cat.png"], top_k=3)
+        return json.loads(json.dumps(pipeline.last_report.as_dict()))
+
+
+class TestAnswers:
+    def test_a_form_gets_the_pipelines_own_answer(self, http, expected):
+        found = answer(http.post("/v1/classify?top_k=3", files={"image": ("cat.png", png())}))
+        for field in ("model", "images", "plan", "target", "retries", "hedges", "restarts"):
+            assert found[field] == expected[field]
+        assert [stage["tasks"] for stage in found["stages"]] == [4, 4, 1]
+        assert found["latency_ms"] > 0
+        assert found["timeline"] is None
+
+    def test_a_raw_image_and_json_get_the_same_predictions(self, http, expected):
+        raw = answer(http.post("/v1/classify?top_k=3", content=png(), headers={"Content-Type": "image/png"}))
+        data = base64.b64encode(png()).decode()
+        told = answer(http.post("/v1/classify?top_k=3", json={"images": [{"data": data, "name": "x"}]}))
+        predictions = expected["images"][0]["predictions"]
+        assert raw["images"] == [{"name": "image 0", "predictions": predictions}]
+        assert told["images"] == [{"name": "x", "predictions": predictions}]
+
+    def test_several_images_are_one_query(self, http, observed):
+        files = [("image", (f"{seed}.png", png(seed=seed))) for seed in range(3)]
+        found = answer(http.post("/v1/classify", files=files))
+        assert [image["name"] for image in found["images"]] == ["0.png", "1.png", "2.png"]
+        assert len(observed.answers) == 1
+
+    def test_explaining_tells_of_every_task(self, http):
+        timeline = answer(http.post("/v1/classify?explain=true", files={"image": png()}))["timeline"]
+        assert [(task["stage"], task["tile"]) for task in timeline["tasks"]] == [
+            *((0, tile) for tile in range(4)),
+            *((1, tile) for tile in range(4)),
+            (2, 0),
+        ]
+        for task in timeline["tasks"]:
+            assert task["outcome"] == "answered"
+            assert 0 <= task["asked_ms"] <= task["started_ms"] <= task["ended_ms"] <= timeline["answered_ms"]
+            assert task["cost_usd"] > 0
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("query", "status", "detail"),
+        [
+            ("model=other", 404, "no model 'other' here: there is small"),
+            ("topk=3", 422, "'topk' is no parameter here: there is top_k"),
+            ("top_k=3&top_k=4", 422, "top_k is given more than once"),
+            ("top_k=0", 422, "top_k: Input should be greater than or equal to 1"),
+            (f"top_k={CLASSES + 1}", 422, f"top_k should be 1 to {CLASSES}"),
+            ("top_k=many", 422, "top_k: Input should be a valid integer"),
+            ("deadline_ms=99999999999", 422, "deadline_ms should be 1 to"),
+            ("explain=perhaps", 422, "explain: Input should be a valid boolean"),
+            ("application=cats", 422, "'application' is no parameter here"),
+        ],
+    )
+    def test_wrong_parameters_are_named(self, http, query, status, detail):
+        assert detail in problem(http.post(f"/v1/classify?{query}", files={"image": png()}), status)
+
+    def test_what_is_no_image_cannot_be_decoded(self, http):
+        broken = png()[:200]
+        assert "cannot be decoded" in problem(http.post("/v1/classify", files={"image": ("a.png", broken)}), 400)
+
+    def test_unknown_paths_and_methods(self, http):
+        problem(http.get("/v1/nothing"), 404)
+        reply = http.get("/v1/classify")
+        problem(reply, 405)
+        assert reply.headers["allow"] == "POST"
+
+    def test_an_answer_that_comes_too_late_is_none(self, http, observed):
+        problem(http.post("/v1/classify?deadline_ms=1", files={"image": png()}), 504)
+        assert len(observed.failures) == 1
+
+
+class TestIdempotency:
+    def test_a_retry_gets_the_first_answer_again(self, http, observed):
+        replies = [
+            http.post("/v1/classify", files={"image": ("a", png())}, headers={"Idempotency-Key": "k"}) for _ in range(2)
+        ]
+        assert answer(replies[0]) == answer(replies[1])
+        assert [reply.headers.get("idempotent-replayed") for reply in replies] == [None, "true"]
+        assert len(observed.answers) == 1
+
+    def test_the_same_key_for_another_question_is_refused(self, http):
+        headers = {"Idempotency-Key": "k"}
+        answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=headers))
+        reply = http.post("/v1/classify", files={"image": ("a", png(seed=1))}, headers=headers)
+        assert "came with another request" in problem(reply, 422)
+
+    def test_retries_that_overlap_are_one_query(self, http, observed):
+        replies = []
+
+        def ask():
+            replies.append(http.post("/v1/classify", files={"image": ("a", png())}, headers={"Idempotency-Key": "k"}))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({reply.text for reply in replies}) == 1
+        assert answer(replies[0])
+        assert len(observed.answers) == 1
+
+    @pytest.mark.parametrize("key", ["", "a b", "x" * 256])
+    def test_malformed_keys_are_refused(self, http, key):
+        reply = http.post("/v1/classify", files={"image": png()}, headers={"Idempotency-Key": key})
+        assert "Idempotency-Key should be" in problem(reply, 422)
+
+
+class TestResults:
+    def later(self, http, **headers):
+        reply = http.post("/v1/classify", files={"image": ("a", png())}, headers={"Prefer": "respond-async", **headers})
+        assert reply.status_code == 202, reply.text
+        assert reply.headers["location"] == f"/v1/results/{reply.json()['id']}"
+        return reply
+
+    def ended(self, http, reply):
+        while (found := answer(http.get(reply.headers["location"])))["status"] in ("queued", "running"):
+            pass
+        return found
+
+    def test_a_result_can_be_had_later_with_every_stage(self, http, expected):
+        found = self.ended(http, self.later(http))
+        assert found["status"] == "done"
+        assert [(stage["name"], stage["done"], stage["tiles"]) for stage in found["stages"]] == [
+            ("stage-0", 4, [1] * 4),
+            ("stage-1", 4, [1] * 4),
+            ("stage-2", 1, [1]),
+        ]
+        assert found["result"]["images"][0]["predictions"][:3] == expected["images"][0]["predictions"]
+        assert found["result"]["timeline"]["tasks"]
+
+    def test_a_failure_is_told_as_a_problem(self, http):
+        reply = http.post("/v1/classify?deadline_ms=1", files={"image": png()}, headers={"Prefer": "respond-async"})
+        found = self.ended(http, reply)
+        assert (found["status"], found["problem"]["status"]) == ("failed", 504)
+
+    def test_the_same_key_is_the_same_result(self, http, observed):
+        first = self.later(http, **{"Idempotency-Key": "k"})
+        self.ended(http, first)
+        second = self.later(http, **{"Idempotency-Key": "k"})
+        assert second.json()["status"] == "done"
+        assert second.headers["location"] == first.headers["location"]
+        assert len(observed.answers) == 1
+
+    def test_a_deleted_result_is_gone(self, http):
+        place = self.later(http).headers["location"]
+        assert http.delete(place).status_code == 204
+        problem(http.get(place), 404)
+        problem(http.delete(place), 404)
+
+    @pytest.mark.parametrize("name", ["0" * 32, "nothing", "0" * 4000])
+    def test_unknown_results(self, http, name):
+        problem(http.get(f"/v1/results/{name}"), 404)

@@ -21,6 +21,8 @@ from serfer.api.problems import MEDIA_TYPE
 
 MOST_HEADERS = 100
 MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_max_incomplete_event_size)
+_VERSIONS = (b"1.0", b"1.1")
+_TOO_LARGE = f"the request's head is too large, or has more than {MOST_HEADERS} headers"
 _ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 
 
@@ -48,10 +50,12 @@ class _Connection(h11.Connection):
 
 
 def _check_head(request: h11.Request, most: int) -> None:
-    """Refuse many or large headers, and a body of two lengths, which servers in a row might read differently."""
+    """Refuse many or large headers, no HTTP/1, and a body of two lengths, which two servers may read differently."""
     size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
     if len(request.headers) > MOST_HEADERS or size > most:
-        raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+        raise h11.RemoteProtocolError(_TOO_LARGE, error_status_hint=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    if request.http_version not in _VERSIONS:
+        raise h11.RemoteProtocolError("another version of HTTP")
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
         raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding")
 
@@ -94,7 +98,8 @@ class LimitedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, with a reason, where an answer has not begun; then close."""
-        self._refuse(self.conn.refusal, msg)
+        too_large = self.conn.refusal == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        self._refuse(self.conn.refusal, _TOO_LARGE if too_large else msg)
 
     def _watch(self) -> None:
         """Let the timer run exactly while somebody keeps us waiting and no other timer runs."""

@@ -123,8 +123,8 @@ def _image_in_json(value: object, number: int) -> Upload:
 
 def _from_base64(text: str) -> bytes:
     """Decode base64, a piece at a time; raises ValueError for anything that is not strictly that."""
-    if text.find("=", 0, max(0, len(text) - 2)) >= 0:
-        raise ValueError("padding stands before the end")
+    if len(text) % 4 or "=" in text[:-2]:  # strict_mode takes "iVBO=" for whole
+        raise ValueError("padding is missing, or not at the end")
     pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
     return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
 

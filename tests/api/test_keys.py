@@ -1,0 +1,269 @@
+import json
+import logging
+import os
+import re
+from datetime import UTC, datetime
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+from typer.testing import CliRunner
+
+from serfer.api.keys import Client, KeyRing, Quota, add_key, authorise, read_keys, remove_key
+from serfer.api.keys_cli import app
+from serfer.api.problems import Problem
+from serfer.core.errors import InputError, UsageError
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "keys.json"
+
+
+def request(*headers):
+    found = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    return Request({"type": "http", "method": "GET", "headers": found})
+
+
+def refused(status, ask, *arguments):
+    with pytest.raises(Problem) as caught:
+        ask(*arguments)
+    assert caught.value.status == status, caught.value.detail
+    return caught.value
+
+
+def test_a_key_is_known_by_its_digest_alone(path, clock):
+    key = add_key(path, "phone", None, now=datetime(2026, 1, 31, 12, tzinfo=UTC))
+    assert re.fullmatch(r"sf_[\w-]{43}", key)
+    assert KeyRing(path, clock).check(key) == Client("phone")
+    assert json.loads(path.read_bytes()) == {
+        "keys": [{"name": "phone", "sha256": sha256(key.encode()).hexdigest(), "created": "2026-01-31T12:00:00Z"}]
+    }
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_each_key_is_its_own_clients(path, clock):
+    keys = {name: add_key(path, name, None) for name in ("a", "b", "c")}
+    ring = KeyRing(path, clock)
+    assert [ring.check(keys[name]).name for name in "cab"] == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize("presented", ["", "sf_", "sf_" + "A" * 43, "A" * 46, "é", "sf_" + "A" * 10_000])
+def test_an_unknown_key_is_refused(path, clock, presented):
+    add_key(path, "phone", None)
+    assert refused(401, KeyRing(path, clock).check, presented).headers == {"WWW-Authenticate": "Bearer"}
+
+
+def test_the_digest_of_a_password_opens_nothing(path, clock):
+    path.write_text(json.dumps({"keys": [{"name": "a", "sha256": sha256(b"hunter2").hexdigest()}]}))
+    refused(401, KeyRing(path, clock).check, "hunter2")
+
+
+def test_a_key_may_come_in_either_header(path, clock):
+    key = add_key(path, "phone", None)
+    ring = KeyRing(path, clock)
+    for headers in (
+        [("authorization", f"Bearer {key}")],
+        [("authorization", f"bearer  {key} ")],
+        [("x-api-key", key)],
+        [("x-api-key", key), ("authorization", f"Bearer {key}")],
+        [("x-api-key", key), ("authorization", "Basic dTpw")],
+    ):
+        assert authorise(request(*headers), ring) == Client("phone")
+
+
+def test_no_key_and_two_keys_are_refused(path, clock):
+    one, other = add_key(path, "one", None), add_key(path, "other", None)
+    ring = KeyRing(path, clock)
+    for headers in (
+        [],
+        [("authorization", "Basic dTpw")],
+        [("authorization", one)],
+        [("authorization", "Bearer")],
+        [("authorization", f"Bearer {one}"), ("x-api-key", other)],
+        [("x-api-key", one), ("x-api-key", other)],
+        [("x-api-key", f"{one}, {one}")],
+    ):
+        assert refused(401, authorise, request(*headers), ring).headers == {"WWW-Authenticate": "Bearer"}
+
+
+def test_keys_come_and_go_without_a_restart_within_a_second(path, clock):
+    first = add_key(path, "first", None)
+    ring = KeyRing(path, clock)
+    second = add_key(path, "second", None)
+    clock.now += 0.9
+    refused(401, ring.check, second)
+    clock.now += 0.1
+    assert ring.check(second).name == "second"
+    remove_key(path, "first")
+    clock.now += 1
+    refused(401, ring.check, first)
+    assert ring.check(second).name == "second"
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b'{"keys": 1}', None])
+def test_a_broken_file_keeps_the_keys_and_says_so_once(path, clock, caplog, broken):
+    key = add_key(path, "phone", None)
+    ring = KeyRing(path, clock)
+    path.unlink() if broken is None else path.write_bytes(broken)
+    for _ in range(3):
+        clock.now += 1
+        assert ring.check(key).name == "phone"
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "SERFER_KEYS_FILE" in record.getMessage()
+    path.write_text('{"keys": []}')
+    clock.now += 1
+    refused(401, ring.check, key)
+
+
+DIGEST = "5e" * 32
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ({"keys": [{"name": "a"}]}, "keys.0.sha256"),
+        ({"keys": [{"name": "a", "sha256": DIGEST[1:]}]}, "keys.0.sha256"),
+        ({"keys": [{"name": "a", "sha256": DIGEST, "key": "x"}]}, "keys.0.key"),
+        ({"keys": [{"name": "a b", "sha256": DIGEST}]}, "keys.0.name"),
+        ({"keys": [{"name": "a", "sha256": DIGEST, "requests_per_minute": 0}]}, "requests_per_minute"),
+        ({"keys": [{"name": "a", "sha256": DIGEST}, {"name": "b", "sha256": DIGEST}]}, "two keys"),
+        ({"keys": [{"name": "a", "sha256": DIGEST}, {"name": "a", "sha256": "6f" * 32}]}, "two keys"),
+        ({"keys": [{"name": str(n), "sha256": f"{n:064x}"} for n in range(1001)]}, "1000"),
+        ([" " * 2**20], "1,048,576 bytes"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place_and_no_digest(path, clock, content, word):
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=re.escape(word)) as caught:
+        KeyRing(path, clock)
+    assert str(path) in str(caught.value)
+    assert DIGEST[1:20] not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_names_the_setting(path, clock):
+    with pytest.raises(UsageError, match="SERFER_KEYS_FILE"):
+        KeyRing(path, clock)
+
+
+def test_neither_keys_nor_digests_show_in_a_repr(path, clock):
+    key = add_key(path, "phone", 5)
+    ring = KeyRing(path, clock)
+    shown = repr((ring, ring._known, ring.check(key), read_keys(path)))
+    assert key not in shown
+    assert sha256(key.encode()).hexdigest() not in shown
+    assert repr(sha256(key.encode()).digest()) not in shown
+
+
+def test_over_its_quota_a_key_waits_as_long_as_it_is_told(path, clock):
+    key, other = add_key(path, "phone", 6, burst=2), add_key(path, "other", None)
+    ring = KeyRing(path, clock)
+    ring.check(key)
+    ring.check(key)
+    clock.now += 0.5
+    problem = refused(429, ring.check, key)
+    assert (problem.headers, problem.slug) == ({"Retry-After": "10"}, "quota")
+    ring.check(other)
+    clock.now += 9
+    assert refused(429, ring.check, key).headers == {"Retry-After": "1"}
+    clock.now += 1
+    ring.check(key)
+
+
+def test_what_is_used_of_a_quota_survives_a_reload_unless_the_quota_changes(path, clock):
+    key = add_key(path, "phone", 1, burst=1)
+    ring = KeyRing(path, clock)
+    ring.check(key)
+    add_key(path, "other", None)
+    clock.now += 1
+    refused(429, ring.check, key)
+    content = json.loads(path.read_bytes())
+    content["keys"][0]["requests_per_minute"] = 2
+    path.write_text(json.dumps(content))
+    clock.now += 1
+    assert ring.check(key) == Client("phone", 2, 1)
+
+
+@given(
+    st.integers(1, 10_000),
+    st.integers(1, 20),
+    st.floats(0, 1e8),
+    st.lists(st.floats(0, 30), min_size=1, max_size=60),
+)
+def test_a_quota_is_never_exceeded_and_its_waits_are_exact(rate, burst, start, pauses):
+    quota, now, taken = Quota(60 / rate, burst), start, []
+    for pause in pauses:
+        now += pause
+        wait = quota.take(now)
+        if wait:
+            assert wait < 1e-3 or quota.take(now + wait / 2) > 0
+            now += wait
+            assert quota.take(now) == 0
+        taken.append(now)
+    for first, begin in enumerate(taken):
+        for last in range(first, len(taken)):
+            allowed = burst + (taken[last] - begin + 1e-3) * rate / 60
+            assert last - first + 1 <= allowed
+
+
+def test_adding_refuses_what_is_there_and_what_is_no_name(path):
+    add_key(path, "phone", None)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="'phone'"):
+        add_key(path, "phone", None)
+    with pytest.raises(InputError, match="name"):
+        add_key(path, "two words", None)
+    with pytest.raises(InputError, match="requests_per_minute"):
+        add_key(path, "b", 0)
+    with pytest.raises(UsageError, match="'b'"):
+        remove_key(path, "b")
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]  # noqa: PTH208 - only the names
+
+
+def test_a_broken_file_is_not_written_over(path):
+    path.write_text("[keys]")
+    with pytest.raises(InputError):
+        add_key(path, "phone", None)
+    assert path.read_text() == "[keys]"
+
+
+def command(*words, **variables):
+    return CliRunner(env={"SERFER_KEYS_FILE": "", **variables}).invoke(app, words)
+
+
+def test_the_command_shows_a_key_once_and_no_digest_ever(path, clock):
+    added = command("add", "phone", "--per-minute", "60", SERFER_KEYS_FILE=str(path))
+    key = added.stdout.strip()
+    assert KeyRing(path, clock).check(key) == Client("phone", 60)
+    command("add", "other", "--file", str(path))
+    table, lines = command("list", "--file", str(path)), command("list", "--json", "--file", str(path))
+    assert re.search(r"phone +60 a minute +\d{4}-\d\d-\d\d\nother +no quota", table.stdout)
+    assert [json.loads(line)["name"] for line in lines.stdout.splitlines()] == ["phone", "other"]
+    for shown in (table.output, lines.output):
+        assert key not in shown
+        assert sha256(key.encode()).hexdigest() not in shown
+    command("remove", "phone", "--file", str(path))
+    assert [entry.name for entry in read_keys(path)] == ["other"]
+
+
+@pytest.mark.parametrize("words", [["list"], ["add", "a", "--burst", "1", "--file", "x.json"]])
+def test_the_command_says_what_is_missing(words):
+    with pytest.raises(UsageError, match=r"SERFER_KEYS_FILE|--per-minute"):
+        raise command(*words).exception

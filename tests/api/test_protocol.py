@@ -1,0 +1,262 @@
+import asyncio
+import json
+import socket
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+import uvicorn
+
+from serfer.api.protocol import MOST_HEADERS, limited_protocol
+
+PATIENCE = 60.0  # s
+GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def application(scope, receive, send):
+    """Answer /read with the length of the body, and everything else without looking at the body."""
+    length = 0
+    while scope["path"] == "/read":
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        length += len(message["body"])
+        if not message["more_body"]:
+            break
+    body = str(length).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def serving(header_timeout_s, **settings):
+    """Serve the application on a free port, which it gives."""
+    config = uvicorn.Config(
+        application, http=limited_protocol(header_timeout_s), lifespan="off", ws="none", log_config=None, **settings
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        started = threading.Event()
+        thread = threading.Thread(target=asyncio.run, args=(_serve(server, listener, started),))
+        thread.start()
+        try:
+            assert started.wait(PATIENCE)
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+
+
+async def _serve(server, listener, started):
+    asyncio.get_running_loop().call_soon(started.set)
+    await server.serve([listener])
+
+
+@pytest.fixture(scope="module")
+def quick():
+    with serving(0.3) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def patient():
+    with serving(PATIENCE) as port:
+        yield port
+
+
+@contextmanager
+def connected(port):
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+        yield client
+
+
+def rest(client):
+    """Return everything until the server closes; one that has unread bytes then resets the connection."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while piece := client.recv(65536):
+            received += piece
+    return received
+
+
+def told(port, *pieces):
+    """Send pieces and return all that the server says until it closes."""
+    with connected(port) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        return rest(client)
+
+
+def problem(answer):
+    """Take apart the one answer that was given, which must be a problem after which the connection ends."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    line, *headers = head.decode().split("\r\n")
+    found = {name.lower(): value for name, value in (header.split(": ", 1) for header in headers)}
+    assert found["content-type"] == "application/problem+json"
+    assert found["connection"] == "close"
+    content = json.loads(body)
+    assert line == f"HTTP/1.1 {content['status']} {content['title']}"
+    assert content["detail"]
+    return content["status"]
+
+
+def one_answer(client):
+    """Read one answer of the application's, whose body is one digit or a few."""
+    received = b""
+    while b"\r\n\r\n" not in received or received.endswith(b"\r\n\r\n"):
+        piece = client.recv(65536)
+        assert piece, received
+        received += piece
+    return received
+
+
+def works(port):
+    with connected(port) as client:
+        client.sendall(GOOD)
+        return one_answer(client).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_connection_that_says_nothing_is_closed(quick):
+    assert told(quick) == b""
+
+
+@pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\n", GOOD[:-2], GOOD[:-1]])
+def test_a_head_that_never_ends_is_given_up(quick, part):
+    assert problem(told(quick, part)) == 408
+
+
+def test_a_head_that_trickles_is_given_up(quick):
+    """Each byte comes soon after the one before, so only the whole time can be what is counted."""
+    with connected(quick) as client:
+        client.settimeout(0.02)
+        received = None
+        client.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        while received is None:
+            try:
+                received = client.recv(65536)
+            except TimeoutError:
+                client.sendall(b"x")
+    assert problem(received) == 408
+
+
+def test_the_time_begins_anew_with_each_request(quick):
+    with connected(quick) as client:
+        for _ in range(3):
+            client.sendall(GOOD)
+            assert one_answer(client).startswith(b"HTTP/1.1 200")
+        client.sendall(GOOD[:9])
+        assert problem(rest(client)) == 408
+
+
+def test_a_body_that_is_read_has_the_application_s_time_not_the_head_s(quick):
+    with connected(quick) as client:
+        client.sendall(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n1")
+        client.settimeout(0.9)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        client.settimeout(PATIENCE)
+        client.sendall(b"2")
+        assert one_answer(client).endswith(b"\r\n\r\n2")
+
+
+def test_a_body_that_nobody_reads_does_not_keep_a_connection_for_ever(quick):
+    with connected(quick) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+        assert one_answer(client).endswith(b"\r\n\r\n0")
+        client.settimeout(0.02)
+        while not closed(client):
+            with suppress(ConnectionError):
+                client.sendall(b"x")
+
+
+def closed(client):
+    try:
+        return client.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_a_body_that_nobody_reads_may_end_and_the_next_request_follow(patient):
+    with connected(patient) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+        assert one_answer(client).endswith(b"\r\n\r\n0")
+        client.sendall(b"x" * 300_000 + GOOD)
+        assert one_answer(client).startswith(b"HTTP/1.1 200")
+
+
+def test_requests_in_a_row_are_answered_in_a_row(patient):
+    with connected(patient) as client:
+        client.sendall(GOOD + GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert rest(client).count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GOOD[:-2] + b"X: " + b"y" * 17_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 17_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        GOOD[:-2] + b"X: y\r\n" * MOST_HEADERS + b"\r\n",
+        GOOD[:-2] + b"X: " + b"y" * 300_000,
+    ],
+    ids=["long header", "long target", "many headers", "endless header"],
+)
+def test_a_large_head_is_refused_even_where_it_arrives_at_once(patient, head):
+    with connected(patient) as client:
+        with suppress(ConnectionError):  # the server may have had enough before all is sent
+            client.sendall(head)
+        assert problem(rest(client)) == 431
+    assert works(patient)
+
+
+def test_a_head_within_the_bounds_is_not_refused(patient):
+    with connected(patient) as client:
+        client.sendall(GOOD[:-2] + b"X: " + b"y" * 100 + b"\r\n" + b"Y: z\r\n" * (MOST_HEADERS - 2) + b"\r\n")
+        assert one_answer(client).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n",
+        GOOD[:-2] + b"Host: y\r\n\r\n",
+        GOOD[:-2] + b"X : y\r\n\r\n",
+        GOOD[:-2] + b"X: \x00\r\n\r\n",
+        GOOD[:-2] + b"\xc3\xbc: y\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n12",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcdef\r\n0\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_with_a_reason(patient, message):
+    assert problem(told(patient, message)) == 400
+    assert works(patient)
+
+
+def test_a_body_that_breaks_off_its_framing_after_the_answer_ends_the_connection(patient):
+    with connected(patient) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert one_answer(client).endswith(b"\r\n\r\n0")
+        client.sendall(b"no number\r\n")
+        assert rest(client) == b""
+    assert works(patient)
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_head_is_forgotten(patient):
+    with connected(patient) as client:
+        client.sendall(GOOD[:9])
+    assert works(patient)
+
+
+def test_the_bound_is_uvicorns_own_setting():
+    with serving(PATIENCE, h11_max_incomplete_event_size=500) as port:
+        assert problem(told(port, GOOD[:-2] + b"X: " + b"y" * 600 + b"\r\n\r\n")) == 431
+        assert works(port)

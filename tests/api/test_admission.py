@@ -1,0 +1,182 @@
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from serfer.api.admission import Admission
+from serfer.api.problems import Problem
+from serfer.core.errors import DeadlineError
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+async def turns(admission, count, deadline_s=60.0):
+    """Take `count` turns that are free; each is held until what stands for it is closed, or forgotten."""
+    held = []
+    for _ in range(count):
+        stack = AsyncExitStack()
+        await stack.enter_async_context(admission.turn(deadline_s))
+        held.append(stack)
+    return held
+
+
+def refused(admission, deadline_s=60.0):
+    with pytest.raises(Problem) as caught:
+        admission.check(deadline_s)
+    assert caught.value.status == 429
+    return int(caught.value.headers["Retry-After"])
+
+
+def run(test):
+    return asyncio.run(test())
+
+
+class TestBounds:
+    def test_so_many_run_and_so_many_wait_and_the_next_is_refused(self):
+        async def check():
+            admission = Admission(2, 3, Clock())
+            held = await turns(admission, 2)
+            waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(3)]
+            await asyncio.sleep(0)
+            assert (admission.running, admission.waiting) == (2, 3)
+            assert refused(admission) >= 1
+            assert admission.shed == 1
+            assert len(held) == 2
+            for task in waiting:
+                task.cancel()
+
+        run(check)
+
+    def test_a_slot_goes_to_whoever_has_waited_longest(self):
+        async def check():
+            admission, came = Admission(1, 4, Clock()), []
+            [held] = await turns(admission, 1)
+
+            async def wait(name):
+                async with admission.turn(60.0):
+                    came.append(name)
+
+            tasks = [asyncio.create_task(wait(name)) for name in "abc"]
+            await asyncio.sleep(0)
+            await held.aclose()
+            await asyncio.gather(*tasks)
+            assert came == ["a", "b", "c"]
+            assert admission.running == 0
+
+        run(check)
+
+    def test_no_queue_at_all(self):
+        async def check():
+            admission = Admission(1, 0, Clock())
+            held = await turns(admission, 1)
+            refused(admission)
+            assert len(held) == 1
+
+        run(check)
+
+    def test_waiting_ends_at_the_deadline(self):
+        async def check():
+            admission = Admission(1, 4)
+            held = await turns(admission, 1)
+            with pytest.raises(DeadlineError, match="it waited"):
+                await turns(admission, 1, 0.01)
+            assert (admission.waiting, admission.running) == (0, len(held))
+
+        run(check)
+
+    def test_whoever_gives_up_waiting_costs_no_slot(self):
+        async def check():
+            admission = Admission(1, 4, Clock())
+            [held] = await turns(admission, 1)
+            leaving, staying = (asyncio.create_task(turns(admission, 1)) for _ in range(2))
+            await asyncio.sleep(0)
+            await held.aclose()
+            leaving.cancel()  # in the very moment that its turn has come
+            [mine] = await staying
+            assert admission.running == 1
+            await mine.aclose()
+            assert admission.running == 0
+
+        run(check)
+
+
+class TestTime:
+    async def busy(self, clock, between_s, count=2):
+        """Return an admission that has seen queries depart, one every `between_s` seconds, while others waited."""
+        admission = Admission(count, 100, clock)
+        held = await turns(admission, count)
+        waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(10)]
+        await asyncio.sleep(0)
+        for place in range(10):
+            clock.now += between_s
+            await held.pop(0).aclose()
+            held += await waiting[place]
+        return admission, held
+
+    def test_the_rate_is_that_of_departures_while_others_wait(self):
+        async def check():
+            admission, _ = await self.busy(Clock(), 0.5)
+            assert admission.rate == pytest.approx(2.0)
+
+        run(check)
+
+    def test_what_cannot_be_answered_in_time_is_refused_at_once(self):
+        async def check():
+            clock = Clock()
+            admission, held = await self.busy(clock, 0.5)
+            clock.now += 0.5
+            await held.pop().aclose()
+            assert admission.running == 1
+            admission.check(1.4)  # two queries, half a second each, and a third for safety
+            refused(admission, 1.2)
+
+        run(check)
+
+    def test_an_idle_driver_refuses_nobody_whatever_it_measured(self):
+        async def check():
+            admission, held = await self.busy(Clock(), 0.5)
+            for each in held:
+                await each.aclose()
+            admission.check(0.001)
+
+        run(check)
+
+    def test_old_measurements_say_nothing(self):
+        async def check():
+            clock = Clock()
+            admission, _ = await self.busy(clock, 0.5)
+            clock.now += 11
+            assert admission.rate is None
+
+        run(check)
+
+    def test_nothing_is_learnt_while_everybody_gets_in(self):
+        async def check():
+            clock = Clock()
+            admission = Admission(4, 4, clock)
+            for _ in range(5):
+                [held] = await turns(admission, 1)
+                clock.now += 3
+                await held.aclose()
+            assert admission.rate is None
+
+        run(check)
+
+    def test_each_refused_client_is_told_to_come_after_the_one_before(self):
+        async def check():
+            clock = Clock()
+            admission, _ = await self.busy(clock, 2.0)
+            waits = [refused(admission, 0.1) for _ in range(40)]
+            assert waits == sorted(waits)
+            assert waits[:4] == [2, 4, 6, 8]
+            assert max(waits) == 60
+            clock.now += 9  # 30 promises are left, of which the last is in 51 s
+            assert refused(admission, 0.1) == 53
+
+        run(check)

@@ -36,6 +36,7 @@ _ANSWER_S = 1.0
 _UNBOUND = re.compile(r"cannot bind socket \(([^)]+)\)")
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens everywhere
 _PROBLEMS = {
+    408: ("Request Timeout", "the body of the request came too slowly"),
     500: ("Internal Server Error", "the load balancer failed"),
     502: ("Service Unavailable", "the driver that had this request is gone: try again"),
     503: ("Service Unavailable", "no driver is ready: try again later"),
@@ -69,6 +70,7 @@ frontend clients
   http-request del-header Forwarded
   http-request set-header X-Forwarded-For %[src]
   http-request set-header X-Forwarded-Proto http
+  http-request wait-for-body time {header_ms:.0f}ms if {{ req.hdr(Idempotency-Key) -m found }}
   http-request disable-l7-retry unless METH_GET or METH_DELETE or {{ req.hdr(Idempotency-Key) -m found }}
   http-after-response set-status 503 reason "Service Unavailable" if {{ status 502 }}
   http-after-response set-header X-Request-Id %[var(txn.request)] if {{ var(txn.request) -m found }}

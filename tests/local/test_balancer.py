@@ -1,0 +1,303 @@
+import http.client
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from serfer.core.errors import UnavailableError
+from serfer.local import balancer as module
+from serfer.local.balancer import Balancer
+from serfer.local.server import free_port
+
+PATIENCE = 30.0
+DRIVER = """
+import http.server, json, os, signal, sys, threading
+draining, released = threading.Event(), threading.Event()
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path == "/wait":
+            print("waiting", flush=True)
+            released.wait()
+        ready = self.path != "/readyz" or not draining.is_set()
+        data = json.dumps({"pid": os.getpid(), "length": len(body), "headers": dict(self.headers)}).encode()
+        self.send_response(200 if ready else 503)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    do_GET = do_POST = answer
+    def log_message(self, *_):
+        pass
+
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+    daemon_threads = True
+    def handle_error(self, *_):
+        pass
+
+signal.signal(signal.SIGUSR1, lambda *_: draining.set())
+signal.signal(signal.SIGUSR2, lambda *_: released.set())
+server = Server(("127.0.0.1", int(sys.argv[1])), Handler)
+print("ready", flush=True)
+threading.Thread(target=server.serve_forever).start()
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+while True:
+    signal.pause()
+"""
+PARENT = """
+import sys
+from serfer.local.balancer import Balancer
+server = Balancer([9])
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+class Driver:
+    """A process that answers what it was asked; SIGUSR1 makes it unready, SIGUSR2 lets those go who asked to wait."""
+
+    def __init__(self, port):
+        self.port = port
+        command = [sys.executable, "-c", DRIVER, str(port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.says(b"ready\n")
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def says(self, line):
+        assert select.select([self.process.stdout], [], [], PATIENCE)[0]
+        assert self.process.stdout.readline() == line
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def drivers():
+    started = [Driver(free_port()), Driver(free_port())]
+    yield started
+    for driver in started:
+        driver.end()
+
+
+@pytest.fixture
+def balancer(drivers):
+    with Balancer([driver.port for driver in drivers]) as server:
+        yield server
+
+
+def ask(balancer, path="/", method="GET", body=None, headers=()):
+    """Ask on a connection of its own and return (status, headers, answer)."""
+    host, _, port = balancer.url.removeprefix("http://").rpartition(":")
+    with closing(http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PATIENCE)) as connection:
+        connection.request(method, path, body, dict(headers))
+        response = connection.getresponse()
+        return response.status, response.headers, json.loads(response.read())
+
+
+def eventually(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def answering(balancer, count=6):
+    """Return who answers a few requests in a row."""
+    return {ask(balancer)[2].get("pid") for _ in range(count)}
+
+
+@contextmanager
+def asked(*arguments, **options):
+    """Ask in a thread; what is given is a list that has the answer once the block has ended."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(ask(*arguments, **options)))
+    thread.start()
+    try:
+        yield answers
+    finally:
+        thread.join(PATIENCE)
+
+
+def wait_for_end(pid_file):
+    assert select.select([pid_file], [], [], PATIENCE)[0], "the process is still alive"
+    os.close(pid_file)
+
+
+def test_no_request_fails_when_a_driver_is_killed_and_the_driver_that_comes_back_is_used_again(drivers, balancer):
+    statuses, stop = [], threading.Event()
+
+    def load():
+        while not stop.is_set():
+            statuses.append(ask(balancer)[0])
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: len(statuses) > 100, "load")
+        drivers[0].end()
+        before = len(statuses)
+        eventually(lambda: len(statuses) > before + 200, "load on the driver that is left")
+        drivers[0] = Driver(drivers[0].port)
+        eventually(lambda: drivers[0].pid in answering(balancer), "the driver that came back gets requests")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert set(statuses) == {200}
+
+
+def test_driver_that_drains_gets_nothing_new_and_ends_what_it_has(drivers, balancer):
+    first, second = drivers
+    second.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
+    with asked(balancer, "/wait", "POST") as answers:
+        first.says(b"waiting\n")
+        drivers[1].end()
+        drivers[1] = second = Driver(second.port)
+        first.process.send_signal(signal.SIGUSR1)
+        eventually(lambda: answering(balancer) == {second.pid}, "the draining driver gets nothing new")
+        assert answers == []
+        first.process.send_signal(signal.SIGUSR2)
+    assert [(status, answer["pid"]) for status, _, answer in answers] == [(200, first.pid)]
+
+
+def test_refuses_with_a_problem_where_no_driver_is_ready_and_recovers(drivers, balancer):
+    for driver in drivers:
+        driver.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: ask(balancer)[0] == 503, "no driver is ready")
+    status, headers, problem = ask(balancer, headers={"X-Request-Id": "mine"})
+    assert (status, headers["Content-Type"], headers["Retry-After"]) == (503, "application/problem+json", "1")
+    assert problem == {
+        "title": "Service Unavailable",
+        "status": 503,
+        "detail": "no driver is ready: try again later",
+        "request_id": "mine",
+    }
+    assert headers.get_all("X-Request-Id") == ["mine"]
+    drivers[0].end()
+    drivers[0] = Driver(drivers[0].port)
+    eventually(lambda: ask(balancer)[0] == 200, "it recovers by itself")
+
+
+@pytest.mark.parametrize(("key", "status"), [({}, 503), ({"Idempotency-Key": "a"}, 200)])
+def test_what_a_dead_driver_had_is_asked_again_only_with_an_idempotency_key(drivers, balancer, key, status):
+    first, second = drivers
+    second.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
+    with asked(balancer, "/wait", "POST", b"picture", key) as answers:
+        first.says(b"waiting\n")
+        second.end()
+        drivers[1] = Driver(second.port)
+        drivers[1].process.send_signal(signal.SIGUSR2)
+        eventually(lambda: answering(balancer) & {drivers[1].pid}, "the second driver is used")
+        first.end()
+    ((found, headers, answer),) = answers
+    assert found == status
+    if key:
+        assert (answer["pid"], answer["length"]) == (drivers[1].pid, 7)
+    else:
+        assert answer["detail"] == "the driver that had this request is gone: try again"
+        assert headers["Retry-After"] == "1"
+
+
+def test_driver_hears_who_asked_under_which_id(balancer):
+    forged = {"X-Forwarded-For": "8.8.8.8", "Forwarded": "for=8.8.8.8", "X-Request-Id": "two words"}
+    _, _, answer = ask(balancer, headers=forged)
+    headers = {name.lower(): value for name, value in answer["headers"].items()}
+    assert (headers["x-forwarded-for"], headers["x-forwarded-proto"]) == ("127.0.0.1", "http")
+    assert "forwarded" not in headers
+    assert len(headers["x-request-id"]) == 36
+    assert ask(balancer, headers={"X-Request-Id": "a.B-9_"})[2]["headers"]["x-request-id"] == "a.B-9_"
+
+
+def test_large_heads_and_bodies_reach_the_driver(balancer):
+    status, _, answer = ask(balancer, "/", "POST", bytes(5_000_000), {"X-Long": "x" * 40_000})
+    assert (status, answer["length"]) == (200, 5_000_000)
+
+
+def test_head_that_does_not_come_is_refused(drivers):
+    with Balancer([drivers[0].port], header_s=0.2) as server:
+        port = int(server.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as slow:
+            slow.sendall(b"GET / HT")
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_drain_ends_what_is_under_way_and_takes_nothing_new(drivers):
+    with Balancer([drivers[0].port]) as server, asked(server, "/wait") as answers:
+        drivers[0].says(b"waiting\n")
+        end = threading.Thread(target=server.drain, args=(PATIENCE,))
+        end.start()
+        port = int(server.url.rpartition(":")[2])
+        eventually(lambda: not listens(port), "it takes no more connections")
+        drivers[0].process.send_signal(signal.SIGUSR2)
+        end.join(PATIENCE)
+    assert [status for status, *_ in answers] == [200]
+
+
+def test_server_that_was_killed_is_started_again_where_it_was(drivers):
+    with Balancer([drivers[0].port]) as server:
+        url = server.url
+        os.kill(server.pid, signal.SIGKILL)
+        server.restart()
+        assert server.url == url
+        assert ask(server)[0] == 200
+
+
+def test_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with Balancer([9]) as server:
+        assert list(tmp_path.iterdir()) == []
+        pid, process = server.pid, os.pidfd_open(server.pid)
+        assert os.getsid(pid) == pid != os.getsid(0)
+    wait_for_end(process)
+    assert not Path(f"/proc/{pid}").exists(), "a zombie is left"
+    server.stop()
+
+
+def test_dies_with_a_parent_that_is_killed():
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        process = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_for_end(process)
+
+
+def test_address_that_cannot_be_had_is_named(monkeypatch):
+    with Balancer([9]) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(UnavailableError, match=f"--port {port} is taken"):
+            Balancer([9], port=port)
+        ports = [port, free_port(), free_port()]
+        monkeypatch.setattr(module, "free_port", iter(ports).__next__)
+        with Balancer([9]) as second:
+            assert second.url == f"http://127.0.0.1:{ports[1]}"
+    with pytest.raises(UnavailableError, match=r"--host 192.0.2.1 --port \d+: cannot listen there"):
+        Balancer([9], host="192.0.2.1")
+    with pytest.raises(UnavailableError, match="--host 'not a host' is no address"):
+        Balancer([9], host="not a host")

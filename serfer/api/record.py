@@ -1,0 +1,25 @@
+"""What is found out about a request while it is answered: for its log line, its metrics and its trace."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from serfer.api.service import Answered
+
+
+@dataclass(slots=True)
+class Record:
+    """A request's id and its query, if it came to one; once it is answered, `open` is False.
+
+    `error` is why its query has no answer.
+    """
+
+    request_id: str
+    model: str = ""
+    answered: Answered | None = None
+    error: BaseException | None = None
+    open: bool = True
+
+
+CURRENT: ContextVar[Record | None] = ContextVar("serfer_request", default=None)

@@ -1,0 +1,182 @@
+"""OpenTelemetry traces of requests: one server span each, and under it where its query's time went.
+
+    POST /v1/classify
+    └── query                       from asking to come in until the answer
+        ├── queue
+        ├── decode
+        └── stage-0
+            ├── task 0              an attempt: serfer.tile, serfer.attempt, serfer.cold, serfer.outcome
+            └── task 1
+
+They are made when the query has ended, with the times it had, so a query pays for nothing before. Where no collector is
+named (OTEL_EXPORTER_OTLP_ENDPOINT), OpenTelemetry is not even imported; its other OTEL_ variables it reads itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from serfer.api.service import Answered
+from serfer.core.run import Attempt, Failure, StageRun, TileRun
+from serfer.core.wire import Report
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+_WANTED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_FLUSH_MS = 3000
+
+
+class Tracing:
+    """Makes spans with a provider, which it shuts down at the end."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry import context, propagate, trace  # noqa: PLC0415 - only where traces are collected
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("serfer")
+        self._trace = trace
+        self._context = context
+        self._extract = propagate.extract
+
+    @contextmanager
+    def request(self, scope: Any) -> Iterator[Span]:  # noqa: ANN401 - an ASGI scope
+        """Make the server span of a request, a child of what its traceparent header names."""
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        parent = self._extract(carrier)
+        span = self._tracer.start_span(
+            scope["method"], parent, self._trace.SpanKind.SERVER, {"http.request.method": scope["method"]}
+        )
+        token = self._context.attach(self._trace.set_span_in_context(span, parent))
+        try:
+            yield span
+        finally:
+            self._context.detach(token)
+            span.end()
+
+    def responded(self, span: Span, route: str | None, status: int, request_id: str) -> None:
+        """Say what became of a request."""
+        if route:
+            span.update_name(f"{span.attributes['http.request.method']} {route}")  # type: ignore[attr-defined]
+            span.set_attribute("http.route", route)
+        span.set_attributes({"http.response.status_code": status, "serfer.request_id": request_id})
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            span.set_status(self._trace.StatusCode.ERROR)
+
+    def answered(self, model: str, answered: Answered) -> None:
+        """Make the spans of an answered query, under the span of the request that is being answered."""
+        if self._trace.get_current_span().is_recording() or self._remote():
+            _Query(self._tracer, self._trace, model, answered).make()
+
+    def failed(self, model: str, error: BaseException) -> None:
+        """Name the class of what a query failed with; its words may quote the client."""
+        span = self._trace.get_current_span()
+        span.set_attributes({"serfer.model": model, "error.type": type(error).__name__})
+
+    def close(self) -> None:
+        """Send what is still here, for a few seconds at most."""
+        self._provider.force_flush(_FLUSH_MS)
+        self._provider.shutdown()
+
+    def _remote(self) -> bool:
+        """Say whether the request's span has ended, as where nobody waits for an answer, but is to be kept."""
+        return self._trace.get_current_span().get_span_context().trace_flags.sampled
+
+
+class _Query:
+    """One answered query's spans; times of its clock become times of day as both clocks stand now."""
+
+    def __init__(self, tracer: Any, trace: Any, model: str, answered: Answered) -> None:  # noqa: ANN401 - the SDK's
+        self._tracer = tracer
+        self._trace = trace
+        self._model = model
+        self._answered = answered
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()
+
+    def make(self) -> None:
+        """Make them all, the outer before the inner."""
+        asked, result = self._answered.admitted - self._answered.queued_s, self._answered.result
+        report = result.report
+        known = {
+            "serfer.model": self._model,
+            "serfer.plan": report.plan,
+            "serfer.target": report.target,
+            "serfer.query": result.answer.query,
+            "serfer.retries": report.retries,
+            "serfer.hedges": report.hedges,
+            "serfer.restarts": report.restarts,
+            "serfer.usd": report.cost_usd,
+        }
+        query = self._span("query", asked, result.answered, None, known)
+        self._span("queue", asked, self._answered.admitted, query)
+        self._span("decode", *result.split, query)
+        for number, stage in enumerate(result.answer.stages):
+            self._stage(number, stage, query)
+
+    def _stage(self, number: int, run: StageRun, query: Span) -> None:
+        ended = self._answered.result.answer.ended if run.ended is None else run.ended
+        grid = self._answered.result.report.stages[number].grid
+        known = {"serfer.stage": number, "serfer.grid": grid, "serfer.tasks": len(run.tiles)}
+        stage = self._span(f"stage-{number}", run.started, ended, query, known)
+        for tile, known_tile in enumerate(run.tiles):
+            for attempt in known_tile.attempts:
+                self._attempt(number, tile, known_tile, attempt, stage)
+
+    def _attempt(self, number: int, tile: int, run: TileRun, attempt: Attempt, stage: Span) -> None:
+        ends = [one.ended for one in run.attempts if one.ended is not None]
+        ended = attempt.ended or max(ends, default=self._answered.result.answer.ended)
+        known = {"serfer.stage": number, "serfer.tile": tile, "serfer.attempt": attempt.number, **_facts(attempt)}
+        task = self._span(f"task {tile}", attempt.asked, max(ended, attempt.asked), stage, known)
+        if isinstance(attempt.result, Failure):
+            task.set_status(self._trace.StatusCode.ERROR)
+
+    def _span(
+        self, name: str, start: float, end: float, parent: Span | None, known: dict[str, Any] | None = None
+    ) -> Span:
+        context = self._trace.set_span_in_context(parent) if parent else None
+        span: Span = self._tracer.start_span(name, context, attributes=known, start_time=self._ns(start))
+        span.end(self._ns(end))
+        return span
+
+    def _ns(self, moment: float) -> int:
+        return self._epoch_ns + round(moment * 1e9)
+
+
+def _facts(attempt: Attempt) -> dict[str, Any]:
+    match attempt.result:
+        case Report() as report:
+            return {
+                "serfer.outcome": "answered",
+                "serfer.cold": report.init_ms > 0,
+                "serfer.environment": report.environment,
+                "serfer.init_ms": report.init_ms,
+                "serfer.read_ms": report.read_ms,
+                "serfer.compute_ms": report.compute_ms,
+                "serfer.write_ms": report.write_ms,
+            }
+        case Failure(kind):
+            return {"serfer.outcome": kind.value}
+    return {"serfer.outcome": "given up"}
+
+
+def open_tracing() -> Tracing | None:
+    """Return tracing to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, None where no variable names one."""
+    if not any(os.environ.get(name) for name in _WANTED):
+        return None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - it takes 0.2 s
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415 - same
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - same
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - same
+
+    resource = Resource.create()
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "serfer"}))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracing(provider)

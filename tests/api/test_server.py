@@ -1,0 +1,166 @@
+import http.client
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+
+import pytest
+
+from serfer.api.server import serve
+from serfer.core.errors import UnavailableError
+
+PATIENCE = 30.0
+MAIN = """
+import asyncio, signal, sys
+from serfer.api.server import serve
+
+state, released = {"ready": True}, asyncio.Event()
+
+async def disconnected(receive):
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while (message := await receive())["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        print("ended", flush=True)
+        return await send({"type": "lifespan.shutdown.complete"})
+    if scope["path"] == "/wait":
+        print("waiting", flush=True)
+        gone = asyncio.create_task(disconnected(receive))
+        await asyncio.wait({gone, asyncio.create_task(released.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    if scope["path"] == "/release":
+        released.set()
+    ready = state["ready"] or scope["path"] != "/readyz"
+    await send({"type": "http.response.start", "status": 200 if ready else 503, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+def terminated(*_):
+    print("raised again", flush=True)
+
+signal.signal(signal.SIGTERM, terminated)
+serve(
+    app,
+    host="127.0.0.1",
+    port=0,
+    header_timeout_s=5.0,
+    drain_s=float(sys.argv[1]),
+    on_drain=lambda: state.update(ready=False),
+    on_started=lambda url: print(url, flush=True),
+)
+print("returned", signal.getsignal(signal.SIGTERM) is terminated, flush=True)
+"""
+
+
+class Server:
+    """A process that serves; `says` reads its next line."""
+
+    def __init__(self, process):
+        self.process = process
+        self.url = self.says()
+
+    @property
+    def port(self):
+        return int(self.url.rpartition(":")[2])
+
+    def says(self):
+        assert select.select([self.process.stdout], [], [], PATIENCE)[0], "it says nothing"
+        return self.process.stdout.readline().decode().rstrip()
+
+    def connected(self):
+        return closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE))
+
+    def status(self, path):
+        with self.connected() as connection:
+            connection.request("GET", path)
+            return connection.getresponse().status
+
+    def listens(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+@contextmanager
+def serving(drain_s):
+    with subprocess.Popen([sys.executable, "-c", MAIN, str(drain_s)], bufsize=0, stdout=subprocess.PIPE) as process:
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def waiting(server):
+    """Have a request under way."""
+    with server.connected() as connection:
+        connection.request("GET", "/wait")
+        assert server.says() == "waiting"
+        yield connection
+
+
+def eventually(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_drain_answers_what_comes_until_balancers_know_and_what_runs_to_its_end():
+    with serving(2.0) as server, waiting(server) as running:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
+        assert server.status("/readyz") == 200
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.status("/readyz") == 503)
+        assert server.status("/") == 200
+        with server.connected() as kept:
+            kept.request("GET", "/")
+            assert kept.getresponse().read() == b""
+            eventually(lambda: not server.listens())
+            assert select.select([kept.sock], [], [], PATIENCE)[0], "an idle connection is kept open"
+        assert select.select([running.sock], [], [], 0.3) == ([], [], []), "what runs was cut off"
+        assert server.process.poll() is None
+
+
+def test_returns_when_all_is_answered_and_leaves_signals_as_they_were():
+    with serving(1.0) as server, waiting(server) as running:
+        server.process.send_signal(signal.SIGINT)
+        assert server.status("/release") == 200
+        assert running.getresponse().status == 200
+        assert server.says() == "ended"
+        assert server.says() == "returned True"
+        assert server.process.wait(PATIENCE) == 0
+
+
+def test_second_signal_cuts_off_what_runs():
+    with serving(600.0) as server, waiting(server) as running:
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.status("/readyz") == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.says() == "ended"
+        assert server.says() == "returned True"
+        assert server.process.wait(PATIENCE) == 0
+        with pytest.raises((http.client.HTTPException, OSError)):
+            running.getresponse()
+
+
+def test_address_that_cannot_be_had_is_named():
+    async def app(*_):
+        raise AssertionError
+
+    def start(host, port):
+        nothing = {"header_timeout_s": 1.0, "drain_s": 0.0, "on_drain": lambda: None, "on_started": print}
+        serve(app, host=host, port=port, **nothing)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UnavailableError, match=f"--port {port} is taken"):
+            start("127.0.0.1", port)
+    with pytest.raises(UnavailableError, match=r"--host 192\.0\.2\.1 --port 0: cannot listen there"):
+        start("192.0.2.1", 0)
+    with pytest.raises(UnavailableError, match="--host 'not a host' is no address"):
+        start("not a host", 0)

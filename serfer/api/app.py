@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,11 +16,15 @@ from starlette.requests import ClientDisconnect
 from serfer import __version__
 from serfer.api.body import ApiLimits
 from serfer.api.classify import Classifying, classify_router
+from serfer.api.envelope import Envelope
+from serfer.api.health import health_router
 from serfer.api.idempotency import Replies
 from serfer.api.keys import KeyRing, authorise
+from serfer.api.metrics import metrics_router
 from serfer.api.problems import Problem, problem_of, problem_response
 from serfer.api.results import Results
 from serfer.api.service import Service
+from serfer.api.telemetry import Telemetry, open_telemetry
 from serfer.core.errors import SerferError
 from serfer.pipeline import MAX_DEADLINE_S
 from serfer.settings import Settings
@@ -28,8 +33,14 @@ _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do
 _MS_PER_S = 1000
 
 
-def make_app(service: Service, settings: Settings, keys: KeyRing | None = None) -> FastAPI:
-    """Return the application that answers for `service`; with `keys`, to those who have one."""
+def make_app(
+    service: Service, settings: Settings, keys: KeyRing | None = None, telemetry: Telemetry | None = None
+) -> FastAPI:
+    """Return the application that answers for `service`; with `keys`, to those who have one.
+
+    `telemetry` is what the service tells of its queries: without it, only requests are counted.
+    """
+    telemetry = telemetry or open_telemetry(service.pipelines)
     limits = ApiLimits(settings.api_max_body_bytes, settings.api_max_images, settings.api_body_timeout_s)
     results = Results(service.store, settings.api_result_ttl_s)
     classifying = Classifying(
@@ -43,6 +54,7 @@ def make_app(service: Service, settings: Settings, keys: KeyRing | None = None) 
         yield
         await results.close()
         await service.close()
+        await asyncio.to_thread(telemetry.close)
 
     app = FastAPI(
         title="SerFer",
@@ -53,11 +65,12 @@ def make_app(service: Service, settings: Settings, keys: KeyRing | None = None) 
         lifespan=lifespan,
     )
     guarded: Sequence[Any] = [Depends(_guard(keys))] if keys else []
-    for router in (classify_router(classifying),):  # guarded: classify, models, inference, metrics
+    for router in (classify_router(classifying), metrics_router(telemetry.metrics, service)):
         app.include_router(router, dependencies=guarded)
-    for router in ():  # open: health, page
+    for router in (health_router(service),):  # open: health, page
         app.include_router(router)
     _answer_errors(app)
+    app.add_middleware(Envelope, telemetry=telemetry)
     return app
 
 

@@ -34,6 +34,7 @@ from serfer.cli_options import (
 )
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.structure import unstructure
+from serfer.service_cli import serve
 from serfer.settings import load_settings
 from serfer.terminal import complain, err, out, run
 from splitter.exactness import TOLERANCE, difference
@@ -52,6 +53,7 @@ app = typer.Typer(
     "143 terminated.",
 )
 app.add_typer(bench_app, name="bench")
+app.command()(serve)
 
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]

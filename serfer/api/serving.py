@@ -1,0 +1,93 @@
+"""One driver: models opened, the application made, and served until it is told to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.keys import KeyRing
+from serfer.api.server import serve
+from serfer.api.service import Service
+from serfer.api.telemetry import Telemetry, open_telemetry
+from serfer.pipeline import Pipeline
+from serfer.settings import Settings
+from serfer.wiring import open_pipeline
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How every model is opened, as for `serfer.open`."""
+
+    store: str | None = None
+    workers: str = "local"
+    driver: str = "push"
+    object_store: str | None = None
+    cache_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen; port 0 is any free one."""
+
+    host: str
+    port: int
+
+
+def serve_models(
+    models: Mapping[str, Path],
+    opening: Opening,
+    address: Address,
+    settings: Settings,
+    *,
+    on_started: Callable[[str], None],
+    progress: Callable[[str], None],
+) -> None:
+    """Serve plan directories by name until SIGTERM or SIGINT; `on_started` is told the URL.
+
+    Raises what opening raises, and UnavailableError for an address where nobody can listen; then nothing is left.
+    """
+    keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
+    with ExitStack() as opened:
+        pipelines = {}
+        for name, directory in models.items():
+            progress(f"starting workers and store of {name}")
+            pipelines[name] = opened.enter_context(open_model(directory, opening, settings))
+        service, telemetry = make_service(pipelines, settings)
+        serve(
+            make_app(service, settings, keys, telemetry),
+            host=address.host,
+            port=address.port,
+            header_timeout_s=settings.api_header_timeout_s,
+            drain_s=settings.api_drain_s,
+            on_drain=service.drain,
+            on_started=on_started,
+        )
+
+
+def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipeline:
+    """Open a plan directory with the limits that hold for images from outside; raises UsageError if it takes none."""
+    bounded = {
+        "max_image_bytes": min(settings.max_image_bytes, settings.api_max_body_bytes),
+        "max_image_pixels": min(settings.max_image_pixels, settings.api_max_pixels),
+    }
+    return open_pipeline(
+        directory,
+        store=opening.store,
+        workers=opening.workers,
+        driver=opening.driver,
+        object_store=opening.object_store,
+        cache_s=opening.cache_s,
+        settings=settings.model_copy(update=bounded),
+    )
+
+
+def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple[Service, Telemetry]:
+    """Return the service of open models, the first one its default, and what it tells of itself."""
+    telemetry = open_telemetry(pipelines)
+    admission = Admission(settings.api_in_flight, settings.api_queue)
+    return Service(pipelines, admission, telemetry), telemetry

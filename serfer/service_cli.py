@@ -1,0 +1,115 @@
+"""`serfer serve`: one driver's HTTP service, for a container or an instance."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer import display
+from serfer.cli_options import (
+    DriverOption,
+    JsonOption,
+    ObjectStoreOption,
+    StoreOption,
+    WorkersOption,
+    plan_directory,
+    print_json,
+    status_line,
+)
+from serfer.core.errors import UsageError
+from serfer.settings import load_settings
+from serfer.terminal import err
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+ModelsOption = Annotated[
+    list[str] | None, typer.Option("--model", help="A model of the zoo; may be repeated. The first one is the default.")
+]
+PlansOption = Annotated[
+    list[str] | None,
+    typer.Option("--plan", metavar="[NAME=]DIR", help="A plan directory, from serfer split; may be repeated."),
+]
+HostOption = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all there are.")]
+KeysOption = Annotated[
+    Path | None, typer.Option("--keys", help="A file of API keys (serfer keys add); without one, anybody may ask.")
+]
+
+
+def serve(
+    model: ModelsOption = None,
+    plan: PlansOption = None,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
+    store: StoreOption = None,
+    object_store: ObjectStoreOption = None,
+    workers: WorkersOption = "local",
+    driver: DriverOption = "push",
+    cache_s: Annotated[
+        float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
+    ] = 0.0,
+    in_flight: Annotated[int | None, typer.Option(min=1, max=10_000, help="Queries that run at once.")] = None,
+    queue: Annotated[int | None, typer.Option(min=0, max=10_000, help="Queries that wait for their turn.")] = None,
+    drain_s: Annotated[
+        float | None, typer.Option(min=0, help="Seconds that new requests are still taken after SIGTERM.")
+    ] = None,
+    keys: KeysOption = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/api.md)."""
+    from serfer.api.logs import configure_logs  # noqa: PLC0415 - the command line starts fast
+    from serfer.api.serving import Address, Opening, serve_models  # noqa: PLC0415 - same
+
+    chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
+    settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
+    _check_logs(log_level, log_format)
+    models = served_models(model, plan)
+    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
+    opening = Opening(store, workers, driver, object_store, cache_s)
+    if not settings.keys_file and host not in ("127.0.0.1", "::1", "localhost"):
+        err.print("serfer: anybody who reaches this address may ask: give --keys to let in those who have one")
+
+    def started(url: str) -> None:
+        if as_json:
+            print_json({"url": url, "pid": os.getpid(), "models": [*models]})
+        else:
+            err.print(f"{', '.join(models)} at {display.plain(url)} (docs: {display.plain(url)}/docs)", soft_wrap=True)
+
+    with status_line() as progress:
+        serve_models(models, opening, Address(host, port), settings, on_started=started, progress=progress)
+
+
+def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str, Path]:
+    """Return the plan directories to serve, by model name; by default the zoo's own default.
+
+    Raises UsageError for two of one name.
+    """
+    from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+
+    found: dict[str, Path] = {}
+    wanted = [*((name, None) for name in names or ()), *((None, each) for each in plans or ())]
+    for name, text in wanted or [(None, None)]:
+        if text is None:
+            directory = plan_directory(None, name)
+            called = load_plan(directory).model
+        else:
+            match = _NAMED.fullmatch(text)
+            directory = Path(match[2] if match else text)
+            called = match[1] if match else _NAME.sub("-", load_plan(directory).model)
+        if called in found:
+            raise UsageError(f"two models are called {called}: name one of them, --plan NAME=DIR")
+        found[called] = directory
+    return found
+
+
+def _check_logs(level: str, form: str) -> None:
+    if level not in ("debug", "info", "warning", "error"):
+        raise UsageError(f"--log-level is debug, info, warning or error, not {level!r}")
+    if form not in ("json", "text", "auto"):
+        raise UsageError(f"--log-format is json, text or auto, not {form!r}")

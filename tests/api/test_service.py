@@ -1,0 +1,150 @@
+"""The service with a pipeline whose stages stop where a test wants them to."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from drivers.driver import Asker
+from serfer.api.admission import Admission
+from serfer.api.problems import Problem
+from serfer.api.service import Question, Service
+from serfer.core.errors import LambdaUnavailableError
+from serfer.probe import Health
+from tests.api.conftest import Observed
+
+
+class Pipeline:
+    """Begins queries whose futures the test ends."""
+
+    def __init__(self):
+        self.begun, self.started, self.health_looks = [], [], []
+        self.may_begin = threading.Event()
+        self.may_begin.set()
+        self.found = Health()
+
+    def ask(self, images, *, deadline_s, asker, **_):
+        assert images
+        assert self.may_begin.wait(60)
+        future = Future()
+        self.begun.append((future, deadline_s, asker))
+        return future
+
+    def health(self, *, start=False):
+        self.health_looks.append(start)
+        future = Future()
+        future.set_result(self.found)
+        return future
+
+
+def question(deadline_s=60.0):
+    return Question("m", deadline_s, Asker("request-1"))
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - what other threads do
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def pipeline():
+    return Pipeline()
+
+
+@pytest.fixture
+def observed():
+    return Observed()
+
+
+@pytest.fixture
+def service(pipeline, observed):
+    return Service({"m": pipeline}, Admission(1, 4), observed)
+
+
+def classify(service, **changes):
+    return asyncio.create_task(service.classify(question(**changes), [b"x"], ["x"], 1))
+
+
+class TestQueries:
+    def test_whoever_stops_waiting_cancels_the_query(self, service, pipeline, observed):
+        async def check():
+            task = classify(service)
+            await until(lambda: pipeline.begun)
+            task.cancel()
+            await asyncio.wait((task,))
+            assert pipeline.begun[0][0].cancelled()
+            assert service.admission.running == 0
+            assert len(observed.failures) == 1
+
+        asyncio.run(check())
+
+    def test_a_query_that_is_cancelled_while_it_is_decoded_never_runs(self, service, pipeline):
+        async def check():
+            pipeline.may_begin.clear()
+            task = classify(service)
+            await until(lambda: service.admission.running == 1)
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait((task,))
+            pipeline.may_begin.set()
+            await until(lambda: not pipeline.begun or pipeline.begun[0][0].cancelled())
+
+        asyncio.run(check())
+
+    def test_waiting_counts_towards_the_deadline(self, service, pipeline):
+        async def check():
+            first, second = classify(service), classify(service)
+            await until(lambda: pipeline.begun)
+            await asyncio.sleep(0.05)
+            pipeline.begun[0][0].set_result("first")
+            await until(lambda: len(pipeline.begun) == 2)
+            assert pipeline.begun[1][1] <= 60.0 - 0.05
+            pipeline.begun[1][0].set_result("second")
+            assert [(await task).result for task in (first, second)] == ["first", "second"]
+            assert (await second).queued_s >= 0.05
+
+        asyncio.run(check())
+
+    def test_a_query_knows_the_request_that_it_came_with(self, service, pipeline):
+        async def check():
+            task = classify(service)
+            await until(lambda: pipeline.begun)
+            assert pipeline.begun[0][2].request == "request-1"
+            pipeline.begun[0][0].set_result(None)
+            await task
+
+        asyncio.run(check())
+
+    def test_unknown_models_are_named(self, service):
+        with pytest.raises(Problem, match="no model 'other' here: there is m"):
+            service.name("other")
+        assert service.name(None) == "m"
+
+
+class TestHealth:
+    def test_looks_at_the_same_time_are_one(self, service, pipeline):
+        async def check():
+            found = await asyncio.gather(*(service.health() for _ in range(5)))
+            assert found == [Health()] * 5
+            assert pipeline.health_looks == [False]
+
+        asyncio.run(check())
+
+    def test_after_a_failure_of_functions_they_have_to_start(self, service, pipeline):
+        async def check():
+            task = classify(service)
+            await until(lambda: pipeline.begun)
+            pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
+            with pytest.raises(LambdaUnavailableError):
+                await task
+            pipeline.found = Health(functions="gone")
+            assert await service.health() == Health(functions="gone")
+            service._looked = float("-inf")
+            pipeline.found = Health()
+            assert (await service.health()).ready
+            service._looked = float("-inf")
+            await service.health()
+            assert pipeline.health_looks == [True, True, False]
+
+        asyncio.run(check())

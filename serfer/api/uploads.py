@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from serfer.api.body import ApiLimits, read_body
+from serfer.api.formats import check_format
 from serfer.api.multipart import split_form
 from serfer.api.problems import Problem
 
@@ -22,11 +23,6 @@ __all__ = ["ACCEPTED", "ApiLimits", "Upload", "read_images"]
 FORM, JSON = "multipart/form-data", "application/json"
 RAW: Final = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp", "image/tiff")
 ACCEPTED: Final = (FORM, JSON, *RAW)
-_FORMATS = "JPEG, PNG, GIF, WEBP, BMP and TIFF"
-_STARTS = (
-    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM"),
-    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # TIFF, and TIFF of 64-bit offsets
-)
 _MOST_NAME = 255  # characters
 _MOST_SHOWN = 40  # characters of a name that should not have been there
 _MOST_MARKS = 1024  # braces, brackets, commas per image, of each; base64 has none, names have few
@@ -46,7 +42,7 @@ async def read_images(request: Request, limits: ApiLimits) -> list[Upload]:
     """Return the 1 to `max_images` images of a request, each of an accepted format by its first bytes.
 
     Raises Problem: 400 for a body that is not what it says, 408 and 413 as `read_body` does, 413 for too many images,
-    415 for other types, 422 for what the body should not hold; starlette's ClientDisconnect.
+    415 for other types, 422 for what the body or an image should not hold; starlette's ClientDisconnect.
     """
     content_type = _content_type(request)
     body = await read_body(request, limits)
@@ -59,7 +55,9 @@ async def read_images(request: Request, limits: ApiLimits) -> list[Upload]:
     if len(images) > limits.max_images:
         raise _too_many(limits)
     for image in images:
-        _check_format(image)
+        if not image.data:
+            raise Problem(422, f"{image.name} is empty")
+        check_format(image.name, image.data)
     return images
 
 
@@ -175,18 +173,6 @@ def _fields(value: object, where: str, known: tuple[str, ...]) -> dict[str, Any]
         if name not in known:
             raise Problem(422, f"{where} has unknown {_shown(name)}: it takes {' and '.join(map(repr, known))}")
     return value
-
-
-def _check_format(image: Upload) -> None:
-    """Refuse what is no image by its first bytes, long before a decoder sees it."""
-    if not image.data:
-        raise Problem(422, f"{image.name} is empty")
-    if not image.data.startswith(_STARTS) and not _is_webp(image.data):
-        raise Problem(415, f"{image.name} is no image of a known format: {_FORMATS} are accepted")
-
-
-def _is_webp(data: bytes) -> bool:
-    return data.startswith(b"RIFF") and data[8:12] == b"WEBP"
 
 
 def _clean(name: str | None, number: int) -> str:

@@ -1,0 +1,90 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from serfer.api.formats import MOST_PIECES, MOST_SCANS, check_format
+from serfer.api.problems import Problem
+
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+
+
+def encoded(kind, **settings):
+    buffer = io.BytesIO()
+    Image.fromarray(NOISE).save(buffer, kind, **settings)
+    return buffer.getvalue()
+
+
+def chunk(kind, data=b""):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+JPEG, PNG, GIF = encoded("JPEG", progressive=True), encoded("PNG"), encoded("GIF")
+SCAN = JPEG[JPEG.rindex(b"\xff\xda") : -2]
+
+
+def refused(data, status=422):
+    with pytest.raises(Problem) as caught:
+        check_format("cat", data)
+    assert caught.value.status == status
+    assert "cat" in caught.value.detail
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_images_of_every_format_pass(kind):
+    check_format("cat", encoded(kind))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"progressive": True}, {"restart_marker_blocks": 1}, {"exif": b"Exif\0\0" + JPEG}]
+)
+def test_jpegs_of_every_sort_pass(settings):
+    check_format("cat", encoded("JPEG", **settings))
+
+
+def test_what_pillow_does_not_write_is_no_image():
+    refused(encoded("PPM"), 415)
+
+
+def test_a_jpeg_of_many_scans_is_refused():
+    scans = JPEG.count(b"\xff\xda")
+    check_format("cat", JPEG[:-2] + SCAN * (MOST_SCANS - scans) + JPEG[-2:])
+    refused(JPEG[:-2] + SCAN * (MOST_SCANS - scans + 1) + JPEG[-2:])
+
+
+def test_what_follows_the_end_of_a_jpeg_is_not_looked_at():
+    check_format("cat", JPEG + SCAN * 100)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        JPEG[:2] + b"\xff\xe5\0\2" * MOST_PIECES + JPEG[2:],
+        JPEG[:2] + b"\xff\xd8" * MOST_PIECES + JPEG[2:],
+        PNG[:33] + chunk(b"IDAT") * MOST_PIECES + PNG[33:],
+        PNG[:-12] + chunk(b"abCd") * MOST_PIECES + PNG[-12:],
+        GIF[:13] + bytes(768) + b"!\xfe\1a\0" * MOST_PIECES + b",",
+        GIF[:13] + bytes(768) + b"!\xfe" + b"\1a" * MOST_PIECES + b"\0,",
+        GIF[:13] + bytes(768) + b"x" * (MOST_PIECES + 1) + b",",
+    ],
+    ids=["segments", "begins", "chunks", "chunks after", "extensions", "blocks", "junk"],
+)
+def test_files_of_nothing_but_pieces_are_refused(data):
+    refused(data)
+
+
+@given(st.sampled_from([JPEG, PNG, GIF, b"GIF89a", b"RIFF"]), st.integers(0), st.binary(max_size=30))
+def test_damaged_files_pass_or_are_refused(whole, at, junk):
+    at %= len(whole)
+    try:
+        check_format("cat", whole[:at] + junk + whole[at + len(junk) :])
+    except Problem as problem:
+        status = problem.status
+    else:
+        return
+    assert status in {415, 422}

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 import signal
 import socket
 import threading
@@ -21,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from serfer.api.protocol import limited_protocol
-from serfer.core.errors import UnavailableError
+from serfer.local.server import listen, local_url
 
 FINISH_S = 900
 _KEEP_ALIVE_S = 75  # longer than a balancer's, so that it never sends a request into a connection that we close
@@ -47,7 +45,7 @@ def serve(
     `drain_s` seconds more, requests are taken. Both are called on the loop. Raises UnavailableError where the address
     cannot be had.
     """
-    with _listening(host, port) as listener:
+    with listen(host, port, _BACKLOG) as listener:
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -62,7 +60,7 @@ def serve(
             timeout_graceful_shutdown=FINISH_S,
             h11_max_incomplete_event_size=_MOST_HEAD,
         )
-        _Server(config, drain_s, on_drain, lambda: on_started(_url(listener))).run([listener])
+        _Server(config, drain_s, on_drain, lambda: on_started(local_url(*listener.getsockname()[:2]))).run([listener])
 
 
 class _Server(uvicorn.Server):
@@ -113,25 +111,3 @@ class _Server(uvicorn.Server):
 
     def _close(self) -> None:
         self.should_exit = True
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raises UnavailableError that names the option to change."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except (socket.gaierror, UnicodeError) as error:
-        raise UnavailableError(f"--host {host!r} is no address of this machine: choose 127.0.0.1 or 0.0.0.0") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UnavailableError(f"--port {port} is taken: choose another, or stop what listens there") from error
-        raise UnavailableError(
-            f"--host {host} --port {port}: cannot listen there: {os.strerror(error.errno or 0)}"
-        ) from error
-
-
-def _url(listener: socket.socket) -> str:
-    """Return the URL for clients on this machine."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where to reach what listens everywhere
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -15,10 +15,8 @@ import contextlib
 import http.client
 import importlib.util
 import json
-import re
 import secrets
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -26,15 +24,14 @@ from pathlib import Path
 
 from serfer.core.errors import UnavailableError
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.server import LocalServer, free_port
+from serfer.local.server import LocalServer, free_port, listen, local_url, reachable
 
 CHECK_S, FALL = 0.5, 2  # between two looks at a driver, and how many must fail before it gets nothing new
 HEADER_S = 10.0
 LONGEST_S = 900.0
 _TRIES = 5
 _ANSWER_S = 1.0
-_UNBOUND = re.compile(r"cannot bind socket \(([^)]+)\)")
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens everywhere
+_TAKEN = "Address already in use"  # a port that was free a moment ago
 _PROBLEMS = {
     408: ("Request Timeout", "the body of the request came too slowly"),
     500: ("Internal Server Error", "the load balancer failed"),
@@ -111,25 +108,20 @@ class Balancer(LocalServer):
         self._drivers = drivers
         self._times = {"header_ms": header_s * 1000, "longest_ms": longest_s * 1000}
         self._token = secrets.token_urlsafe(24)  # the path where only our own server answers
-        self._host = _address(host)
+        with listen(host, port) as probe:  # in what it cannot have, HAProxy is less clear
+            self._host: str = probe.getsockname()[0]
         for tries_left in reversed(range(1 if port else _TRIES)):
             self._port = port or free_port()
             output = self._start()
             if output is None:
                 return
-            found = _UNBOUND.search(output)
-            if found is None:
+            if not (tries_left and _TAKEN in output):
                 raise UnavailableError(f"HAProxy did not start: {output[-300:] or 'it said nothing'}")
-            if found[1] != "Address already in use":
-                raise UnavailableError(f"--host {host} --port {self._port}: cannot listen there: {found[1]}")
-            if not tries_left:
-                raise UnavailableError(f"--port {self._port} is taken: choose another, or stop what listens there")
 
     @property
     def url(self) -> str:
         """The address for clients on this machine."""
-        host = _LOOPBACK.get(self._host, self._host)
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+        return local_url(self._host, self._port)
 
     def restart(self) -> None:
         """Start it again where it was, after it has ended; raises UnavailableError where that fails."""
@@ -188,7 +180,7 @@ class Balancer(LocalServer):
 
     def _answers(self) -> bool:
         """Ask for what only our own server knows, whoever else may listen on the port."""
-        host = _LOOPBACK.get(self._host, self._host)
+        host = reachable(self._host)
         with contextlib.closing(http.client.HTTPConnection(host, self._port, timeout=_ANSWER_S)) as connection:
             try:
                 connection.request("GET", f"/{self._token}")
@@ -205,14 +197,6 @@ def _error(status: int) -> str:
     body = json.dumps(problem)
     retry = " hdr Retry-After 1" if shown == 503 else ""  # noqa: PLR2004 - HTTP's
     return f"  http-error status {status} content-type application/problem+json lf-string '{body}'{retry}"
-
-
-def _address(host: str) -> str:
-    """Return a host's IP address; raises UnavailableError for one that is unknown."""
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError) as error:
-        raise UnavailableError(f"--host {host!r} is no address of this machine: choose 127.0.0.1 or 0.0.0.0") from error
 
 
 def _binary() -> Path:

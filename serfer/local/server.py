@@ -1,14 +1,20 @@
-"""The life of a server that runs beside us, on loopback, for as long as this process lives."""
+"""The life of a server that runs beside us for as long as this process lives, and the addresses of servers."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import ClassVar, Self
+
+from serfer.core.errors import UnavailableError
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens everywhere
 
 
 class LocalServer(ABC):
@@ -74,3 +80,28 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
+
+
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """Return a socket that listens; raises UnavailableError that names --host or --port."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=backlog)
+    except (socket.gaierror, UnicodeError) as error:
+        raise UnavailableError(f"--host {host!r} is no address of this machine: choose 127.0.0.1 or 0.0.0.0") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UnavailableError(f"--port {port} is taken: choose another, or stop what listens there") from error
+        reason = os.strerror(error.errno or 0)
+        raise UnavailableError(f"--host {host} --port {port}: cannot listen there: {reason}") from error
+
+
+def reachable(host: str) -> str:
+    """Return the IP address at which this machine reaches a server that listens at the IP address `host`."""
+    return _LOOPBACK.get(host, host)
+
+
+def local_url(host: str, port: int) -> str:
+    """Return the URL, for clients on this machine, of a server that listens at an IP address."""
+    host = reachable(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

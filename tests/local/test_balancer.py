@@ -20,7 +20,7 @@ from serfer.local.server import free_port
 
 PATIENCE = 30.0
 DRIVER = """
-import http.server, json, os, signal, sys, threading
+import http.server, json, os, signal, sys, threading, time
 draining, released = threading.Event(), threading.Event()
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,9 +51,8 @@ signal.signal(signal.SIGUSR2, lambda *_: released.set())
 server = Server(("127.0.0.1", int(sys.argv[1])), Handler)
 print("ready", flush=True)
 threading.Thread(target=server.serve_forever).start()
-signal.pthread_sigmask(signal.SIG_SETMASK, [])
 while True:
-    signal.pause()
+    time.sleep(0.02)  # Python looks for signals between two of these
 """
 PARENT = """
 import sys

@@ -13,8 +13,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-import httpx
-
 from serfer.core.errors import (
     ImageError,
     KeyRefusedError,
@@ -107,13 +105,18 @@ def upload(images: Image | Sequence[Image], names: Sequence[str] | None) -> Uplo
         raise UsageError("a query has at least one image")
     if names is not None and len(names) != len(several):
         raise UsageError(f"{len(names)} names were given for {len(several)} images")
-    parts = []
+    boundary, parts = secrets.token_hex(16), []
     for number, image in enumerate(several):
         data = image if isinstance(image, bytes) else _read(Path(image))
         own = f"image {number}" if isinstance(image, bytes) else Path(image).name
-        parts.append(("image", (own if names is None else names[number], data)))
-    encoded = httpx.Request("POST", "http://unused", files=parts)
-    return Upload(encoded.read(), encoded.headers["Content-Type"])
+        parts += [f"--{boundary}\r\n".encode(), _head(own if names is None else names[number]), data, b"\r\n"]
+    return Upload(b"".join([*parts, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}")
+
+
+def _head(name: str) -> bytes:
+    """Return the header of a part, in which every name of printable characters can be told again."""
+    quoted = "".join(filter(str.isprintable, name)).replace("\\", "\\\\").replace('"', '\\"')
+    return f'Content-Disposition: form-data; name="image"; filename="{quoted}"\r\n\r\n'.encode(errors="replace")
 
 
 def _read(path: Path) -> bytes:

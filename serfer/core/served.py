@@ -69,11 +69,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How far a query is that nobody waits for: "queued", "running", "done" or "failed"."""
+    """How far a query is that nobody waits for: "queued", "running", "done" or "failed".
+
+    It was handed in at `created`, in seconds since 1970.
+    """
 
     id: str
     status: str
     model: str
+    created: float
     stages: tuple[StageProgress, ...]
     result: ServedReport | None
     problem: Problem | None

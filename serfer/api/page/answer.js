@@ -1,0 +1,85 @@
+// What a query answered and took: classes with bars, the figures, and the comparison with one function.
+
+import { bytes, count, duration, html, percent, perMillion, plural, svg } from "./dom.js";
+
+/** A bar of `share` (0..1) of its place. */
+function bar(share, kind = "") {
+  const width = Math.max(0, Math.min(1, share)) * 100;
+  return svg(
+    "svg",
+    { viewBox: "0 0 100 1", preserveAspectRatio: "none", class: `bar ${kind}`, "aria-hidden": "true" },
+    svg("rect", { width: 100, height: 1, class: "rest" }),
+    svg("rect", { width, height: 1, class: "full" }),
+  );
+}
+
+/** The best classes of the one image that was sent; scores that are no shares are shown as they are. */
+export function predictions(report, model) {
+  const found = report.images[0].predictions;
+  const shares = found.every(({ score }) => score >= 0 && score <= 1);
+  const most = Math.max(...found.map(({ score }) => Math.abs(score))) || 1;
+  const items = found.map(({ label, score }) =>
+    html(
+      "li",
+      {},
+      html("span", { class: "label" }, label),
+      html("span", { class: "number" }, shares ? percent(score) : score.toFixed(2)),
+      bar(shares ? score : Math.abs(score) / most),
+    ),
+  );
+  const parts = [html("h3", {}, "What it shows"), html("ol", { class: "classes" }, ...items)];
+  if (model.untrained) parts.push(html("p", { class: "note" }, "This network's weights are random: its answers mean nothing."));
+  return parts;
+}
+
+function fact(name, value, note) {
+  return html("div", {}, html("dt", {}, name), html("dd", { class: "value" }, value), html("dd", { class: "note" }, note));
+}
+
+/** The figures of a query. */
+export function facts(report) {
+  const sum = (field) => report.stages.reduce((total, stage) => total + stage[field], 0);
+  const [tasks, cold, came, left] = ["tasks", "cold", "bytes_in", "bytes_out"].map(sum);
+  const { puts, gets, exists } = report.store;
+  const again = report.retries + report.hedges + report.restarts;
+  return [
+    fact("Latency", duration(report.latency_ms), report.target === "cache" ? "from an answer that was kept" : "measured, decoding included"),
+    fact("Cost", perMillion(report.cost_usd), "a million such queries, at Lambda's prices"),
+    fact("Tensors moved", bytes(came + left), `${bytes(came)} read, ${bytes(left)} written`),
+    fact("Store requests", count(puts + gets + exists), `${plural(gets, "get")}, ${plural(puts, "put")}, ${count(exists)} other`),
+    fact("Cold starts", count(cold), `of ${plural(tasks, "task")}`),
+    fact("Done again", count(again), `${count(report.retries)} retried, ${count(report.hedges)} hedged, ${count(report.restarts)} begun anew`),
+  ];
+}
+
+/** A model's plan against the whole network in one function, as predicted, and the query as measured, if there is one. */
+export function comparison(model, report) {
+  const lines = [
+    ...(report ? [{ name: "This query", kind: "measured", ms: report.latency_ms, usd: report.cost_usd }] : []),
+    { name: `This plan, ${plural(model.tasks, "task")}`, kind: "predicted", ms: model.predicted_ms, usd: model.predicted_cost_usd },
+    ...model.unsplit.map((one) => ({
+      name: `Unsplit, ${grouped(one.stages)}`,
+      kind: one.verdict === "does not fit" ? "predicted; does not fit Lambda" : "predicted",
+      ms: one.predicted_ms,
+      usd: one.predicted_cost_usd,
+    })),
+  ];
+  const [slowest, dearest] = ["ms", "usd"].map((field) => Math.max(...lines.map((line) => line[field])) || 1);
+  const rows = lines.map(({ name, kind, ms, usd }) =>
+    html(
+      "tr",
+      { class: kind === "measured" ? "measured" : "predicted" },
+      html("th", { scope: "row" }, name, html("span", { class: "note" }, kind)),
+      html("td", {}, html("span", { class: "number" }, duration(ms)), bar(ms / slowest)),
+      html("td", {}, html("span", { class: "number" }, perMillion(usd)), bar(usd / dearest)),
+    ),
+  );
+  const heads = ["", "Latency", "A million queries"].map((head) => (head ? html("th", { scope: "col" }, head) : html("td")));
+  const parts = [html("table", { class: "compare" }, html("thead", {}, html("tr", {}, ...heads)), html("tbody", {}, ...rows))];
+  const store = `What is predicted is the planner's reckoning for warm functions on AWS Lambda with a store like ${model.predicted_for}; what is measured is this service, where it runs.`;
+  parts.push(html("p", { class: "note" }, store));
+  if (model.why) parts.push(html("details", {}, html("summary", {}, "Why this plan"), html("p", {}, model.why)));
+  return parts;
+}
+
+const grouped = (text) => text.replace(/\d{4,}/g, (digits) => count(Number(digits)));

@@ -1,0 +1,279 @@
+// The page: a picture, a model and a key come in; a query goes out, is followed, and is shown.
+
+import { statesAt, why } from "./account.js";
+import { comparison, facts, predictions } from "./answer.js";
+import { pause, Problem, Service } from "./api.js";
+import { byId, bytes, duration, html, percent, plural } from "./dom.js";
+import { Tiles } from "./tiles.js";
+import { shareBar, Timeline, timelineTable } from "./timeline.js";
+
+const KEY = "serfer-key";
+const REPLAY_MS = 4000; // for all of a query
+const MOST_RETRIES = 10;
+
+const service = new Service();
+const tiles = new Tiles({ picture: byId("picture"), strip: byId("stages"), note: byId("tiles-note"), table: byId("tiles-table") });
+const timeline = new Timeline(byId("timeline"), byId("detail"));
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+let model = null; // as GET /v1/models/NAME describes it
+let file = null;
+let address = null; // of the picture, for this page alone
+let running = null; // an AbortController while a query is under way
+let shown = null; // the timeline that is on show
+
+const say = (text) => (byId("status").textContent = text);
+
+function complain(problem) {
+  const box = byId("problem");
+  box.hidden = !problem;
+  if (!problem) return box.replaceChildren();
+  const status = problem.status ? ` (${problem.status})` : "";
+  const parts = [html("strong", {}, `${problem.title}${status}`), html("span", {}, problem.message)];
+  if (problem.requestId) parts.push(html("span", { class: "note" }, "Request ", html("code", {}, problem.requestId)));
+  box.replaceChildren(...parts);
+  if (problem.status === 401) askForKey();
+}
+
+function askForKey() {
+  byId("key-box").open = true;
+  byId("key").focus();
+}
+
+// ── what is asked ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+async function loadModels() {
+  try {
+    const models = await service.models();
+    const options = models.map((one) => html("option", { value: one.name, selected: one.default }, `${one.name} · ${one.plan.slice(0, 8)}`));
+    byId("model").replaceChildren(...options);
+    byId("model").disabled = false;
+    await chooseModel();
+    complain(null);
+  } catch (error) {
+    complain(asProblem(error));
+  }
+}
+
+async function chooseModel() {
+  const name = byId("model").value;
+  const found = await service.model(name);
+  if (name !== byId("model").value) return; // another one was chosen meanwhile
+  model = found;
+  const { input, weights, plan, stages, tasks } = model;
+  byId("model-note").replaceChildren(`${input.width}×${input.height} pixels, ${plural(stages.length, "stage")}, ${plural(tasks, "task")}. Weights: ${weights}. Plan `, html("code", { title: plan }, plan.slice(0, 12)));
+  byId("top-k").max = Math.min(20, model.classes);
+  tiles.setModel(model);
+  forgetAnswer();
+}
+
+function choosePicture(chosen) {
+  if (!chosen) return;
+  if (address) URL.revokeObjectURL(address);
+  file = chosen;
+  address = URL.createObjectURL(chosen);
+  byId("file-name").hidden = false;
+  byId("file-name").textContent = `${chosen.name || "pasted picture"}, ${bytes(chosen.size)}`;
+  complain(null);
+  forgetAnswer();
+  const image = new Image();
+  const mine = address;
+  image.onload = () => mine === address && tiles.setPicture({ url: mine, width: image.naturalWidth, height: image.naturalHeight });
+  image.onerror = () => mine === address && tiles.setPicture(null); // the server may read what this browser cannot show
+  image.src = address;
+}
+
+/** Take an answer that is on show away: it was another picture's, or another model's. */
+function forgetAnswer() {
+  shown = null;
+  tiles.show(null);
+  byId("after").hidden = byId("replay").hidden = byId("raw-box").hidden = true;
+  byId("progress").textContent = "";
+  const { stages, predicted_ms: ms, tasks } = model ?? { stages: [], tasks: 0 };
+  const plan = model ? `${plural(tasks, "task")} in ${plural(stages.length, "stage")}, ${duration(ms)} predicted when warm.` : "";
+  byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, file ? "Press Classify to ask." : "Choose a picture to begin."), html("p", { class: "note" }, plan));
+  byId("compare-box").hidden = !model?.unsplit.length;
+  if (model) byId("compare").replaceChildren(...comparison(model, null));
+}
+
+// ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+async function run() {
+  if (running) return;
+  complain(null);
+  if (!file) {
+    byId("file").focus();
+    return complain(new Problem({ title: "No picture", detail: "Choose a picture first." }));
+  }
+  if (!model) await loadModels();
+  if (!model) return;
+  running = new AbortController();
+  busy(true);
+  forgetAnswer();
+  byId("answer").replaceChildren(html("h3", {}, "What it shows"), html("p", { class: "note" }, "Asking…"));
+  try {
+    await query(running.signal);
+  } catch (error) {
+    const stopped = error?.name === "AbortError";
+    forgetAnswer();
+    say(stopped ? "Cancelled." : "");
+    if (!stopped) complain(asProblem(error));
+  } finally {
+    running = null;
+    busy(false);
+  }
+}
+
+function busy(yes) {
+  byId("classify").disabled = byId("model").disabled = yes;
+  byId("cancel").disabled = !yes;
+  byId("ask").setAttribute("aria-busy", yes);
+  if (!yes && document.activeElement === document.body) byId("classify").focus();
+}
+
+async function query(signal) {
+  const [asked, topK] = [model, Math.min(Math.max(1, byId("top-k").valueAsNumber || 5), model.classes)];
+  say("Sent.");
+  const first = await patiently(() => service.ask(file, asked.name, topK, signal), signal);
+  let state = first;
+  try {
+    for await (state of service.follow(first, signal)) showProgress(state);
+  } catch (error) {
+    if (signal.aborted && first.id) await service.forget(first.id);
+    throw error;
+  }
+  if (state.status === "failed") throw new Problem(state.problem ?? {});
+  showAnswer(state.result, asked);
+}
+
+/** Ask, and ask again when a full service said to come back later. */
+async function patiently(ask, signal) {
+  for (let retries = 0; ; retries += 1) {
+    try {
+      return await ask();
+    } catch (problem) {
+      if (problem.status !== 429 || retries >= MOST_RETRIES) throw problem;
+      complain(problem);
+      await countDown(problem.retryAfter ?? 1, signal);
+      complain(null);
+    }
+  }
+}
+
+async function countDown(seconds, signal) {
+  const box = byId("countdown");
+  box.hidden = false;
+  try {
+    for (let left = seconds; left > 0; left -= 1) {
+      box.textContent = `Trying again in ${left} s`;
+      await pause(1000, signal);
+    }
+  } finally {
+    box.hidden = true;
+  }
+}
+
+function asProblem(error) {
+  if (error instanceof Problem) return error;
+  console.error(error);
+  return new Problem({ title: "The page failed", detail: `This is a bug of the page: ${error?.message ?? error}` });
+}
+
+// ── showing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+function showProgress(state) {
+  if (!state.stages.length) return;
+  tiles.show(state.stages.map((stage) => stage.tiles.map((done) => (done ? "done" : stage.started_ms === null ? "waiting" : "running"))));
+  const [done, tasks] = ["done", "tasks"].map((field) => state.stages.reduce((sum, stage) => sum + stage[field], 0));
+  byId("progress").textContent = state.status === "queued" ? "Waiting for its turn" : `${done} of ${plural(tasks, "task")} done`;
+}
+
+function showAnswer(report, asked) {
+  const [best] = report.images[0].predictions;
+  say(`Done in ${duration(report.latency_ms)}: ${best.label}${best.score >= 0 && best.score <= 1 ? `, ${percent(best.score)}` : ""}.`);
+  byId("progress").textContent = "";
+  byId("answer").replaceChildren(...predictions(report, asked));
+  byId("facts").replaceChildren(...facts(report));
+  byId("after").hidden = false;
+  byId("compare-box").hidden = false;
+  byId("compare").replaceChildren(...comparison(asked, report));
+  byId("raw-box").hidden = false;
+  byId("raw").textContent = JSON.stringify(report, null, 2);
+  if (report.timeline) showTimeline(report.timeline, asked);
+}
+
+function showTimeline(times, asked) {
+  shown = times;
+  byId("why").textContent = why(times, asked.stages.map((stage) => stage.name));
+  byId("share").replaceChildren(...shareBar(times));
+  timeline.show(times, asked.stages);
+  byId("timeline-table").replaceChildren(timelineTable(times));
+  byId("replay").hidden = !times.tasks.length;
+  byId("time").max = Math.ceil(times.answered_ms);
+  showMoment(times.answered_ms);
+}
+
+/** Show what was done at a moment of the query, in ms. */
+function showMoment(moment) {
+  byId("time").value = moment;
+  byId("moment").textContent = duration(moment);
+  timeline.mark(moment);
+  const sizes = model.stages.map((stage) => stage.tasks);
+  tiles.show(shown.tasks.length ? statesAt(shown, sizes, moment) : sizes.map((size) => Array(size).fill("done")));
+}
+
+/** Run through the query again, slowly enough to watch; at once where motion is not wanted. */
+function replay() {
+  const [times, begun] = [shown, performance.now()];
+  if (still.matches) return showMoment(0);
+  tiles.follow();
+  const step = (now) => {
+    if (shown !== times) return;
+    const moment = Math.min(1, Math.max(0, now - begun) / REPLAY_MS) * times.answered_ms;
+    showMoment(moment);
+    if (moment < times.answered_ms) requestAnimationFrame(step);
+  };
+  requestAnimationFrame(step);
+}
+
+// ── what the page listens to ──────────────────────────────────────────────────────────────────────────────────────────
+
+function useKey(keep) {
+  service.key = byId("key").value.trim();
+  if (keep && service.key) sessionStorage.setItem(KEY, service.key);
+  else sessionStorage.removeItem(KEY);
+}
+
+byId("file").addEventListener("change", (event) => choosePicture(event.target.files[0]));
+byId("model").addEventListener("change", () => chooseModel().catch((error) => complain(asProblem(error))));
+byId("key").addEventListener("change", async () => {
+  useKey(byId("keep-key").checked);
+  if (!model) await loadModels();
+});
+byId("keep-key").addEventListener("change", (event) => useKey(event.target.checked));
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+byId("cancel").addEventListener("click", () => running?.abort());
+byId("play").addEventListener("click", replay);
+byId("time").addEventListener("input", (event) => showMoment(event.target.valueAsNumber));
+
+addEventListener("paste", (event) => choosePicture([...event.clipboardData.files].find((one) => one.type.startsWith("image/"))));
+addEventListener("dragover", (event) => {
+  event.preventDefault();
+  byId("drop").classList.add("over");
+});
+addEventListener("dragleave", () => byId("drop").classList.remove("over"));
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  byId("drop").classList.remove("over");
+  choosePicture(event.dataTransfer.files[0]);
+});
+
+const kept = sessionStorage.getItem(KEY);
+if (kept) {
+  byId("key").value = service.key = kept;
+  byId("keep-key").checked = true;
+}
+loadModels();

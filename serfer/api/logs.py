@@ -92,10 +92,12 @@ def log_request(fields: dict[str, Any], record: Record, error: BaseException | N
     """Write the line of an answered request; `fields` has at least its route and status."""
     status = fields["status"]
     level = logging.INFO
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        level = logging.ERROR if status == HTTPStatus.INTERNAL_SERVER_ERROR else logging.WARNING
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        level = logging.ERROR
     elif fields["route"] in _QUIET:
         level = logging.DEBUG
+    elif status > HTTPStatus.INTERNAL_SERVER_ERROR:
+        level = logging.WARNING
     error = error or record.error
     write(level, "request", {**fields, **query_fields(record), **(reason(error) if error else {})})
 

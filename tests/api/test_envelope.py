@@ -1,0 +1,215 @@
+import asyncio
+import json
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
+from starlette.requests import ClientDisconnect
+
+from serfer.api.envelope import Envelope
+from serfer.api.metrics import Metrics
+from serfer.api.telemetry import Telemetry
+from tests.api.logged import logged
+
+CAREFUL = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+@pytest.fixture
+def lines():
+    with logged() as stream:
+        yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.fixture
+def metrics():
+    return Metrics({"small": "digest"})
+
+
+@pytest.fixture
+def app(metrics):
+    app = FastAPI()
+
+    @app.get("/v1/things/{name}")
+    async def thing(name: str):
+        return {"name": name}
+
+    @app.get("/page")
+    async def page():
+        return HTMLResponse(
+            "", headers={"Content-Security-Policy": "default-src 'self'", "X-Frame-Options": "SAMEORIGIN"}
+        )
+
+    @app.get("/v1/cached")
+    async def cached():
+        return HTMLResponse("", headers={"Cache-Control": "max-age=9"})
+
+    @app.post("/v1/bug")
+    async def bug():
+        raise KeyError("secret words")
+
+    @app.get("/gone")
+    async def gone():
+        raise ClientDisconnect
+
+    app.add_middleware(Envelope, telemetry=Telemetry(metrics))
+    return app
+
+
+class Response:
+    def __init__(self, messages):
+        self.status = messages[0]["status"] if messages else None
+        self.raw_headers = messages[0]["headers"] if messages else []
+        self.headers = {name.decode(): value.decode() for name, value in self.raw_headers}
+        self.body = b"".join(message.get("body", b"") for message in messages[1:])
+
+
+def ask(app, path, method="GET", headers=(), body=b"", **scope):
+    """Send a request as a server does, bytes and all."""
+    messages, sent = [], iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(sent)
+
+    async def send(message):
+        messages.append(message)
+
+    asked = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": list(headers),
+        "http_version": "1.1",
+        "scheme": "http",
+        "client": None,
+        "server": None,
+        "root_path": "",
+        "asgi": {"version": "3.0"},
+        **scope,
+    }
+    asyncio.run(app(asked, receive, send))
+    return Response(messages)
+
+
+class TestRequestId:
+    def test_the_clients_is_kept(self, app):
+        assert (
+            ask(app, "/v1/things/x", headers=[(b"x-request-id", b"abc-1.2_Z")]).headers["x-request-id"] == "abc-1.2_Z"
+        )
+
+    @pytest.mark.parametrize("bad", [b"", b"two words", b"x" * 65, b"line\nbreak", "ä".encode(), b"a\n"])
+    def test_another_is_made_where_the_clients_is_none(self, app, bad):
+        found = ask(app, "/v1/things/x", headers=[(b"x-request-id", bad)]).headers["x-request-id"]
+        assert len(found) == 32
+        assert found.encode() != bad
+
+    def test_two_requests_have_two(self, app):
+        assert len({ask(app, "/page").headers["x-request-id"] for _ in range(2)}) == 2
+
+    def test_what_no_route_takes_has_one_too(self, app):
+        answer = ask(app, "/nowhere")
+        assert answer.status == 404
+        assert answer.headers["x-request-id"]
+
+
+class TestHeaders:
+    @pytest.mark.parametrize("path", ["/v1/things/x", "/nowhere", "/openapi.json"])
+    def test_every_response_is_careful(self, app, path):
+        headers = ask(app, path).headers
+        assert {name: headers[name] for name in CAREFUL} == CAREFUL
+
+    def test_a_pages_own_stand_once(self, app):
+        raw = [name for name, _ in ask(app, "/page").raw_headers]
+        headers = ask(app, "/page").headers
+        assert (headers["content-security-policy"], headers["x-frame-options"]) == ("default-src 'self'", "SAMEORIGIN")
+        assert len(raw) == len(set(raw))
+
+    def test_answers_are_not_stored_unless_they_say_so(self, app):
+        assert ask(app, "/v1/things/x").headers["cache-control"] == "no-store"
+        assert ask(app, "/v1/unknown").headers["cache-control"] == "no-store"
+        assert ask(app, "/v1/cached").headers["cache-control"] == "max-age=9"
+        assert "cache-control" not in ask(app, "/page").headers
+
+
+class TestBugs:
+    def test_a_bug_is_a_problem_with_the_requests_id_and_nothing_else(self, app):
+        answer = ask(app, "/v1/bug", "POST", [(b"x-request-id", b"mine")])
+        problem = json.loads(answer.body)
+        assert (answer.status, answer.headers["content-type"]) == (500, "application/problem+json")
+        assert (problem["status"], problem["request_id"], answer.headers["x-request-id"]) == (500, "mine", "mine")
+        assert b"secret" not in answer.body
+        assert b"KeyError" not in answer.body
+        assert b"line" not in answer.body
+
+    def test_the_log_says_where_it_happened_without_the_values(self, app, lines):
+        ask(app, "/v1/bug", "POST")
+        [line] = lines()
+        assert (line["level"], line["error"], line["status"]) == ("error", "KeyError", 500)
+        assert any("test_envelope.py" in frame and "bug" in frame for frame in line["traceback"])
+        assert "secret" not in "".join(frame for frame in line["traceback"] if "raise" not in frame)
+
+    def test_a_bug_after_the_response_began_ends_there(self, metrics, lines):
+        async def late(scope, receive, send):  # noqa: ARG001 - an application
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise ValueError
+
+        answer = ask(Envelope(late, Telemetry(metrics)), "/x")
+        assert (answer.status, answer.body) == (200, b"")
+        assert lines()[0]["error"] == "ValueError"
+
+    def test_a_client_that_went_is_told_of_nowhere_but_in_the_log(self, app, lines):
+        assert ask(app, "/gone").status is None
+        assert (lines()[0]["status"], lines()[0]["level"]) == (499, "info")
+
+
+class TestAccounts:
+    def test_bytes_route_and_status_are_counted(self, app, metrics, lines):
+        ask(app, "/v1/things/private", body=b"12345")
+        ask(app, "/v1/bug", "POST", body=b"12345")
+        assert (
+            metrics.registry.get_sample_value(
+                "serfer_http_requests_total", {"route": "/v1/things/{name}", "method": "GET", "status": "200"}
+            )
+            == 1.0
+        )
+        line = lines()[0]
+        assert (line["event"], line["method"], line["route"]) == ("request", "GET", "/v1/things/{name}")
+        assert line["bytes_out"] == len('{"name":"private"}')
+        assert line["ms"] >= 0
+
+    def test_a_body_is_counted_as_it_is_read(self, metrics, lines):
+        async def reader(scope, receive, send):  # noqa: ARG001 - an application
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+            await send({"type": "http.response.body", "body": b"c"})
+
+        ask(Envelope(reader, Telemetry(metrics)), "/x", body=b"12345")
+        assert (lines()[0]["bytes_in"], lines()[0]["bytes_out"]) == (5, 3)
+        assert metrics.registry.get_sample_value("serfer_http_request_bytes_total", {"route": "other"}) == 5.0
+
+    @pytest.mark.parametrize(("method", "path"), [("BREW", "/v1/things/x"), ("GET", "/some/path"), ("GET", "/another")])
+    def test_nobody_outside_can_make_a_series(self, app, metrics, method, path):
+        ask(app, path, method)
+        known = {
+            (sample.labels["route"], sample.labels["method"])
+            for metric in metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name == "serfer_http_requests_total"
+        }
+        assert known <= {("/v1/things/{name}", "other"), ("other", "GET")}
+
+    def test_other_protocols_pass(self, metrics):
+        seen = []
+
+        async def other(scope, receive, send):  # noqa: ARG001 - an application
+            seen.append(scope["type"])
+
+        asyncio.run(Envelope(other, Telemetry(metrics))({"type": "lifespan"}, None, None))
+        assert seen == ["lifespan"]

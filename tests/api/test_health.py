@@ -1,0 +1,128 @@
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.service import Service
+from serfer.local.redis_server import RedisServer
+from serfer.probe import Health
+from serfer.settings import Settings
+from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.e2e.small import split_small
+
+
+@pytest.fixture
+def says(service, monkeypatch):
+    """Let the service say what a test wants."""
+
+    def said(store="", functions=""):
+        async def health():
+            return Health(store, functions)
+
+        monkeypatch.setattr(service, "health", health)
+
+    return said
+
+
+class TestWords:
+    def test_a_driver_that_can_answer(self, http):
+        assert (http.get("/healthz").status_code, http.get("/healthz").json()) == (200, {"live": True})
+        assert (http.get("/readyz").status_code, http.get("/readyz").json()) == (200, {"ready": True})
+
+    def test_what_is_wrong_is_named(self, http, says):
+        says("no answer", "throttled: none are left")
+        response = http.get("/readyz")
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "2"
+        assert response.json() == {
+            "ready": False,
+            "store": "no answer",
+            "functions": "throttled: none are left",
+            "draining": False,
+        }
+        assert http.get("/healthz").status_code == 200
+
+    def test_one_that_is_well_is_ok(self, http, says):
+        says(functions="gone")
+        assert http.get("/readyz").json()["store"] == "ok"
+
+    def test_a_driver_that_drains_wants_no_queries(self, http, service):
+        service.drain()
+        response = http.get("/readyz")
+        assert (response.status_code, response.json()["draining"]) == (503, True)
+        assert http.get("/healthz").status_code == 200
+
+    def test_what_others_say_stays_one_short_line(self, http, says):
+        says("first\nsecond " + "x" * 5000)
+        text = http.get("/readyz").json()["store"]
+        assert text.startswith("first second")
+        assert len(text) == 300
+
+
+def eventually_is(http, status):
+    """Ask until a status comes; return the response."""
+    deadline = time.monotonic() + PATIENCE
+    while (response := http.get("/readyz")).status_code != status:
+        assert time.monotonic() < deadline, response.text
+        time.sleep(0.05)
+    return response
+
+
+def test_a_store_that_goes_and_comes_back(small_plan, settings):
+    server = RedisServer()
+    url, port, password = server.url, server.port, server.url.split(":")[2].split("@")[0]
+    pipeline = serfer.open(small_plan, store=url, workers="inprocess")
+    app = make_app(Service({"small": pipeline}, Admission(4, 8), Observed()), settings)
+    try:
+        with running(app) as base, httpx.Client(base_url=base, timeout=PATIENCE) as http:
+            eventually_is(http, 200)
+            server.stop()
+            gone = eventually_is(http, 503)
+            assert gone.json()["store"] != "ok"
+            assert gone.json()["functions"] == "ok"
+            assert password not in gone.text
+            assert http.get("/healthz").status_code == 200
+            server = RedisServer(port, password)
+            eventually_is(http, 200)
+    finally:
+        server.stop()
+
+
+def workers_of(parent):
+    """Return the ids of a process's children that run a function."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            status, line = (entry / "stat").read_bytes(), (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(status.rpartition(b")")[2].split()[1]) == parent and b"bootstrap" in line:
+            found.append(int(entry.name))
+    return found
+
+
+def test_functions_that_cannot_start_and_can_again(tmp_path, tmp_path_factory):
+    """The workers are killed, and what they start from is away: queries fail, and so does every start."""
+    plan = split_small(tmp_path, grids=[(1, 2), (1, 1)])
+    settings = Settings(cache_dir=tmp_path_factory.mktemp("cache"))
+    pipeline = serfer.open(plan, workers="local", settings=settings, share=False)
+    app = make_app(Service({"small": pipeline}, Admission(4, 8), Observed()), settings)
+    with running(app) as base, httpx.Client(base_url=base, timeout=PATIENCE) as http:
+        ask = {"content": png(), "headers": {"Content-Type": "image/png"}}
+        http.post("/v1/classify", **ask).raise_for_status()
+        eventually_is(http, 200)
+        runtime = settings.cache_dir / "runtime"
+        away = runtime.rename(tmp_path / "away")
+        for worker in workers_of(os.getpid()):
+            os.kill(worker, signal.SIGKILL)
+        assert http.post("/v1/classify?deadline_ms=20000", **ask).status_code in (503, 504)
+        assert eventually_is(http, 503).json()["functions"] != "ok"
+        away.rename(runtime)
+        eventually_is(http, 200)
+        http.post("/v1/classify", **ask).raise_for_status()

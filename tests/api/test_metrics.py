@@ -1,0 +1,197 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from serfer import __version__
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.metrics import Metrics, outcome
+from serfer.api.problems import Problem
+from serfer.api.service import Answered
+from serfer.api.telemetry import Telemetry
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import (
+    DeadlineError,
+    ImageError,
+    LambdaUnavailableError,
+    StoreUnavailableError,
+    TaskFailedError,
+    UsageError,
+)
+from serfer.core.report import QueryReport, StageReport
+from serfer.probe import Health
+from tests.api.conftest import png
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture
+def metrics():
+    return Metrics({"small": "digest"})
+
+
+@pytest.fixture
+def observed(metrics):
+    return Telemetry(metrics)
+
+
+@pytest.fixture
+def app(service, settings, observed):
+    return make_app(service, settings, telemetry=observed)
+
+
+def answered(target="serverless", **changes):
+    stages = (
+        StageReport("stage-0", "2x2", 4, 20.0, 4, 100, 200),
+        StageReport("stage-1", "1x1", 1, 10.0, 0, 200, 28),
+    )
+    store = StoreCounts(bytes_put=300, bytes_get=400, puts=5, gets=6, exists=0)
+    values = {"stages": stages, "store": store, "retries": 2, "hedges": 1, "restarts": 0, **changes}
+    report = QueryReport("small", (), 40.0, 0.5, "digest", target, **values)
+    return Answered(SimpleNamespace(report=report), admitted=1.0, queued_s=0.25)
+
+
+class TestQueries:
+    def test_an_answers_report_is_added_up(self, metrics):
+        metrics.answered("small", answered())
+        metrics.answered("small", answered())
+        value = metrics.registry.get_sample_value
+        of = {"model": "small"}
+        assert value("serfer_queries_total", {**of, "target": "serverless", "outcome": "answered"}) == 2
+        assert value("serfer_query_seconds_sum", of) == pytest.approx(0.08)
+        assert value("serfer_queue_seconds_sum") == 0.5
+        assert value("serfer_stage_seconds_sum", {**of, "stage": "stage-0"}) == pytest.approx(0.04)
+        assert value("serfer_tasks_total", {**of, "stage": "stage-0"}) == 8
+        assert value("serfer_cold_starts_total", {**of, "stage": "stage-0"}) == 8
+        assert value("serfer_cold_starts_total", {**of, "stage": "stage-1"}) is None
+        assert value("serfer_store_bytes_total", {**of, "direction": "get"}) == 800
+        assert value("serfer_store_operations_total", {**of, "operation": "put"}) == 10
+        assert value("serfer_usd_total", of) == 1.0
+        assert (value("serfer_retries_total"), value("serfer_hedges_total"), value("serfer_restarts_total")) == (
+            4,
+            2,
+            0,
+        )
+
+    def test_a_kept_answer_has_no_stages(self, metrics):
+        metrics.answered("small", answered("cache", stages=()))
+        assert metrics.registry.get_sample_value(
+            "serfer_queries_total", {"model": "small", "target": "cache", "outcome": "answered"}
+        )
+
+    @pytest.mark.parametrize(
+        ("error", "word"),
+        [
+            (DeadlineError(""), "late"),
+            (StoreUnavailableError(""), "unavailable"),
+            (LambdaUnavailableError(""), "unavailable"),
+            (TaskFailedError(""), "failed"),
+            (ImageError(""), "refused"),
+            (UsageError(""), "refused"),
+            (asyncio.CancelledError(), "cancelled"),
+            (KeyError(""), "bug"),
+        ],
+    )
+    def test_every_failure_has_a_word(self, metrics, error, word):
+        metrics.failed("small", error)
+        assert outcome(error) == word
+        assert metrics.registry.get_sample_value(
+            "serfer_queries_total", {"model": "small", "target": "none", "outcome": word}
+        )
+
+    def test_two_applications_count_for_themselves(self):
+        first, second = Metrics({}), Metrics({})
+        first.request("/x", "GET", 200, 0.1, 0)
+        assert second.registry.get_sample_value("serfer_http_request_seconds_count", {"route": "/x"}) is None
+
+
+class TestRequests:
+    def test_over_a_quota_and_over_capacity_are_two_things(self, http, service, metrics):
+        metrics.refused(Problem(429, "", slug="quota"))
+        metrics.refused(Problem(429, "", slug="overloaded"))  # which the admission counts
+        service.admission.shed = 3
+        samples = scraped(http)
+        assert samples["serfer_shed_total", "quota"] == 1
+        assert samples["serfer_shed_total", "overloaded"] == 3
+
+
+def scraped(http, parse=parse_text, **headers):
+    response = http.get("/metrics", headers=headers)
+    assert response.status_code == 200
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in parse(response.text)
+        for sample in family.samples
+    }
+
+
+class TestScrape:
+    def test_a_query_is_seen(self, http):
+        http.post("/v1/classify", content=png(), headers={"Content-Type": "image/png"}).raise_for_status()
+        samples = scraped(http)
+        assert samples["serfer_queries_total", "answered", "serverless", "small"] == 1
+        assert samples["serfer_http_requests_total", "/v1/classify", "200", "POST"] == 1
+        assert samples["serfer_tasks_total", "small", "stage-1"] == 4
+        assert samples["serfer_http_request_bytes_total", "/v1/classify"] == len(png())
+
+    def test_both_formats_can_be_parsed_and_say_which_they_are(self, http):
+        assert http.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+        openmetrics = http.get("/metrics", headers={"Accept": OPENMETRICS})
+        assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert scraped(http, parse_openmetrics, Accept=OPENMETRICS)[("serfer_ready",)] == 1
+
+    def test_how_busy_it_is_is_what_it_is_now(self, http, service):
+        service.admission.running = 3
+        assert scraped(http)[("serfer_in_flight",)] == 3
+        service.admission.running = 0
+        assert scraped(http)[("serfer_in_flight",)] == 0
+        assert scraped(http)[("serfer_draining",)] == 0
+        service.drain()
+        assert scraped(http)[("serfer_draining",)] == 1
+
+    def test_what_is_served_is_named(self, http):
+        found = [set(labels) for name, *labels in scraped(http) if name == "serfer_build_info"]
+        assert found == [{__version__, "small", "digest"}]
+
+    def test_a_store_that_hangs_keeps_no_scrape_waiting(self, settings, metrics, service, monkeypatch):
+        async def hang():
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(service, "health", hang)
+        monkeypatch.setattr("serfer.api.metrics._PATIENCE_S", 0.01)
+        app = make_app(service, settings, telemetry=Telemetry(metrics))
+        route = next(each for each in _routes(app) if each.path == "/metrics")
+        request = SimpleNamespace(headers={})
+        body = asyncio.run(asyncio.wait_for(route.endpoint(request), 60)).body
+        assert b"serfer_ready 0.0" in body
+
+    def test_a_broken_store_shows(self, http, service, monkeypatch):
+        async def broken():
+            return Health("it is gone")
+
+        monkeypatch.setattr(service, "health", broken)
+        assert scraped(http)[("serfer_ready",)] == 0
+
+
+def _routes(app):
+    for route in app.routes:
+        inner = getattr(route, "original_router", None)
+        yield from inner.routes if inner else [route]
+
+
+def test_a_queue_shows():
+    admission = Admission(1, 1)
+
+    async def go():
+        async with admission.turn(10.0):
+            waiting = asyncio.create_task(admission._take(10.0))
+            await asyncio.sleep(0)
+            length = admission.waiting
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+            return length
+
+    assert asyncio.run(go()) == 1

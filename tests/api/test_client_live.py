@@ -17,6 +17,7 @@ from serfer.api.keys import KeyRing, add_key
 from serfer.api.problems import Problem
 from serfer.core.errors import DeadlineError, InputError, KeyRefusedError, RequestRefusedError, ServiceUnavailableError
 from tests.api.conftest import PATIENCE, png, running
+from tests.e2e.small import SIZE
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "client.md"
 QUERIES = ((0, "a"), (1, "b"))
@@ -140,6 +141,13 @@ def test_keys_open_the_service_to_those_who_have_one(service, settings, tmp_path
             with serfer.Client(url, api_key=wrong) as client, pytest.raises(KeyRefusedError) as caught:
                 client.classify(png())
             assert "sk-wrong" not in str(caught.value)
+
+
+def test_models_are_listed_with_the_picture_that_each_takes(client, service):
+    [model] = client.models()
+    assert (model.name, model.default) == ("small", True)
+    assert (model.input.height, model.input.width, model.input.channels) == (SIZE, SIZE, 3)
+    assert model.plan == service.pipelines["small"].plan.digest
 
 
 def test_a_service_says_whether_it_takes_queries(client, service):

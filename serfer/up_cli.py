@@ -1,0 +1,185 @@
+"""`serfer up`: the whole system on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serfer import up_driver
+from serfer.choices import Choices
+from serfer.cli_options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
+from serfer.core.errors import UsageError
+from serfer.service_cli import HostOption, KeysOption, ModelsOption, PlansOption, served_models
+from serfer.settings import Settings, load_settings
+from serfer.terminal import err, ignore_signals, out
+
+if TYPE_CHECKING:
+    from serfer.local.lambda_service import LambdaService
+    from serfer.local.redis_server import RedisServer
+    from serfer.local.stack import Order, Stack
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def up(
+    model: ModelsOption = None,
+    plan: PlansOption = None,
+    drivers: Annotated[int, typer.Option(min=1, max=64, help="How many drivers stand behind the balancer.")] = 2,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The balancer's port; 0 is any free one.")] = 8000,
+    store: StoreOption = None,
+    object_store: ObjectStoreOption = None,
+    driver: Annotated[str, typer.Option(help="push or poll (docs/engines.md).")] = "push",
+    keys: KeysOption = None,
+    log_level: Annotated[str, typer.Option(help="Of the drivers: debug, info, warning or error.")] = "info",
+    as_json: JsonOption = False,
+) -> None:
+    """Start store, Lambda service, drivers and a load balancer before them; Ctrl-C ends all of it (docs/api.md)."""
+    from serfer.local.server import listen  # noqa: PLC0415 - the command line starts fast
+
+    if driver.startswith("stepfunctions"):
+        raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
+    Choices(store, "local", driver, object_store).check()
+    listen(host, port).close()  # whether it can be had is said now, not after minutes
+    settings, models = load_settings(), served_models(model, plan)
+    options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
+    options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
+    with status_line() as progress, ExitStack() as parts:
+        progress("starting the store")
+        embedded = None if store else _embedded(parts)
+        urls = (embedded.url if embedded else str(store), object_store)
+        progress("putting the functions together")
+        service = _service(models.values(), urls, settings)
+        behind = _Behind(drivers, options, urls, service, embedded, settings)
+        asyncio.run(_run(behind, (host, port), progress, _tell_json if as_json else _tell))
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """What stands behind the balancer: so many `serfer serve` with options, stores' URLs, service, embedded store."""
+
+    drivers: int
+    options: list[str]
+    urls: tuple[str, str | None]
+    service: LambdaService
+    embedded: RedisServer | None
+    settings: Settings
+
+    def order(self, host: str, port: int) -> Order:
+        """Return what the stack is to run, once the Lambda service has its address."""
+        from serfer.local.stack import DRAIN_S, Order  # noqa: PLC0415 - the command line starts fast
+
+        form = "text" if err.is_terminal else "json"
+        command = [sys.executable, "-P", "-m", up_driver.__name__, "serve", "--workers=local", "--host=127.0.0.1"]
+        command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *self.options]
+        store, objects = self.urls
+        variables = {
+            **os.environ,
+            **up_driver.variables([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
+            "SERFER_LOCAL_URL": self.service.url,
+            # What the service may run at once, they share.
+            "SERFER_LOCAL_CONCURRENCY": str(max(1, self.settings.local_concurrency // self.drivers)),
+        }
+        return Order(self.drivers, command, variables, host, port, self.settings.api_header_timeout_s)
+
+
+async def _run(
+    behind: _Behind, address: tuple[str, int], progress: Callable[[str], None], tell: Callable[[Stack], None]
+) -> None:
+    """Run until a signal comes, and end in order; a second signal cuts off what runs."""
+    from serfer.local.stack import Stack  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring import start_service  # noqa: PLC0415 - same
+
+    await start_service(behind.service)
+    stack = Stack(behind.order(*address), behind.service, behind.embedded, say=_say, on_line=_pass_on)
+    with _signals(stack) as caught:
+        starting = asyncio.ensure_future(stack.start(progress))
+        try:
+            await _either(starting, caught)
+            if not starting.done():
+                raise typer.Exit(128 + caught.result())
+            starting.result()
+            tell(stack)
+            progress("")
+            await _either(caught, stack.failed)
+            if not caught.done():
+                stack.failed.result()
+        finally:
+            starting.cancel()
+            progress("stopping: what runs is answered first")
+            await stack.stop()
+
+
+async def _either(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+@contextmanager
+def _signals(stack: Stack) -> Iterator[asyncio.Future[int]]:
+    """Give the first signal's number to come; later ones hurry the stack, and none interrupts what follows."""
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[int] = loop.create_future()
+
+    def caught(number: int) -> None:
+        if first.done():
+            stack.hurry()
+        else:
+            first.set_result(number)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, caught, number)
+    try:
+        yield first
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        ignore_signals()
+
+
+def _embedded(parts: ExitStack) -> RedisServer:
+    from serfer.local.redis_server import RedisServer  # noqa: PLC0415 - the command line starts fast
+
+    server = RedisServer()
+    parts.callback(server.stop)
+    return server
+
+
+def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings) -> LambdaService:
+    """Return one Lambda service with the functions of all plans, not started yet."""
+    from serfer.core.plan import check_artefacts, load_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring import local_service  # noqa: PLC0415 - same
+
+    plans = [(load_plan(directory), directory) for directory in directories]
+    for plan, directory in plans:
+        check_artefacts(plan, directory)
+    return local_service(plans, urls[0], settings, objects=urls[1], on_log=_pass_on)
+
+
+def _tell_json(stack: Stack) -> None:
+    print_json(stack.as_dict())
+    sys.stdout.flush()
+
+
+def _tell(stack: Stack) -> None:
+    out.print(f"ready at {stack.url}")
+    out.print(f"  page   {stack.url}/")
+    out.print(f"  ask    curl -F image=@cat.jpg '{stack.url}/v1/classify?top_k=5'")
+    out.print("Ctrl-C stops everything")
+
+
+def _say(text: str) -> None:
+    err.print(f"serfer: {text}", soft_wrap=True, markup=False)
+
+
+def _pass_on(line: str) -> None:
+    """Pass a line of a driver or a function on, as it is."""
+    sys.stderr.write(f"{line}\n")

@@ -1,0 +1,24 @@
+"""The command `serfer` for a driver of `serfer up`, whose last arguments, which hold passwords, are in a variable.
+
+Everybody on a machine may read a process's command line; its environment is its user's alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from serfer.__main__ import main
+
+_VARIABLE = "SERFER_UP_ARGUMENTS"
+
+
+def variables(arguments: list[str]) -> dict[str, str]:
+    """Return the variable that gives a driver these arguments."""
+    return {_VARIABLE: json.dumps(arguments)}
+
+
+if __name__ == "__main__":
+    sys.argv += json.loads(os.environ.pop(_VARIABLE, "[]"))
+    main()

@@ -1,0 +1,257 @@
+import asyncio
+import base64
+import json
+import logging
+import time
+from datetime import datetime
+
+import httpx
+import pytest
+
+from serfer.api.app import make_app
+from serfer.api.keys import KeyRing, add_key
+from serfer.api.logs import TextFormatter, configure_logs, reason, write
+from serfer.api.metrics import Metrics
+from serfer.api.problems import Problem
+from serfer.api.telemetry import Telemetry
+from serfer.core.errors import ImageError, StoreUnavailableError
+from tests.api.conftest import PATIENCE, png, running
+from tests.api.logged import logged
+
+WORD = "hunter2"
+
+
+@pytest.fixture
+def stream():
+    with logged() as stream:
+        yield stream
+
+
+@pytest.fixture
+def lines(stream):
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.fixture
+def observed():
+    return Telemetry(Metrics({"small": "digest"}))
+
+
+@pytest.fixture
+def access(tmp_path):
+    """A key, and the ring that knows it."""
+    path = tmp_path / "keys.json"
+    key = add_key(path, "phone", None)
+    return key, KeyRing(path, time.monotonic)
+
+
+@pytest.fixture
+def key(access):
+    return access[0]
+
+
+@pytest.fixture
+def app(service, settings, observed, access):
+    return make_app(service, settings, access[1], observed)
+
+
+@pytest.fixture
+def http(url, key):
+    with httpx.Client(base_url=url, timeout=PATIENCE, headers={"Authorization": f"Bearer {key}"}) as client:
+        yield client
+
+
+def requests_in(lines, count=1):
+    """Wait until so many requests are over, which their clients hear of first, and return their lines."""
+    deadline = time.monotonic() + PATIENCE
+    while len(found := [line for line in lines() if line["event"] == "request"]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+class TestRequestLines:
+    def test_an_answer_says_where_its_time_went(self, http, lines):
+        body = png()
+        http.post("/v1/classify", content=body, headers={"Content-Type": "image/png", "X-Request-Id": "abc"})
+        [line] = requests_in(lines)
+        assert datetime.fromisoformat(line["time"]).tzinfo is not None
+        assert line["time"].endswith("Z")
+        known = {name: line[name] for name in ("level", "request_id", "method", "route", "status", "client", "model")}
+        assert known == {
+            "level": "info",
+            "request_id": "abc",
+            "method": "POST",
+            "route": "/v1/classify",
+            "status": 200,
+            "client": "phone",
+            "model": "small",
+        }
+        assert list(line["stages_ms"]) == ["stage-0", "stage-1", "stage-2"]
+        assert (line["bytes_in"], line["retries"], line["hedges"], line["cold"]) == (len(body), 0, 0, 0)
+        assert line["query_ms"] <= line["ms"]
+        assert line["cost_usd"] > 0
+        assert line["query"]
+
+    def test_a_mistake_of_the_clients_is_no_error_of_ours(self, http, lines):
+        http.post("/v1/classify", content=png()[:200], headers={"Content-Type": "image/png"})
+        [line] = requests_in(lines)
+        assert (line["level"], line["status"], line["error"]) == ("info", 400, "ImageError")
+        assert "reason" not in line
+
+    def test_what_is_not_there_is_told_in_its_own_words(self, http, lines, service, monkeypatch):
+        async def unavailable(*_):
+            raise StoreUnavailableError("the store at 10.0.0.1 does not answer")
+
+        monkeypatch.setattr(service, "classify", unavailable)
+        http.post("/v1/classify", content=png(), headers={"Content-Type": "image/png"})
+        [line] = requests_in(lines)
+        assert (line["level"], line["status"], line["error"]) == ("warning", 503, "StoreUnavailableError")
+        assert line["reason"] == "the store at 10.0.0.1 does not answer"
+
+    def test_what_ends_after_its_request_has_a_line_of_its_own(self, http, lines):
+        asked = http.post(
+            "/v1/classify",
+            content=png(),
+            headers={"Content-Type": "image/png", "Prefer": "respond-async", "X-Request-Id": "later"},
+        )
+        deadline = time.monotonic() + PATIENCE
+        while http.get(asked.headers["Location"]).json()["status"] != "done":
+            assert time.monotonic() < deadline
+        [line] = [line for line in lines() if line["event"] == "query"]
+        assert (line["request_id"], line["model"], line["level"]) == ("later", "small", "info")
+
+    def test_machines_that_ask_every_second_are_told_of_at_debug_only(self, http, lines):
+        http.get("/healthz")
+        http.get("/readyz")
+        assert {line["level"] for line in requests_in(lines, 2)} == {"debug"}
+
+    def test_a_change_of_readiness_is_told_once(self, http, lines, service):
+        service.drain()
+        for _ in range(3):
+            http.get("/readyz")
+        assert [line["draining"] for line in lines() if line["event"] == "not ready"] == [True]
+
+
+def sensitive_requests(http):
+    """Yield requests with the secret in every place where a client can put one."""
+    form = {"image": (f"{WORD}.png", png(), "image/png")}
+    image = {"Content-Type": "image/png"}
+    plain = base64.b64encode(png()).decode()
+    yield http.post("/v1/classify", files=form)
+    yield http.post("/v1/classify", files={"image": (f"{WORD}.png", png()[:200], "image/png")})
+    yield http.post("/v1/classify", files={WORD: (WORD, png(), "image/png")})
+    yield http.post("/v1/classify", json={"images": [{"data": plain, "name": WORD}]})
+    yield http.post("/v1/classify", json={"images": [{"data": WORD, "name": WORD}]})
+    yield http.post("/v1/classify", json={WORD: WORD})
+    yield http.post(f"/v1/classify?model={WORD}", content=png(), headers=image)
+    yield http.post(f"/v1/classify?{WORD}={WORD}", content=png(), headers=image)
+    yield http.post(f"/v1/classify?top_k={WORD}", content=png(), headers=image)
+    yield http.post("/v1/classify", content=png(), headers={**image, "Idempotency-Key": WORD})
+    yield http.post("/v1/classify", content=png(), headers={**image, "X-Request-Id": f"{WORD} {WORD}"})
+    yield http.post("/v1/classify", content=png(), headers={**image, "Cookie": WORD, "User-Agent": WORD})
+    yield http.post("/v1/classify", content=png(), headers={"Content-Type": f"image/{WORD}"})
+    yield http.post("/v1/classify", content=png(), headers={**image, "Authorization": f"Bearer {WORD}"})
+    yield http.post("/v1/classify", content=png(), headers={**image, "X-API-Key": WORD})
+    yield http.get(f"/{WORD}?{WORD}={WORD}")
+    yield http.get(f"/v1/results/{WORD}")
+    yield http.get(f"/v1/models/{WORD}")
+    yield http.post(f"/v2/models/{WORD}/infer", json={"inputs": [{"name": WORD}]})
+    yield http.request(WORD.upper(), "/v1/classify")
+
+
+class TestPrivacy:
+    def test_nothing_of_a_clients_reaches_logs_or_metrics(self, http, key, stream, lines):
+        statuses = [response.status_code for response in sensitive_requests(http)]
+        requests_in(lines, len(statuses))
+        assert {200, 400, 401, 404, 405, 415, 422} <= {*statuses}
+        seen = (stream.getvalue() + http.get("/metrics").text).lower()
+        assert "serfer_queries_total" in seen
+        assert "imageerror" in seen
+        for word in (WORD, key, base64.b64encode(png()).decode()[:40]):
+            assert word.lower() not in seen
+
+    def test_nor_does_it_where_we_have_a_bug(self, http, stream, lines, service, monkeypatch):
+        def bug(question, images, names, top_k):  # noqa: ARG001 - as Service.classify
+            raise ValueError(f"cannot use {names}")
+
+        monkeypatch.setattr(service, "classify", bug)
+        answer = http.post("/v1/classify", files={"image": (f"{WORD}.png", png(), "image/png")})
+        assert answer.status_code == 500
+        requests_in(lines)
+        assert "ValueError" in stream.getvalue()
+        assert WORD not in stream.getvalue()
+        assert WORD not in answer.text
+
+    def test_nor_by_way_of_other_libraries(self, stream):
+        async def forget():
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "lost\nand more", "exception": ValueError(WORD)}
+            )
+
+        asyncio.run(forget())
+        logging.getLogger("mangum.http").info("GET /%s", WORD)
+        logging.getLogger("uvicorn.access").info("GET /?%s", WORD)
+        assert "lost" in stream.getvalue()
+        assert WORD not in stream.getvalue()
+
+
+class TestReasons:
+    def test_an_errors_words_are_told_only_where_they_are_ours(self):
+        assert reason(ImageError(f"{WORD}.png is empty")) == {"error": "ImageError"}
+        assert reason(Problem(429, WORD, slug="overloaded")) == {"error": "Problem", "problem": "overloaded"}
+        assert reason(StoreUnavailableError("gone\nx")) == {"error": "StoreUnavailableError", "reason": "gone"}
+        assert reason(asyncio.CancelledError()) == {"error": "CancelledError"}
+
+    def test_a_bugs_causes_are_traced(self):
+        try:
+            try:
+                {}[WORD]
+            except KeyError as error:
+                raise RuntimeError(WORD) from error
+        except RuntimeError as error:
+            frames = reason(error)["traceback"]
+        assert [frame for frame in frames if not frame.startswith(" ")] == ["RuntimeError:", "KeyError:"]
+
+
+class TestFormats:
+    def test_text_is_one_line_that_no_value_can_break(self):
+        record = logging.LogRecord("other", logging.WARNING, "", 0, "a \x1b[31m %s", ("b\x00c",), None)
+        line = TextFormatter().format(record)
+        assert "a  [31m b c" in line
+        assert "WARNING" in line
+        assert "\x1b" not in line
+
+    def test_text_shows_fields_and_a_tracebacks_lines(self):
+        with logged(as_json=False) as stream:
+            write(logging.INFO, "request", {"status": 200, "stages_ms": {"stage-0": 1.5}, "traceback": ["X:", "  y"]})
+        first, *rest = stream.getvalue().splitlines()
+        assert first.endswith("INFO    request  status=200  stages_ms=stage-0:1.5")
+        assert rest == ["X:", "  y"]
+
+    @pytest.mark.parametrize(("terminal", "begin"), [(True, ""), (False, "{")])
+    def test_a_terminal_gets_text_and_a_pipe_json(self, terminal, begin):
+        with logged() as stream:
+            stream.isatty = lambda: terminal
+            configure_logs("info", stream)
+            write(logging.INFO, "request", {})
+        assert stream.getvalue().startswith(begin)
+        assert stream.getvalue().startswith("{") is not terminal
+
+    def test_a_level_is_kept_to(self):
+        with logged("warning") as stream:
+            write(logging.INFO, "request", {})
+            write(logging.WARNING, "not ready", {})
+        assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["not ready"]
+
+    def test_uvicorns_own_lines_are_of_the_same_format(self, lines):
+        logging.getLogger("uvicorn.error").info("Uvicorn running on %s", "somewhere")
+        assert (lines()[0]["message"], lines()[0]["logger"]) == ("Uvicorn running on somewhere", "uvicorn.error")
+
+
+def test_a_server_keeps_to_it(app, key, stream, lines):
+    """uvicorn's own access log shows query strings: there is none."""
+    with running(app) as url:
+        httpx.get(f"{url}/v1/models?api_key={WORD}", headers={"X-API-Key": key})
+    assert requests_in(lines)
+    assert WORD not in stream.getvalue()

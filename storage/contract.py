@@ -21,6 +21,7 @@ It needs pytest, hypothesis and numpy; nothing that runs in production imports i
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -59,6 +60,72 @@ class StoreContract:
         store.put(other, b"x", 0.05)
         expire(other)
         assert store.get(key) == b"new"
+
+    @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 20_000])
+    def test_new_value_is_kept_and_the_next_is_not(self, store: Store, key: str, value: bytes) -> None:
+        assert store.put_new(key, memoryview(value), TTL) is True
+        assert store.put_new(key, b"another", TTL) is False
+        assert store.put_new(key, value, TTL) is False
+        assert store.get(key) == value
+        assert type(store.get(key)) is bytes
+
+    def test_new_value_is_read_like_any(self, store: Store, key: str) -> None:
+        store.put_new(key, b"0123456789", TTL)
+        asked = [Range(key, 3), Range(key, 3, 2), Range(key, 8, 2), Range(key, 10), Range(key, 10, 0), Range(key, 0, 0)]
+        assert store.get_many(asked) == [b"3456789", b"34", b"89", b"", b"", b""]
+        assert store.exists([key, key + "0"]) == [True, False]
+        for start, length in [(0, 11), (9, 2), (10, 1), (11, None), (11, 0), (26, None), (27, None), (20, 1)]:
+            with pytest.raises(MissingKeyError, match=key):
+                store.get(key, start, length)
+
+    def test_value_of_a_plain_put_is_no_room_for_a_new_one(self, store: Store, key: str) -> None:
+        store.put(key, b"plain", TTL)
+        assert store.put_new(key, b"new", TTL) is False
+        assert store.get(key) == b"plain"
+
+    def test_plain_put_replaces_a_new_value(self, store: Store, key: str) -> None:
+        store.put_new(key, b"a new value", TTL)
+        store.put(key, b"plain", TTL)
+        assert store.get(key) == b"plain"
+
+    def test_deleted_value_makes_room_for_a_new_one(self, store: Store, key: str) -> None:
+        store.put_new(key, b"first", TTL)
+        store.delete([key])
+        assert store.put_new(key, b"second", TTL) is True
+        assert store.get(key) == b"second"
+
+    @pytest.mark.parametrize("put", ["put", "put_new"])
+    def test_expired_value_makes_room_for_a_new_one(
+        self, store: Store, key: str, put: str, expire: Callable[[str], None]
+    ) -> None:
+        getattr(store, put)(key, b"old", 0.05)
+        expire(key)
+        assert store.put_new(key, b"new", TTL) is True
+        assert store.put_new(key, b"late", TTL) is False
+        assert store.get(key) == b"new"
+
+    def test_new_value_expires(self, store: Store, key: str, expire: Callable[[str], None]) -> None:
+        store.put_new(key, b"x", 0.05)
+        expire(key)
+        assert store.exists([key]) == [False]
+        with pytest.raises(MissingKeyError, match=key):
+            store.get(key)
+
+    @pytest.mark.parametrize("expired", [False, True])
+    @pytest.mark.parametrize("same", [False, True])
+    def test_one_of_many_callers_is_kept(
+        self, store: Store, key: str, expire: Callable[[str], None], *, expired: bool, same: bool
+    ) -> None:
+        values = [b"same" if same else b"%d" % number for number in range(8)]
+        rounds = [f"{key}:{number}" for number in range(3)]
+        if expired:
+            for each in rounds:
+                store.put_new(each, values[0], 0.05)
+            expire(rounds[-1])
+        for each in rounds:
+            kept = _at_once(store, each, values)
+            assert sorted(kept) == [False] * 7 + [True]
+            assert store.get(each) == values[kept.index(True)]
 
     def test_missing_key_is_named(self, store: Store, key: str) -> None:
         with pytest.raises(MissingKeyError, match=key):
@@ -114,11 +181,15 @@ class StoreContract:
     def test_time_to_live_must_be_a_positive_number(self, store: Store, key: str, ttl: float) -> None:
         with pytest.raises(UsageError, match="time to live"):
             store.put(key, b"x", ttl)
+        with pytest.raises(UsageError, match="time to live"):
+            store.put_new(key, b"x", ttl)
+        assert store.exists([key]) == [False]
 
     @pytest.mark.parametrize("bad", ["", "a b", "a\n", "../x", "a/..", "ключ", "a%", "k" * 513, "a#", "a\0"])
     def test_bad_keys_are_refused(self, store: Store, bad: str) -> None:
         for ask in (
             lambda: store.put(bad, b"", TTL),
+            lambda: store.put_new(bad, b"", TTL),
             lambda: store.get(bad),
             lambda: store.exists([bad]),
             lambda: store.delete([bad]),
@@ -154,6 +225,8 @@ class StoreContract:
     def test_scattered_memory_is_refused(self, store: Store, key: str) -> None:
         with pytest.raises(TypeError, match="contiguous"):
             store.put(key, np.zeros((4, 4)).data[::2], TTL)
+        with pytest.raises(TypeError, match="contiguous"):
+            store.put_new(key, np.zeros((4, 4)).data[::2], TTL)
 
     def test_readers_see_whole_values_while_writers_overwrite(self, store: Store, key: str) -> None:
         values = [bytes([i]) * 200_000 for i in range(4)]
@@ -183,3 +256,15 @@ class StoreContract:
         store.put(key, value, TTL)
         expected = value[start:] if length is None else value[start : start + length]
         assert store.get(key, start, length) == expected
+
+
+def _at_once(store: Store, key: str, values: list[bytes]) -> list[bool]:
+    """Put every value as the new one, from as many threads, when all have started."""
+    start = Barrier(len(values))
+
+    def work(value: bytes) -> bool:
+        start.wait()
+        return store.put_new(key, value, TTL)
+
+    with ThreadPoolExecutor(len(values)) as threads:
+        return list(threads.map(work, values))

@@ -25,6 +25,12 @@ class CountingStore(Store):
         self._inner.put(key, value, ttl)
         self._add(StoreCounts(bytes_put=memoryview(value).nbytes, puts=1))
 
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """Count one put and its bytes, also where the value was not kept: it went to the store all the same."""
+        kept = self._inner.put_new(key, value, ttl)
+        self._add(StoreCounts(bytes_put=memoryview(value).nbytes, puts=1))
+        return kept
+
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Count every range and its bytes."""
         values = self._inner.get_many(ranges)

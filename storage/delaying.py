@@ -44,6 +44,11 @@ class DelayingStore(Store):
         self._wait(self._put_s, memoryview(value).nbytes)
         self._inner.put(key, value, ttl)
 
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """Wait as for a put."""
+        self._wait(self._put_s, memoryview(value).nbytes)
+        return self._inner.put_new(key, value, ttl)
+
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Wait once, however many ranges there are, then get them, then wait for all their bytes."""
         self._wait(self._get_s)

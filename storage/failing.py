@@ -42,6 +42,11 @@ class FailingStore(Store):
         self._maybe_fail("put")
         self._inner.put(key, value, ttl)
 
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """Put where there is no value, or fail."""
+        self._maybe_fail("put_new")
+        return self._inner.put_new(key, value, ttl)
+
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Get all the ranges, or fail for all of them."""
         self._maybe_fail("get")

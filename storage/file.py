@@ -1,7 +1,7 @@
 """A store in a directory, shared by the processes of one machine (or of a shared file system).
 
     ROOT/q7:s2:t0=      the value under q7:s2:t0; its modification time is the moment it expires
-    ROOT/#lock          puts hold it shared, whoever removes expired values alone
+    ROOT/#lock          puts hold it shared; puts of what must be new, and whoever removes the expired, alone
     ROOT/#1f3a...       a value being written
 
 A slash in a key is written "%". A key of more than 200 characters is cut, and its first parts, ended by "+", are
@@ -48,24 +48,16 @@ class FileStore(Store):
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """Write the value aside, set its moment of expiry, and rename it into place."""
-        check_keys((key,))
-        check_ttl(ttl)
-        path, aside = self._path(key), self._root / f"#{secrets.token_hex(8)}"
-        with self._reached():
-            if self._clock() >= self._next_sweep:
-                self._sweep()
-            try:
-                with aside.open("xb") as file:
-                    file.write(flat(value))
-                expiry = int((self._clock() + ttl) * _NS)
-                os.utime(aside, ns=(expiry, expiry))
-                with self._lock(fcntl.LOCK_SH):
-                    if len(key) > _PART:
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                    aside.replace(path)
-            except BaseException:
-                aside.unlink(missing_ok=True)
-                raise
+        with self._aside(key, value, ttl) as aside, self._lock(fcntl.LOCK_SH):
+            self._place(aside, key)
+
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """Write the value aside, then look and rename while nobody else puts."""
+        with self._aside(key, value, ttl) as aside, self._lock(fcntl.LOCK_EX):
+            if self._is_live(key):
+                return False
+            self._place(aside, key)
+            return True
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Open each file once, so that a range comes from one version of the value."""
@@ -88,6 +80,31 @@ class FileStore(Store):
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
+
+    @contextlib.contextmanager
+    def _aside(self, key: str, value: Bytes, ttl: float) -> Iterator[Path]:
+        """Write a value under a name that nobody knows; it goes unless the body gives it another."""
+        check_keys((key,))
+        check_ttl(ttl)
+        aside = self._root / f"#{secrets.token_hex(8)}"
+        with self._reached():
+            if self._clock() >= self._next_sweep:
+                self._sweep()
+            try:
+                with aside.open("xb") as file:
+                    file.write(flat(value))
+                expiry = int((self._clock() + ttl) * _NS)
+                os.utime(aside, ns=(expiry, expiry))
+                yield aside
+            finally:
+                aside.unlink(missing_ok=True)
+
+    def _place(self, aside: Path, key: str) -> None:
+        """Rename a value that was written aside; the lock must be held."""
+        path = self._path(key)
+        if len(key) > _PART:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        aside.replace(path)
 
     def _path(self, key: str) -> Path:
         name = key.replace("/", "%")

@@ -22,14 +22,11 @@ class MemoryStore(Store):
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """Copy the value, unless it is bytes already."""
-        check_keys((key,))
-        check_ttl(ttl)
-        kept, now = bytes(flat(value)), self._clock()
-        with self._lock:
-            if now >= self._next_sweep:
-                self._values = {k: entry for k, entry in self._values.items() if entry[1] > now}
-                self._next_sweep = now + _SWEEP_EVERY_S
-            self._values[key] = kept, now + ttl
+        self._put(key, value, ttl, new=False)
+
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """Look and put under one lock."""
+        return self._put(key, value, ttl, new=True)
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Slice the values; a whole one is not copied."""
@@ -52,6 +49,19 @@ class MemoryStore(Store):
 
     def close(self) -> None:
         """Do nothing: others may hold the same named store."""
+
+    def _put(self, key: str, value: Bytes, ttl: float, *, new: bool) -> bool:
+        check_keys((key,))
+        check_ttl(ttl)
+        kept, now = bytes(flat(value)), self._clock()
+        with self._lock:
+            if now >= self._next_sweep:
+                self._values = {k: entry for k, entry in self._values.items() if entry[1] > now}
+                self._next_sweep = now + _SWEEP_EVERY_S
+            if new and key in self._values and self._values[key][1] > now:
+                return False
+            self._values[key] = kept, now + ttl
+            return True
 
     def _live(self, asked: Range) -> bytes:
         with self._lock:

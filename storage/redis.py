@@ -10,6 +10,7 @@ from storage.redis_url import server_options
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
+IF_NEW = "NX"  # the last argument of a SET that keeps a value only where there is none
 
 
 class RedisCommands(Store):
@@ -17,12 +18,12 @@ class RedisCommands(Store):
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """SET with PX."""
-        check_keys((key,))
-        check_ttl(ttl)
-        data = flat(value)
-        if len(data) > _MAX_VALUE:
-            raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: Redis takes at most {_MAX_VALUE}")
-        self._ask([("SET", key, data, "PX", max(1, round(ttl * 1000)))])
+        self._ask([_setting(key, value, ttl)])
+
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """SET with PX and NX."""
+        (reply,) = self._ask([(*_setting(key, value, ttl), IF_NEW)])
+        return reply is not None
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """GET or GETRANGE, all in one round trip."""
@@ -79,6 +80,15 @@ class RedisStore(RedisCommands):
 
     def _deletion(self, keys: Sequence[str]) -> list[Command]:
         return [("DEL", *keys)] if keys else []
+
+
+def _setting(key: str, value: Bytes, ttl: float) -> Command:
+    check_keys((key,))
+    check_ttl(ttl)
+    data = flat(value)
+    if len(data) > _MAX_VALUE:
+        raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: Redis takes at most {_MAX_VALUE}")
+    return ("SET", key, data, "PX", max(1, round(ttl * 1000)))
 
 
 def _command(asked: Range) -> Command:

@@ -11,7 +11,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from serfer.core.errors import SerferError, StoreUnavailableError
-from storage.redis import RedisCommands
+from storage.redis import IF_NEW, RedisCommands
 from storage.redis_node import Command, RedisNode
 from storage.redis_url import cluster_options
 
@@ -72,7 +72,7 @@ class RedisClusterStore(RedisCommands):
         try:
             answers = self._exchange(batches)
         except StoreUnavailableError:
-            if not self._has_moved(hops, owners, batches):
+            if not self._has_moved(hops, owners, batches) or any(_only_once(hop.command) for hop in hops):
                 raise
             return [replace(hop, redirected=None, asking=False) for hop in hops]
         again = []
@@ -159,6 +159,11 @@ class RedisClusterStore(RedisCommands):
     @property
     def _seed(self) -> str:
         return "{}:{}".format(*self._seeds[0])
+
+
+def _only_once(command: Command) -> bool:
+    """Say whether a command whose reply was lost must not be sent again: it would find its own value."""
+    return (command[0], command[-1]) == ("SET", IF_NEW)
 
 
 def _on_the_wire(hops: Sequence[_Hop]) -> list[Command]:

@@ -32,6 +32,10 @@ class RoutedStore(Store):
         """Put it where it belongs."""
         self._of(key).put(key, value, ttl)
 
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """Put it where it belongs, if it is new there."""
+        return self._of(key).put_new(key, value, ttl)
+
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Get from both at once; where both lack something, the first of all that is missing is named."""
         check_ranges(ranges)

@@ -2,12 +2,15 @@
 
     PREFIX/serfer:3f0c...:0:1     the value under that key; its metadata say when it expires
     PREFIX/kkk...k*/kkk           a key of more than 200 characters is cut, its first parts end in "*"
+    PREFIX/*new3f0c...            for a moment: by it `put_new` finds out whether the server heeds conditions
 
 A slash in a key is written "!" and a part "." is written "*": none of ! * can stand in a key, so names never collide,
 and no server takes one for a folder or normalises it away. S3 knows no time to live for a key, so what has expired
 reads as missing until `sweep`, or the bucket's own lifecycle rule, removes it.
 """
 
+import contextlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +18,14 @@ from typing import TypeVar
 
 from botocore.session import Session
 
-from serfer.core.errors import StoreError, UsageError, ValueTooLargeError
+from serfer.core.errors import SerferError, StoreError, UsageError, ValueTooLargeError
 from storage import s3_upkeep
 from storage.s3_address import address, target
 from storage.s3_errors import Answer, no_s3, refusal
 from storage.s3_express import SessionSigner
 from storage.s3_http import NAMESPACE, KeySigner, Request, S3Http, document
 from storage.s3_multipart import S3_LIMITS, Limits, Upload
+from storage.s3_new import TAIL, NewValue, check_conditions, value_length
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 _THREADS = 32
@@ -30,6 +34,7 @@ _EXPIRES = "x-amz-meta-serfer-expires"
 _OK, _PARTIAL, _NOT_FOUND, _NO_RANGE = 200, 206, 404, 416
 _UNCLEAR = frozenset(range(400, 500)) - {429}  # the answer to a HEAD request has no body to say more
 _DELETED_AT_ONCE = 1000
+_TRIAL_S = 60.0
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -48,6 +53,7 @@ class S3Store(Store):
     ) -> None:
         self._target = target(url)
         self._clock = clock
+        self._sleep = sleep
         self._limits = limits
         self._session = session or Session()
         where = address(self._target, self._session)
@@ -55,16 +61,13 @@ class S3Store(Store):
         if where.sessions:
             self._http = S3Http(where, SessionSigner(self._http, clock), self._session, sleep)
         self._bucket_seen = False
+        self._heeds_conditions = False
         self._threads = ThreadPoolExecutor(_THREADS, "s3")
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """PutObject, or a multipart upload whose parts go at the same time where the value is large."""
-        check_keys((key,))
-        check_ttl(ttl)
-        data = flat(value)
-        if len(data) > self._limits.value:
-            raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: S3 takes {self._limits.value}")
-        headers = {_EXPIRES: f"{self._clock() + ttl:.3f}"}
+        data = _checked(key, value, ttl, self._limits.value)
+        headers = self._expiring(ttl)
         if len(data) >= self._limits.multipart_from:
             Upload(self._http, self._name(key), self._limits, f"to put {key!r}").run(data, headers, self._threads)
             return
@@ -73,6 +76,23 @@ class S3Store(Store):
             raise refusal(self._http.address, answer, f"to put {key!r}")
         if "etag" not in answer.headers:
             raise no_s3(self._http.address, answer)
+
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
+        """PutObject on condition that there is none, or in place of the expired one; one request where it is new.
+
+        Before the first, four requests find out whether the server heeds conditions.
+        """
+        data, doing = _checked(key, value, ttl, self._limits.whole - TAIL), f"to put {key!r}"
+        if not self._heeds_conditions:
+            self._check_conditions()
+        return NewValue(
+            self._http,
+            self._name(key),
+            doing,
+            look=lambda: self._look(key, doing),
+            is_live=lambda answer: self._is_live(answer, doing),
+            sleep=self._sleep,
+        ).run(data, self._expiring(ttl))
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """GetObject with a Range for each, at the same time."""
@@ -133,11 +153,13 @@ class S3Store(Store):
             return self._nothing(asked)
         if not self._is_live(answer, f"to get {asked.key!r}"):
             raise missing(asked)
+        size = value_length(answer)
         if answer.status == _OK:
-            return cut(answer.body, asked)
-        if asked.length is not None and len(answer.body) != asked.length:
+            return cut(answer.body[:size], asked)
+        body = answer.body if size is None else answer.body[: max(0, size - asked.start)]
+        if asked.length not in {None, len(body)} or (size is not None and asked.start > size):
             raise missing(asked)
-        return answer.body
+        return body
 
     def _nothing(self, asked: Range) -> bytes:
         """Return the empty range, which S3 cannot be asked for, if the value has it."""
@@ -148,9 +170,18 @@ class S3Store(Store):
 
     def _size(self, key: str) -> int | None:
         """Return the length of a value in bytes, None where there is none."""
-        answer, doing = self._http.ask(Request("HEAD", self._name(key))), f"to look for {key!r}"
+        doing = f"to look for {key!r}"
+        answer = self._look(key, doing)
+        if answer is None or not self._is_live(answer, doing):
+            return None
+        size = value_length(answer)
+        return int(answer.headers.get("content-length", 0)) if size is None else size
+
+    def _look(self, key: str, doing: str) -> Answer | None:
+        """Return what S3 says of the object of a key, None where there is none."""
+        answer = self._http.ask(Request("HEAD", self._name(key)))
         if answer.status == _OK:
-            return int(answer.headers.get("content-length", 0)) if self._is_live(answer, doing) else None
+            return answer
         if answer.status in _UNCLEAR and not (answer.status == _NOT_FOUND and self._bucket_seen):
             self._look_at_bucket(doing)
         if answer.status != _NOT_FOUND:
@@ -190,6 +221,17 @@ class S3Store(Store):
             if b"<DeleteResult" not in answer.body:
                 raise no_s3(self._http.address, answer)
 
+    def _check_conditions(self) -> None:
+        """Try conditions out; several threads may do so at once."""
+        name = f"{self._target.prefix}*new{secrets.token_hex(8)}"
+        check_conditions(self._http, name, self._expiring(_TRIAL_S))
+        self._heeds_conditions = True
+        with contextlib.suppress(SerferError):  # then a sweep removes it
+            self._delete([name])
+
+    def _expiring(self, ttl: float) -> dict[str, str]:
+        return {_EXPIRES: f"{self._clock() + ttl:.3f}"}
+
     def _name(self, key: str) -> str:
         """Return the name of the object that holds a key's value."""
         flat_key = key.replace("/", "!")
@@ -205,6 +247,16 @@ class S3Store(Store):
         finally:
             for other in others:
                 other.cancel()
+
+
+def _checked(key: str, value: Bytes, ttl: float, limit: int) -> Bytes:
+    """Return a value's bytes if all that belongs to it is right."""
+    check_keys((key,))
+    check_ttl(ttl)
+    data = flat(value)
+    if len(data) > limit:
+        raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: S3 takes {limit}")
+    return data
 
 
 def _range_header(asked: Range) -> dict[str, str]:

@@ -18,9 +18,13 @@ _OK = 200
 
 @dataclass(frozen=True)
 class Limits:
-    """S3's limits, in bytes but for `parts`, and from which size a value is uploaded in parts of which size."""
+    """S3's limits, in bytes but for `parts`, and from which size a value is uploaded in parts of which size.
+
+    `value` is the largest in parts, `whole` the largest in one request.
+    """
 
     value: int = 5 << 40
+    whole: int = 5 << 30
     multipart_from: int = 16 << 20
     part: int = 8 << 20
     parts: int = 10_000

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
-from serfer.core.errors import MissingKeyError, UsageError
+from serfer.core.errors import MissingKeyError, StoreError, UsageError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -35,6 +35,18 @@ class Store(Protocol):
             UsageError: `ttl` is not a positive number.
             ValueTooLargeError: the backend takes no value of that size.
         """
+
+    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:  # noqa: ARG002  what a store without it does
+        """Put a value as `put` does, but only where the key holds none or an expired one; say whether it was kept.
+
+        Of any number of callers at once exactly one is told True. A StoreUnavailableError leaves open whether the value
+        was kept.
+
+        Raises:
+            UsageError, ValueTooLargeError: as `put`.
+            StoreError: the backend cannot do it (nor can a store of the user's own that does not override this).
+        """
+        raise StoreError(f"{type(self).__name__} cannot keep the first value of {key!r} only: change --store")
 
     def get(self, key: str, start: int | None = None, length: int | None = None) -> bytes:
         """Return one range of a value, or all of it, in full or not at all.

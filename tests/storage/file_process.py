@@ -49,6 +49,17 @@ def keep(store, number, rounds):
             assert store.get(key) == value, "a put is lost"
 
 
+def claim(store, number, rounds):
+    """Put new values under keys under which others put theirs too, and note which were kept."""
+    for turn in range(rounds):
+        if store.put_new(claimed(turn), b"%d" % number, 60):
+            store.put(f"won:{number}:{turn}", b"", 60)
+
+
+def claimed(turn):
+    return f"claimed/{turn}" if turn % 2 else f"claimed/{'z' * 300}/{turn}"
+
+
 def sweep(store, _number, rounds):
     """Remove what has expired, again and again, as a store that is opened does."""
     for _ in range(rounds):
@@ -70,7 +81,7 @@ def main(root, role, number, rounds):
         start(Path(root), int(number), int(rounds))
     else:
         with FileStore(Path(root)) as store:
-            {"churn": churn, "keep": keep, "sweep": sweep}[role](store, int(number), int(rounds))
+            {"churn": churn, "keep": keep, "claim": claim, "sweep": sweep}[role](store, int(number), int(rounds))
 
 
 if __name__ == "__main__":

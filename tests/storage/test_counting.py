@@ -42,6 +42,12 @@ def test_counts_bytes_ranges_and_keys(store):
     assert store.counts == StoreCounts(bytes_put=43, bytes_get=4 + 40 + 2 + 1, puts=2, gets=4, exists=3)
 
 
+def test_a_new_value_counts_as_a_put_whether_it_is_kept_or_not(store):
+    assert store.put_new("a", memoryview(np.zeros((2, 5), np.float32)), 1)
+    assert not store.put_new("a", b"123", 1)
+    assert store.counts == StoreCounts(bytes_put=43, puts=2)
+
+
 def test_failures_do_not_count(store):
     with pytest.raises(MissingKeyError):
         store.get("a")

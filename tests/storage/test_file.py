@@ -12,7 +12,7 @@ from serfer.core.errors import StoreUnavailableError, UsageError
 from storage import open_store
 from storage.contract import StoreContract
 from storage.file import FileStore
-from tests.storage.file_process import SHARED
+from tests.storage.file_process import SHARED, claimed
 
 OTHER_PROCESS = """
 import sys
@@ -132,6 +132,22 @@ class TestFile(StoreContract):
         with FileStore(tmp_path / "store") as store:
             store.delete(SHARED)
         assert not [name for name in names(tmp_path / "store") if re.fullmatch("#[0-9a-f]{16}", name)]
+
+    def test_of_many_processes_one_keeps_a_new_value_also_in_place_of_an_expired_one(self, tmp_path):
+        with FileStore(tmp_path / "store", lambda: time.time() - 100) as past:
+            for turn in range(0, 200, 3):
+                past.put(claimed(turn), b"old", 50)
+        with processes(tmp_path / "store", [("claim", 200)] * 4 + [("sweep", 100)]) as all_ready:
+            assert all_ready() == [(0, "")] * 5
+        with FileStore(tmp_path / "store") as store:
+            for turn in range(200):
+                won = [b"%d" % number for number in range(4) if store.exists([f"won:{number}:{turn}"]) == [True]]
+                assert won == [store.get(claimed(turn))]
+
+    def test_a_new_value_that_is_not_kept_leaves_nothing(self, store, tmp_path):
+        assert store.put_new("k", b"x", 60)
+        assert not store.put_new("k", b"y", 60)
+        assert names(tmp_path / "store") == ["#lock", "k="]
 
     def test_many_processes_open_a_new_directory_at_once(self, tmp_path):
         with processes(tmp_path, [("start", 60)] * 4) as all_ready:

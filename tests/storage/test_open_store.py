@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from serfer.core.errors import UsageError
-from storage import open_store, redact
+from serfer.core.errors import StoreError, UsageError
+from storage import Store, open_store, redact
 from storage.file import FileStore
 from storage.memory import MemoryStore
 
@@ -79,6 +79,14 @@ def test_an_installed_store_is_found_by_its_entry_point(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert run.stdout == "my_store mine://somewhere b'x'\n"
+
+
+def test_a_store_of_the_users_own_from_before_put_new_says_that_it_lacks_it():
+    class Old(Store):
+        pass
+
+    with pytest.raises(StoreError, match=r"Old cannot keep the first value of 'k' only: .*--store"):
+        Old().put_new("k", b"x", 60)
 
 
 class Mine(MemoryStore):

@@ -146,6 +146,28 @@ class TestRedisCluster(StoreContract):
             assert store.exists([ahead, behind, fresh]) == [False] * 3
 
 
+def test_a_new_value_whose_answer_is_lost_is_not_taken_for_anothers(cluster, monkeypatch):
+    """A plain put is sent again to the slot's new owner; a new value would find itself there."""
+    with open_store(cluster.url) as store:
+        key, exchange, lost = key_on(0), store._exchange, []
+
+        def losing(batches):
+            answers = exchange(batches)
+            if len(lost) % 2 == 0:
+                lost.append(answers)
+                raise StoreUnavailableError("the node is gone")
+            lost.append(answers)
+            return answers
+
+        monkeypatch.setattr(store, "_exchange", losing)
+        monkeypatch.setattr(store, "_has_moved", lambda *_: True)
+        store.put(f"{key}:plain", b"x", 60)
+        with pytest.raises(StoreUnavailableError, match="the node is gone"):
+            store.put_new(key, b"first", 60)
+        assert len(lost) == 3
+        assert store.put_new(key, b"second", 60) is False
+
+
 def test_a_dead_node_is_told_and_whoever_takes_its_slots_is_found():
     with RedisCluster(node_timeout_s=0.5) as cluster, open_store(cluster.url) as store:
         lost, kept = key_on(0), key_on(1)

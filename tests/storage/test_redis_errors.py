@@ -159,6 +159,7 @@ class TestLogin:
             store._ask([("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", *rights.split())])
         with open_store(server.url.replace("://:", "://worker:")) as store:
             store.put("serfer:k", b"xyz", 60)
+            assert store.put_new("serfer:k", b"new", 60) is False
             assert store.get("serfer:k", 1, 1) == b"y"
             assert store.get("serfer:k", 3) == b""
             assert store.exists(["serfer:k"]) == [True]

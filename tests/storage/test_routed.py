@@ -72,6 +72,7 @@ RANGES = st.lists(st.builds(Range, NAMES, st.integers(0, 3), st.none() | st.inte
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), NAMES, st.binary(max_size=5), st.sampled_from([1.0, 100.0])),
+        st.tuples(st.just("put_new"), NAMES, st.binary(max_size=5), st.sampled_from([1.0, 100.0])),
         st.tuples(st.just("get_many"), RANGES),
         st.tuples(st.just("exists"), st.lists(NAMES, max_size=5)),
         st.tuples(st.just("delete"), st.lists(NAMES, max_size=5)),
@@ -122,8 +123,10 @@ def both(near, objects):
 def test_each_value_lies_where_the_rule_says(both, near, objects):
     both.put("main:1", b"x", 60)
     both.put("far:1", b"y", 60)
-    assert (list(near._values), list(objects._values)) == (["main:1"], ["far:1"])
-    both.delete(["far:1", "main:1"])
+    both.put_new("main:2", b"x", 60)
+    both.put_new("far:2", b"y", 60)
+    assert (list(near._values), list(objects._values)) == (["main:1", "main:2"], ["far:1", "far:2"])
+    both.delete(["far:1", "main:1", "far:2", "main:2"])
     assert not near._values
     assert not objects._values
 

@@ -1,6 +1,8 @@
 import os
 import time
+from functools import partial
 from itertools import count
+from socketserver import BaseServer
 
 import numpy as np
 import pytest
@@ -28,9 +30,12 @@ class Clock:
 
 
 class Moto:
+    """Answers one request at a time: moto shows an object before it has its metadata, and looks and puts unlocked."""
+
     def __init__(self):
         self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
+        self._server._server.process_request = partial(BaseServer.process_request, self._server._server)
         host, port = self._server.get_host_and_port()
         self.endpoint, self.bucket = f"http://{host}:{port}", "serfer-test"
         self.environment = {
@@ -110,6 +115,12 @@ class S3Contract(StoreContract):
         (name,) = self.names(client, server, url)
         assert client.head_object(Bucket=server.bucket, Key=name)["ETag"].endswith('-3"')  # three parts
 
+    def test_a_new_value_leaves_nothing_beside_it(self, store, client, server, url, key):
+        assert store.put_new(key, b"x", 10)
+        assert not store.put_new(key, b"y", 10)
+        assert [name.rpartition("/")[2] for name in self.names(client, server, url)] == [key]
+        assert store.sweep(older_than_s=0, now=time.time() + 60) == 1
+
     def test_a_large_value_expires(self, store, key, clock):
         store.put(key, bytes(16 * MIB), 30)
         clock.ahead += 31
@@ -177,6 +188,7 @@ class S3Contract(StoreContract):
         for ask in (
             lambda store: store.put(key, b"x", 60),
             lambda store: store.put(key, bytes(16 * MIB), 60),
+            lambda store: store.put_new(key, b"x", 60),
             lambda store: store.get(key),
             lambda store: store.get(key, 3, 0),
             lambda store: store.exists([key]),

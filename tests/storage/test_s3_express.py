@@ -116,6 +116,21 @@ def test_botocore_sends_the_same():
         assert names & set(our.headers) == names & set(their.headers)
 
 
+def test_a_new_value_is_put_on_condition_and_by_the_session():
+    def answer(asked):
+        if asked.method == "PUT" and (asked in seen[:-1] or "if-match" in asked.headers or asked.path in put):
+            return refused(412, "PreconditionFailed")
+        put.add(asked.path)
+        return express(asked)
+
+    express, put = Express(), set()
+    with stub(answer) as (endpoint, seen), opened(endpoint) as store:
+        assert store.put_new("k", b"value", 60) is True
+    last = seen[-1]
+    assert (last.path, last.headers["if-none-match"], last.body[:-16]) == (f"/{BUCKET}/p/k", "*", b"value")
+    assert [asked.headers.get("x-amz-s3session-token") for asked in seen] == [None, *["token 1"] * 5]
+
+
 def test_a_session_is_renewed_a_minute_before_its_end():
     express = Express(NOW)
     with stub(express) as (endpoint, seen), opened(endpoint, clock=lambda: express.now) as store:

@@ -60,6 +60,11 @@ class TestDelays:
         store.put("k", memoryview(bytearray(16)), 60)
         assert sleeps == [0.5 + 2]
 
+    def test_a_new_value_waits_like_a_put(self, store, sleeps):
+        assert store.put_new("k", bytes(16), 60)
+        assert not store.put_new("k", bytes(8), 60)
+        assert sleeps == [0.5 + 2, 0.5 + 1]
+
     def test_many_ranges_wait_once_and_for_all_their_bytes(self, store, sleeps):
         store.put("k", b"12345678", 60)
         sleeps.clear()
@@ -111,6 +116,13 @@ class TestFailures:
                 operation()
             except MissingKeyError as error:
                 assert "'k'" in str(error)  # noqa: PT017  the failed put has put nothing
+
+    def test_a_new_value_that_fails_is_not_kept(self):
+        store = FailingStore(MemoryStore(), fail=0.5, draw=iter([0.0, 0.9, 0.9]).__next__)
+        with pytest.raises(StoreUnavailableError, match="put_new failed on purpose"):
+            store.put_new("k", b"x", 60)
+        assert store.put_new("k", b"y", 60)
+        assert store.get("k") == b"y"
 
     def test_a_hang_lasts_and_then_fails(self):
         sleeps = []

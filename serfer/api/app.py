@@ -19,8 +19,11 @@ from serfer.api.classify import Classifying, classify_router
 from serfer.api.envelope import Envelope
 from serfer.api.health import health_router
 from serfer.api.idempotency import Replies
+from serfer.api.inference import Inferring, inference_router, protocol_health_router
 from serfer.api.keys import KeyRing, authorise
 from serfer.api.metrics import metrics_router
+from serfer.api.models import models_router
+from serfer.api.page import page_router
 from serfer.api.problems import Problem, problem_of, problem_response
 from serfer.api.results import Results
 from serfer.api.service import Service
@@ -65,9 +68,15 @@ def make_app(
         lifespan=lifespan,
     )
     guarded: Sequence[Any] = [Depends(_guard(keys))] if keys else []
-    for router in (classify_router(classifying), metrics_router(telemetry.metrics, service)):
+    inferring = Inferring(service, limits, classifying.deadline_ms, classifying.longest_ms)
+    for router in (
+        classify_router(classifying),
+        models_router(service),
+        inference_router(inferring),
+        metrics_router(telemetry.metrics, service),
+    ):
         app.include_router(router, dependencies=guarded)
-    for router in (health_router(service),):  # open: health, page
+    for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app)
     app.add_middleware(Envelope, telemetry=telemetry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -24,13 +25,13 @@ class ApiLimits:
     body_timeout_s: float = 10.0
 
 
-async def read_body(request: Request, limits: ApiLimits) -> bytes:
-    """Return the whole body.
+async def read_body(request: Request, limits: ApiLimits, codings: Collection[str] = ()) -> bytes:
+    """Return the whole body, still in its coding if that is one of `codings`.
 
     Raises Problem: 400 for an odd Content-Length, 408 for a slow body, 413 for a large one, 415 for a coded one;
     starlette's ClientDisconnect where the client goes away.
     """
-    _check_headers(request.headers, limits)
+    _check_headers(request.headers, limits, codings)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             return await _collect(request, limits)
@@ -42,10 +43,10 @@ async def read_body(request: Request, limits: ApiLimits) -> bytes:
         ) from None
 
 
-def _check_headers(headers: Headers, limits: ApiLimits) -> None:
+def _check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]) -> None:
     """Refuse what the headers alone show to be too large or coded, before anything is read."""
     codings = {word.strip().lower() for value in headers.getlist("content-encoding") for word in value.split(",")}
-    if codings - {"identity", ""}:
+    if codings - {"identity", "", *accepted}:
         raise Problem(
             415, "Content-Encoding is not accepted: send the body as it is", headers={"Accept-Encoding": "identity"}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,7 @@ from serfer.core.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+_PROTOCOL = re.compile(r"/v2(/|$)")  # paths of the Open Inference Protocol
 _RETRY_S = "1"  # after something was unavailable: it may be back soon, and asking is cheap
 _OUTSIDE = (
     (ImageTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
@@ -70,6 +72,8 @@ _UNAVAILABLE = "the store or the functions do not answer, or a function failed a
 
 
 def problem_response(problem: Problem, request: Request) -> JSONResponse:
-    """Return a problem as a response."""
+    """Return a problem as a response; to a client of the inference protocol as that wants it, {"error": "..."}."""
+    if _PROTOCOL.match(request.scope["path"]):
+        return JSONResponse({"error": problem.detail}, problem.status, problem.headers)
     body = problem.as_dict(getattr(request.state, "request_id", ""))
     return JSONResponse(body, problem.status, problem.headers, media_type=MEDIA_TYPE)

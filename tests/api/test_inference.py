@@ -1,0 +1,383 @@
+"""The Open Inference Protocol, as Triton's own client and plain HTTP see it."""
+
+import asyncio
+import gzip
+import json
+import socket
+import threading
+import time
+import zlib
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.inference import signature_of
+from serfer.api.keys import KeyRing, add_key
+from serfer.api.service import Service
+from serfer.core.errors import DeadlineError, StoreUnavailableError, TaskFailedError
+from serfer.core.plan import load_plan
+from serfer.settings import Settings
+from tests.api.conftest import Observed, running
+from tests.e2e.small import CLASSES, LABELS, SIZE, batch, split_small
+
+INFER = "/v2/models/small/infer"
+PIXELS = np.random.default_rng(5).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def expected(small_plan):
+    """The pipeline's own logits, of two batches of floats and of pixels."""
+    with serfer.open(small_plan, workers="inprocess") as pipeline:
+        return {name: pipeline.run(array) for name, array in (("input", batch(2)), ("image", PIXELS))}
+
+
+@pytest.fixture(scope="module")
+def lasting(small_plan):
+    """The URL of a server that tests share which leave it as it was."""
+    with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
+        service = Service({"small": pipeline}, Admission(4, 8), Observed())
+        with running(make_app(service, Settings())) as url:
+            yield url
+
+
+@pytest.fixture
+def triton(lasting):
+    with InferenceServerClient(lasting.removeprefix("http://"), network_timeout=60.0) as client:
+        yield client
+
+
+def tensor(array, name="input", *, binary=True):
+    given = InferInput(name, list(array.shape), {"f": "FP32", "u": "UINT8"}[array.dtype.kind])
+    given.set_data_from_numpy(array, binary_data=binary)
+    return [given]
+
+
+def plain(array=None, **more):
+    """Return a request in JSON."""
+    array = batch(1) if array is None else array
+    given = {"name": "input", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
+    return {"inputs": [given], **more}
+
+
+def error(reply, status):
+    """Return the line of an error, which has the protocol's shape."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"]
+    assert list(reply.json()) == ["error"]
+    return reply.json()["error"]
+
+
+def coded(body, coding, **headers):
+    return {"content": body, "headers": {"Content-Encoding": coding, **headers}}
+
+
+class TestTritonsClient:
+    def test_the_server_and_its_models_are_alive_and_ready(self, triton):
+        assert triton.is_server_live()
+        assert triton.is_server_ready()
+        assert triton.is_model_ready("small")
+        assert triton.is_model_ready("small", "1")
+        assert not triton.is_model_ready("small", "2")
+        assert not triton.is_model_ready("other")
+
+    def test_the_server_and_its_models_describe_themselves(self, triton):
+        about = triton.get_server_metadata()
+        assert about == {
+            "name": "serfer",
+            "version": serfer.__version__,
+            "extensions": ["binary_tensor_data", "classification"],
+        }
+        described = {
+            "name": "small",
+            "versions": ["1"],
+            "platform": "serfer_plan",
+            "inputs": [
+                {"name": "input", "datatype": "FP32", "shape": [-1, 3, SIZE, SIZE]},
+                {"name": "image", "datatype": "UINT8", "shape": [-1, SIZE, SIZE, 3]},
+            ],
+            "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, CLASSES]}],
+        }
+        assert triton.get_model_metadata("small") == described
+        assert triton.get_model_metadata("small", "1") == described
+
+    def test_the_index_lists_the_models(self, triton):
+        assert triton.get_model_repository_index() == [
+            {"name": "small", "version": "1", "state": "READY", "reason": ""}
+        ]
+
+    @pytest.mark.parametrize("binary_in", [True, False])
+    @pytest.mark.parametrize("binary_out", [True, False, None])
+    @pytest.mark.parametrize(("name", "array"), [("input", batch(2)), ("image", PIXELS)])
+    def test_logits_are_the_pipelines_own(self, triton, expected, name, array, binary_in, binary_out):
+        outputs = None if binary_out is None else [InferRequestedOutput("logits", binary_data=binary_out)]
+        result = triton.infer("small", tensor(array, name, binary=binary_in), outputs=outputs, request_id="mine")
+        assert result.as_numpy("logits").tobytes() == expected[name].tobytes()
+        assert result.as_numpy("logits").shape == (2, CLASSES)
+        response = result.get_response()
+        assert (response["id"], response["model_name"], response["model_version"]) == ("mine", "small", "1")
+
+    @pytest.mark.parametrize("binary", [True, False])
+    def test_the_best_classes_come_with_values_and_labels(self, triton, expected, binary):
+        outputs = [InferRequestedOutput("logits", binary_data=binary, class_count=2)]
+        found = triton.infer("small", tensor(batch(2)), outputs=outputs, model_version="1").as_numpy("logits")
+        assert found.shape == (2, 2)
+        for row, logits in zip(found, expected["input"], strict=True):
+            best = np.argsort(-logits)[:2]
+            texts = [text.decode() if isinstance(text, bytes) else text for text in row]
+            assert texts == [f"{logits[index]:f}:{index}:{LABELS[index]}" for index in best]
+
+    @pytest.mark.parametrize("asked", ["gzip", "deflate", None])
+    @pytest.mark.parametrize("answered", ["gzip", "deflate", None])
+    def test_both_ways_may_be_compressed(self, triton, expected, asked, answered):
+        result = triton.infer(
+            "small",
+            tensor(batch(2)),
+            request_compression_algorithm=asked,
+            response_compression_algorithm=answered,
+        )
+        assert result.as_numpy("logits").tobytes() == expected["input"].tobytes()
+
+    def test_queries_may_be_asked_side_by_side(self, lasting, expected):
+        with InferenceServerClient(lasting.removeprefix("http://"), concurrency=3, network_timeout=60.0) as client:
+            asked = [client.async_infer("small", tensor(batch(2))) for _ in range(3)]
+            for one in asked:
+                assert one.get_result().as_numpy("logits").tobytes() == expected["input"].tobytes()
+
+    @pytest.mark.parametrize(
+        ("model", "version", "array", "name", "status", "words"),
+        [
+            ("other", "", batch(1), "input", "404", "there is small"),
+            ("small", "2", batch(1), "input", "404", "'1'"),
+            ("small", "", batch(1)[:, :, :-1], "input", "400", "-1, 3, 34, 34"),
+            ("small", "", batch(17), "input", "400", "1 to 16"),
+            ("small", "", PIXELS, "input", "400", "'UINT8'"),
+            ("small", "", batch(1), "image", "400", "'FP32'"),
+            ("small", "", batch(1), "x", "400", "'input' or 'image'"),
+        ],
+    )
+    def test_what_is_wrong_is_told_in_the_protocols_way(self, triton, model, version, array, name, status, words):
+        with pytest.raises(InferenceServerException) as caught:
+            triton.infer(model, tensor(array, name), model_version=version)
+        assert caught.value.status() == status
+        assert words in caught.value.message()
+
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda client: client.get_model_config("small"),
+            lambda client: client.get_inference_statistics("small"),
+            lambda client: client.get_inference_statistics(),
+            lambda client: client.load_model("small"),
+            lambda client: client.unload_model("small"),
+            lambda client: client.get_trace_settings(),
+            lambda client: client.update_log_settings({}),
+            lambda client: client.get_system_shared_memory_status(),
+            lambda client: client.unregister_cuda_shared_memory(),
+        ],
+    )
+    def test_what_is_not_offered_is_not_found(self, triton, ask):
+        with pytest.raises(InferenceServerException) as caught:
+            ask(triton)
+        assert caught.value.status() == "404"
+
+    def test_shared_memory_is_refused_by_name(self, triton):
+        given = InferInput("input", [1, 3, SIZE, SIZE], "FP32")
+        given.set_shared_memory("region", 4 * 3 * SIZE * SIZE)
+        with pytest.raises(InferenceServerException, match="no shared memory here"):
+            triton.infer("small", [given])
+
+    def test_a_timeout_in_microseconds_is_the_deadline(self, triton):
+        with pytest.raises(InferenceServerException) as caught:
+            triton.infer("small", tensor(batch(1)), timeout=1)
+        assert caught.value.status() == "504"
+        assert triton.infer("small", tensor(batch(1)), timeout=0)
+        assert triton.infer("small", tensor(batch(1)), timeout=10**15)
+
+
+class TestHttp:
+    @pytest.fixture
+    def http(self, lasting):
+        with httpx.Client(base_url=lasting, timeout=60) as client:
+            yield client
+
+    def test_health_says_what_kserves_client_reads(self, http):
+        assert http.get("/v2/health/live").json() == {"live": True}
+        assert http.get("/v2/health/ready").json() == {"live": True, "ready": True}
+        assert http.get("/v2/models/small/ready").json() == {"name": "small", "ready": True}
+
+    @pytest.mark.parametrize("body", ["[", "[]", '{"ready": 1}'])
+    def test_an_index_that_is_asked_for_otherwise_is_refused(self, http, body):
+        assert error(http.post("/v2/repository/index", content=body), 400)
+
+    def test_json_answers_are_the_default_and_compressed_as_asked(self, http, expected):
+        for coding in ("identity", "gzip"):
+            reply = http.post(INFER, json=plain(np.repeat(batch(2), 8, 0)), headers={"Accept-Encoding": coding})
+            assert reply.headers["content-type"] == "application/json"
+            assert "inference-header-content-length" not in reply.headers
+            assert reply.headers.get("content-encoding", "identity") == coding
+            assert "Accept-Encoding" in reply.headers["vary"]
+            (output,) = reply.json()["outputs"]
+            found = np.array(output["data"], np.float32).reshape(output["shape"])
+            assert found.tolist() == np.repeat(expected["input"], 8, 0).tolist()
+
+    def test_a_request_without_an_id_has_an_answer_without_one(self, http):
+        assert set(http.post(INFER, json=plain()).json()) == {"model_name", "model_version", "outputs"}
+
+    def test_numbers_that_are_none_are_answered_in_binary_alone(self, http):
+        array = np.full((1, 3, SIZE, SIZE), np.nan, np.float32)
+        body, header = InferenceServerClient.generate_request_body(tensor(array))
+        reply = http.post(INFER, content=body, headers={"Inference-Header-Content-Length": str(header)})
+        head = int(reply.headers["inference-header-content-length"])
+        assert reply.headers["content-type"] == "application/octet-stream"
+        assert np.isnan(np.frombuffer(reply.content[head:], "<f4")).all()
+        body, header = InferenceServerClient.generate_request_body(
+            tensor(array), outputs=[InferRequestedOutput("logits", binary_data=False)]
+        )
+        reply = http.post(INFER, content=body, headers={"Inference-Header-Content-Length": str(header)})
+        assert "binary_data" in error(reply, 400)
+
+    @pytest.mark.parametrize("length", ["", "x", "-1", "1.5", "9" * 19, "999999", "0", "٣"])
+    def test_an_odd_header_length_is_refused(self, http, length):
+        headers = {"Inference-Header-Content-Length": length.encode()}
+        reply = http.post(INFER, content=json.dumps(plain()), headers=headers)
+        assert "Inference-Header-Content-Length" in error(reply, 400)
+
+    def test_two_header_lengths_are_refused(self, http):
+        body = json.dumps(plain())
+        headers = [("Inference-Header-Content-Length", str(len(body)))] * 2
+        assert "Inference-Header-Content-Length" in error(http.post(INFER, content=body, headers=headers), 400)
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [{"deadline_ms": 0}, {"deadline_ms": 1.5}, {"deadline_ms": 10**9}, {"deadline_ms": True}, {"timeout": -1}],
+    )
+    def test_a_deadline_that_is_none_is_refused(self, http, parameters):
+        assert next(iter(parameters)) in error(http.post(INFER, json=plain(parameters=parameters)), 400)
+
+    @pytest.mark.parametrize("method", ["GET", "PUT"])
+    def test_a_method_that_a_route_does_not_have_is_told_in_the_protocols_way(self, http, method):
+        reply = http.request(method, INFER)
+        assert error(reply, 405)
+        assert reply.headers["allow"] == "POST"
+
+    def test_a_path_that_only_begins_like_the_protocols_is_not_its(self, http):
+        assert http.get("/v20").headers["content-type"] == "application/problem+json"
+
+
+class TestBounds:
+    @pytest.fixture
+    def settings(self):
+        return Settings(api_max_body_bytes=300_000, api_max_images=3, api_body_timeout_s=0.5)
+
+    def test_a_large_body_is_refused(self, http):
+        assert "300,000 bytes" in error(http.post(INFER, content=bytes(300_001)), 413)
+
+    @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+    def test_a_body_that_is_large_unpacked_is_refused(self, http, coding, pack):
+        packed = pack(bytes(50_000_000))
+        assert len(packed) < 300_000
+        assert "unpacked" in error(http.post(INFER, **coded(packed, coding)), 413)
+
+    def test_a_body_that_is_not_in_its_coding_is_refused(self, http):
+        assert "gzip" in error(http.post(INFER, **coded(b"{}", "gzip")), 400)
+        assert "gzip or deflate" in error(http.post(INFER, **coded(b"{}", "br")), 415)
+
+    def test_more_images_than_are_accepted_are_refused(self, http):
+        body, header = InferenceServerClient.generate_request_body(tensor(batch(4)))
+        headers = {"Inference-Header-Content-Length": str(header)}
+        assert "1 to 3" in error(http.post(INFER, content=body, headers=headers), 400)
+
+    def test_a_body_that_does_not_come_is_refused(self, http):
+        stopped = threading.Event()
+
+        def drip():
+            yield b"{"
+            stopped.wait(60)
+
+        try:
+            assert "0.5 s" in error(http.post(INFER, content=drip()), 408)
+        except httpx.WriteError:  # the server answered and closed while the client still wrote
+            pass
+        finally:
+            stopped.set()
+
+
+class TestFailures:
+    def test_a_draining_service_is_not_ready(self, http, service):
+        service.drain()
+        for path in ("/v2/health/ready", "/v2/models/small/ready"):
+            assert http.get(path).status_code == 503
+            assert http.get(path).json()["ready"] is False
+        assert http.get("/v2/health/live").status_code == 200
+        assert [model["state"] for model in http.post("/v2/repository/index").json()] == ["UNAVAILABLE"]
+        assert http.post("/v2/repository/index", json={"ready": True}).json() == []
+
+    def test_the_shorter_deadline_counts(self, http, observed):
+        parameters = {"deadline_ms": 60_000, "timeout": 1}
+        assert error(http.post(INFER, json=plain(parameters=parameters)), 504)
+        assert isinstance(observed.failures[0][1], DeadlineError)
+
+    @pytest.mark.parametrize(
+        ("failure", "status", "retry"),
+        [
+            (DeadlineError("late"), 504, None),
+            (TaskFailedError("/secret/path"), 503, "1"),
+            (StoreUnavailableError("redis://secret"), 503, "1"),
+            (RuntimeError("secret"), 500, None),
+        ],
+    )
+    def test_a_query_that_fails_is_told_in_the_protocols_way(self, http, service, monkeypatch, failure, status, retry):
+        async def fail(*_):
+            raise failure
+
+        monkeypatch.setattr(service, "run", fail)
+        reply = http.post(INFER, json=plain())
+        assert "secret" not in error(reply, status)
+        assert reply.headers.get("retry-after") == retry
+
+    def test_where_there_is_no_room_the_body_is_not_read(self, http, service, monkeypatch):
+        monkeypatch.setattr(service, "admission", Admission(0, 0))
+        reply = http.post(INFER, content=b"no request")
+        assert "come again" in error(reply, 429)
+        assert int(reply.headers["retry-after"]) >= 1
+
+    def test_a_client_that_goes_away_cancels_its_query(self, url, service, monkeypatch):
+        begun, cancelled = threading.Event(), threading.Event()
+
+        async def wait(*_):
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        monkeypatch.setattr(service, "run", wait)
+        body = json.dumps(plain()).encode()
+        with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port)) as client:
+            client.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (INFER.encode(), len(body)))
+            client.sendall(body)
+            assert begun.wait(60)
+            assert not cancelled.is_set()
+        assert cancelled.wait(60)
+
+
+def test_a_plan_that_knows_no_images_takes_no_pixels(tmp_path):
+    plan = load_plan(split_small(tmp_path, preprocess=None, labels=()))
+    assert [form.name for form in signature_of(plan, 16).takes] == ["input"]
+
+
+def test_keys_guard_all_but_health(service, settings, tmp_path):
+    key = add_key(tmp_path / "keys.json", "phone", 60)
+    app = make_app(service, settings, KeyRing(tmp_path / "keys.json", time.monotonic))
+    with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+        assert http.get("/v2/health/ready").status_code == 200
+        assert "API key" in error(http.get("/v2"), 401)
+        assert error(http.post(INFER, json=plain()), 401)
+        assert http.get("/v2", headers={"Authorization": f"Bearer {key}"}).status_code == 200

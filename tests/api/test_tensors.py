@@ -1,0 +1,336 @@
+"""The codec, against what Triton's own client writes and reads."""
+
+import json
+import zlib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from starlette.datastructures import Headers
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
+
+from serfer.api.codings import CODINGS, accepted, coding_of, compress, decompress
+from serfer.api.problems import Problem
+from serfer.api.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
+
+MOST = 3
+INPUT = TensorForm("input", "FP32", (2, 3, 4))
+IMAGE = TensorForm("image", "UINT8", (3, 4, 2))
+LOGITS = TensorForm("logits", "FP32", (5,))
+SIGNATURE = Signature((INPUT, IMAGE), LOGITS, MOST)
+NAMED = {"model_name": "small", "model_version": "1"}
+LABELS = ("a", "b:c", "ü", "d", "e")
+FLOATS = {"dtype": np.float32, "shape": st.integers(1, MOST).map(lambda count: (count, 2, 3, 4))}
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def written(array, name, *, binary=True, outputs=None, **more):
+    """Return the body that Triton's client makes of an array, and the length of its JSON."""
+    tensor = InferInput(name, list(array.shape), {"f": "FP32", "u": "UINT8"}[array.dtype.kind])
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return InferenceServerClient.generate_request_body([tensor], outputs=outputs, **more)
+
+
+def read(body, header):
+    return InferResult.from_response_body(body, header_length=header)
+
+
+def request(**changes):
+    """Return a request of one image of zeros, in JSON; a change of None leaves a member of its tensor out."""
+    tensor = {"name": "input", "shape": [1, 2, 3, 4], "datatype": "FP32", "data": [0] * 24}
+    tensor = {name: value for name, value in {**tensor, **changes}.items() if value is not None}
+    return {"inputs": [tensor]}
+
+
+def refusal(asked, header=None, signature=SIGNATURE):
+    body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+    with pytest.raises(Problem) as caught:
+        decode_request(body, header, signature)
+    assert caught.value.status == 400
+    assert "\n" not in caught.value.detail
+    assert len(caught.value.detail) < 400
+    return caught.value.detail
+
+
+def asked(**changes):
+    plain = {"id": None, "form": INPUT, "array": None, "binary": True, "classes": 0, "parameters": {}}
+    return Inference(**{**plain, **changes})
+
+
+class TestRequests:
+    @given(arrays.arrays(**FLOATS), st.booleans(), st.text(st.characters(codec="ascii"), max_size=20))
+    def test_every_bit_of_binary_floats_arrives(self, array, wanted, identifier):
+        outputs = None if wanted else [InferRequestedOutput("logits", binary_data=False)]
+        found = decode_request(*written(array, "input", outputs=outputs, request_id=identifier), SIGNATURE)
+        assert found.array.tobytes() == array.tobytes()
+        assert (found.array.shape, found.array.dtype, found.form) == (array.shape, np.float32, INPUT)
+        assert (found.binary, found.classes, found.id) == (wanted, 0, identifier or None)
+
+    @given(arrays.arrays(**FLOATS, elements=FINITE), st.booleans())
+    def test_every_finite_float_survives_json_flat_or_nested(self, array, nested):
+        body, header = written(array, "input", binary=False)
+        assert header is None
+        if nested:
+            body = json.dumps(request(shape=list(array.shape), data=array.tolist())).encode()
+        found = decode_request(body, None, SIGNATURE)
+        assert found.array.tolist() == array.tolist()
+        assert found.array.dtype == np.float32
+
+    @given(arrays.arrays(np.uint8, (2, 3, 4, 2)), st.booleans())
+    def test_pixels_arrive_in_json_and_binary(self, array, binary):
+        found = decode_request(*written(array, "image", binary=binary), SIGNATURE)
+        assert found.array.tolist() == array.tolist()
+        assert (found.array.dtype, found.form) == (np.uint8, IMAGE)
+
+    def test_members_that_are_null_or_of_other_clients_are_no_error(self):
+        plain = request() | {"model_name": "small", "id": None, "parameters": None, "outputs": None}
+        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).id is None
+
+    def test_parameters_are_handed_on(self):
+        plain = request() | {"parameters": {"deadline_ms": 5, "own": "x", "flag": True}}
+        found = decode_request(json.dumps(plain).encode(), None, SIGNATURE)
+        assert found.parameters == {"deadline_ms": 5, "own": "x", "flag": True}
+
+    @pytest.mark.parametrize(
+        ("everything", "own", "binary"), [(True, False, False), (True, None, True), (False, True, True)]
+    )
+    def test_an_outputs_own_wish_for_binary_data_counts_first(self, everything, own, binary):
+        parameters = {} if own is None else {"binary_data": own}
+        plain = request() | {"outputs": [{"name": "logits", "parameters": parameters}]}
+        plain["parameters"] = {"binary_data_output": everything}
+        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).binary is binary
+
+    def test_more_classes_than_there_are_mean_all(self):
+        plain = request() | {"outputs": [{"name": "logits", "parameters": {"classification": 99}}]}
+        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).classes == 5
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"datatype": "FP64"}, ["'input'", "'FP64'", "FP32"]),
+            ({"datatype": "BYTES", "data": ["x"]}, ["'input'", "'BYTES'", "FP32"]),
+            ({"datatype": None}, ["datatype", "missing"]),
+            ({"datatype": 7}, ["datatype", "int"]),
+            ({"name": "pixels"}, ["'pixels'", "'input' or 'image'"]),
+            ({"name": None}, ["missing", "'input' or 'image'"]),
+            ({"shape": [1, 3, 2, 4]}, ["[1, 3, 2, 4]", "[-1, 2, 3, 4]"]),
+            ({"shape": [2, 3, 4]}, ["[2, 3, 4]"]),
+            ({"shape": [True, 2, 3, 4]}, ["[True, 2, 3, 4]"]),
+            ({"shape": [1.0, 2, 3, 4]}, ["[1.0, 2, 3, 4]"]),
+            ({"shape": None}, ["shape missing"]),
+            ({"shape": "1234"}, ["'1234'"]),
+            ({"shape": [0, 2, 3, 4]}, ["0 images", "1 to 3"]),
+            ({"shape": [-1, 2, 3, 4]}, ["-1 images"]),
+            ({"shape": [4, 2, 3, 4]}, ["4 images", "1 to 3"]),
+            ({"shape": [10**4000, 2, 3, 4]}, ["images", "1 to 3"]),
+            ({"data": [0] * 23}, ["data", "24 numbers"]),
+            ({"data": [0] * 25}, ["24 numbers"]),
+            ({"data": []}, ["24 numbers"]),
+            ({"data": None}, ["24 numbers"]),
+            ({"data": "AAAA"}, ["24 numbers"]),
+            ({"data": [[0] * 24]}, ["nested as [1, 2, 3, 4]"]),
+            ({"data": [[[[0] * 4] * 3] * 2] * 2}, ["nested"]),
+            ({"data": [[[[0] * 4] * 3, [[0] * 4, [0] * 4, [0] * 5]]]}, ["nested"]),
+            ({"data": [[[[0] * 4] * 3, [[0] * 4, [0] * 4, 0]]]}, ["nested"]),
+            ({"data": [*[0] * 23, "1"]}, ["something else than FP32"]),
+            ({"data": [*[0] * 23, True]}, ["something else than FP32"]),
+            ({"data": [*[0] * 23, [0]]}, ["something else than FP32"]),
+            ({"data": [*[0] * 23, 1e39]}, ["FP32 cannot hold"]),
+            ({"data": [*[0] * 23, 10**400]}, ["FP32 cannot hold"]),
+            ({"parameters": {"binary_data_size": 96}}, ["both"]),
+            ({"parameters": {"binary_data_size": 96}, "data": None}, ["no Inference-Header-Content-Length"]),
+            ({"parameters": {"binary_data_size": -1}, "data": None}, ["binary_data_size"]),
+            ({"parameters": {"binary_data_size": 10**4000}, "data": None}, ["binary_data_size"]),
+            ({"parameters": {"shared_memory_region": "r"}, "data": None}, ["shared_memory_region"]),
+            ({"parameters": {"deep": []}}, ["'deep'"]),
+            ({"parameters": []}, ["parameters of input 'input'"]),
+            ({"unknown\n": 1}, ["inputs[0]", "'unknown'"]),
+        ],
+    )
+    def test_a_tensor_that_is_not_what_it_should_be_is_refused_by_name(self, changes, words):
+        found = refusal(request(**changes))
+        for word in words:
+            assert word in found
+
+    @pytest.mark.parametrize("value", [256, -1, 1.0, True, 10**30])
+    def test_what_is_no_pixel_is_refused(self, value):
+        found = refusal(request(name="image", datatype="UINT8", shape=[1, 3, 4, 2], data=[*[0] * 23, value]))
+        assert "UINT8" in found
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"inputs": []}, ["exactly one", "'input' or 'image'"]),
+            ({"inputs": None}, ["exactly one"]),
+            ({"inputs": [1]}, ["inputs[0] should be an object"]),
+            ({"inputs": request()["inputs"] * 2}, ["exactly one"]),
+            ({"outputs": [{"name": "logits"}] * 2}, ["'logits' alone"]),
+            ({"outputs": "logits"}, ["'logits' alone"]),
+            ({"outputs": [{"name": "probabilities"}]}, ["'probabilities'", "'logits'"]),
+            ({"outputs": [{"name": "logits", "data": []}]}, ["outputs[0]", "'data'"]),
+            ({"outputs": [{"name": "logits", "parameters": {"binary_data": 1}}]}, ["true or false"]),
+            ({"outputs": [{"name": "logits", "parameters": {"classification": -1}}]}, ["number of classes"]),
+            ({"outputs": [{"name": "logits", "parameters": {"classification": True}}]}, ["number of classes"]),
+            ({"outputs": [{"name": "logits", "parameters": {"shared_memory_region": "r"}}]}, ["shared_memory_region"]),
+            ({"parameters": {"binary_data_output": "yes"}}, ["true or false"]),
+            ({"id": 42}, ["id"]),
+            ({"id": "x" * 5000}, ["id"]),
+            ({"inptus": []}, ["'inptus'"]),
+        ],
+    )
+    def test_a_request_that_is_not_what_it_should_be_is_refused_by_name(self, changes, words):
+        found = refusal(request() | changes)
+        for word in words:
+            assert word in found
+
+    @pytest.mark.parametrize("body", [b"", b"[", b"[]", b"1", b"null", b"\xff\xfe", b"[" * 500, b'{"id": NaN}', b"{}x"])
+    def test_what_is_no_request_in_json_is_refused(self, body):
+        assert refusal(body)
+
+    @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+    def test_json_has_no_numbers_that_are_none(self, number):
+        assert "JSON" in refusal(json.dumps(request()).replace("[0,", f"[{number},").encode())
+
+    @pytest.mark.parametrize("junk", [b"[],", b"1,", b"{},"])
+    def test_json_of_more_values_than_images_have_is_refused_before_it_is_decoded(self, junk):
+        body = b'{"inputs": [' + junk * 3000 + b"0]}"
+        assert "more values than 3 images need" in refusal(body)
+
+    def test_images_nested_as_deep_as_can_be_are_not_too_many_values(self):
+        signature = Signature((TensorForm("input", "FP32", (700, 1, 1)),), LOGITS, 16)
+        plain = request(shape=[16, 700, 1, 1], data=np.zeros((16, 700, 1, 1)).tolist())
+        assert decode_request(json.dumps(plain).encode(), None, signature).array.shape == (16, 700, 1, 1)
+
+    @pytest.mark.parametrize(
+        ("header", "tail", "words"),
+        [
+            (0, b"", "96 bytes"),
+            (0, bytes(95), "95 bytes"),
+            (0, bytes(97), "97 bytes"),
+            (1, bytes(96), "JSON"),
+            (-1, bytes(96), "JSON"),
+            (96, bytes(96), "JSON"),
+            (97, bytes(96), "Inference-Header-Content-Length"),
+            (-1000, b"", "Inference-Header-Content-Length"),
+        ],
+    )
+    def test_binary_data_of_another_length_is_refused(self, header, tail, words):
+        head = json.dumps(request(data=None, parameters={"binary_data_size": 96})).encode()
+        assert words in refusal(head + tail, len(head) + header)
+
+    def test_a_size_that_lies_is_refused(self):
+        head = json.dumps(request(data=None, parameters={"binary_data_size": 95})).encode()
+        assert "binary_data_size is 95" in refusal(head + bytes(96), len(head))
+        assert "binary_data_size is 95" in refusal(head + bytes(95), len(head))
+
+    def test_binary_data_that_belongs_to_nothing_is_refused(self):
+        head = json.dumps(request()).encode()
+        assert "has no binary_data_size" in refusal(head + b"x", len(head))
+
+    @given(st.binary(max_size=200), st.none() | st.integers(-5, 205))
+    def test_whatever_comes_is_decoded_or_refused(self, body, header):
+        refusal(body, header)
+
+    @given(st.data())
+    def test_a_request_with_bytes_changed_is_decoded_or_refused(self, data):
+        body, header = written(np.zeros((1, 2, 3, 4), np.float32), "input")
+        changed = bytearray(body)
+        for _ in range(data.draw(st.integers(1, 4))):
+            changed[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
+        with suppress(Problem):
+            assert decode_request(bytes(changed), header, SIGNATURE).array.shape == (1, 2, 3, 4)
+
+
+class TestAnswers:
+    @given(arrays.arrays(np.float32, (2, 5)), st.none() | st.text(max_size=9))
+    def test_every_bit_of_binary_logits_is_read_by_tritons_client(self, logits, identifier):
+        result = read(*encode_answer(asked(id=identifier), logits, NAMED, LOGITS, LABELS))
+        assert result.as_numpy("logits").tobytes() == logits.tobytes()
+        assert result.as_numpy("logits").shape == (2, 5)
+        assert result.get_response().get("id") == identifier
+        assert {name: result.get_response()[name] for name in NAMED} == NAMED
+
+    @given(arrays.arrays(np.float32, (2, 5), elements=FINITE))
+    def test_every_finite_logit_survives_json(self, logits):
+        body, header = encode_answer(asked(binary=False), logits, NAMED, LOGITS, LABELS)
+        assert header is None
+        assert read(body, header).as_numpy("logits").tolist() == logits.tolist()
+
+    @pytest.mark.parametrize("number", [np.nan, np.inf])
+    def test_logits_that_json_cannot_say_are_refused(self, number):
+        with pytest.raises(Problem, match="binary_data") as caught:
+            encode_answer(asked(binary=False), np.full((1, 5), number, np.float32), NAMED, LOGITS, ())
+        assert caught.value.status == 400
+
+    @pytest.mark.parametrize("binary", [True, False])
+    def test_classes_come_best_first_with_their_labels(self, binary):
+        logits = np.array([[1, 5, 10, 4, -2], [0, 0, -1, 0.5, 0]], np.float32)
+        output = read(*encode_answer(asked(classes=2, binary=binary), logits, NAMED, LOGITS, LABELS))
+        found = output.as_numpy("logits")
+        texts = [text.decode() if isinstance(text, bytes) else text for text in found.ravel()]
+        assert texts == ["10.000000:2:ü", "5.000000:1:b:c", "0.500000:3:d", "0.000000:0:a"]
+        assert found.shape == (2, 2)
+        assert output.get_output("logits")["datatype"] == "BYTES"
+
+    def test_classes_without_labels_have_their_index_alone(self):
+        logits = np.array([[1, 5]], np.float32)
+        body, _ = encode_answer(asked(classes=1, binary=False), logits, NAMED, LOGITS, ())
+        assert json.loads(body)["outputs"] == [
+            {"name": "logits", "datatype": "BYTES", "shape": [1, 1], "data": ["5.000000:1"]}
+        ]
+
+
+class TestCodings:
+    @given(st.binary(max_size=4000), st.sampled_from(sorted(CODINGS)))
+    def test_what_is_compressed_is_decompressed(self, body, coding):
+        assert decompress(compress(body, coding), coding, len(body)) == body
+
+    @pytest.mark.parametrize("coding", CODINGS)
+    def test_a_bomb_is_refused_once_it_is_larger_than_accepted(self, coding):
+        with pytest.raises(Problem, match="more than the 1,000 bytes") as caught:
+            decompress(compress(bytes(1001), coding), coding, 1000)
+        assert caught.value.status == 413
+
+    @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data + b"x", lambda _: b"", lambda _: b"x"])
+    @pytest.mark.parametrize("coding", CODINGS)
+    def test_what_is_not_so_coded_is_refused(self, coding, spoil):
+        with pytest.raises(Problem, match=coding) as caught:
+            decompress(spoil(compress(b"some text", coding)), coding, 1000)
+        assert caught.value.status == 400
+
+    def test_deflate_is_what_zlib_writes(self):
+        assert decompress(zlib.compress(b"text"), "deflate", 9) == b"text"
+
+    @pytest.mark.parametrize(
+        ("value", "coding"), [("gzip", "gzip"), ("Deflate", "deflate"), ("identity", None), ("", None)]
+    )
+    def test_the_coding_of_a_body_is_known(self, value, coding):
+        assert coding_of(Headers({"content-encoding": value})) == coding
+
+    @pytest.mark.parametrize("value", ["br", "gzip, gzip", "gzip, br", "x-gzip"])
+    def test_other_codings_are_refused(self, value):
+        with pytest.raises(Problem) as caught:
+            coding_of(Headers({"content-encoding": value}))
+        assert caught.value.status == 415
+        assert caught.value.headers == {"Accept-Encoding": "gzip, deflate, identity"}
+
+    @pytest.mark.parametrize(
+        ("value", "coding"),
+        [
+            ("gzip", "gzip"),
+            ("deflate", "deflate"),
+            ("br, deflate;q=0.5, GZIP;q=0.1", "gzip"),
+            ("gzip;q=0, deflate", "deflate"),
+            ("gzip; q=0.000", None),
+            ("identity", None),
+            ("", None),
+        ],
+    )
+    def test_answers_are_coded_as_the_client_accepts(self, value, coding):
+        assert accepted(Headers({"accept-encoding": value}), 5000) == coding
+        assert accepted(Headers({"accept-encoding": value}), 50) is None

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from bench.cli import bench_app
 from serfer import __version__, display
+from serfer.api.keys_cli import app as keys_app
 from serfer.cli_options import (
     DriverOption,
     JsonOption,
@@ -53,6 +54,7 @@ app = typer.Typer(
     "143 terminated.",
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(keys_app, name="keys")
 app.command()(serve)
 
 

@@ -1,0 +1,140 @@
+"""`serfer serve` as a user runs it: a process, its address, its end."""
+
+import io
+import json
+import signal
+import threading
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.e2e.conftest import PATIENCE, eventually
+
+
+def png(seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def serve(start, lean):
+    """Start a service with local workers; returns the command and what it said of itself."""
+
+    def launch(*arguments, **variables):
+        command = start("serve", "--plan", lean, "--port", "0", "--json", *arguments, **variables)
+        line = command.process.stdout.readline()
+        assert line, command.process.communicate()
+        return command, json.loads(line)
+
+    return launch
+
+
+def logged(result, event="request"):
+    lines = [json.loads(line) for line in result.err.splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def test_a_service_answers_and_ends_when_told_to(serve):
+    command, said = serve("--drain-s", "0")
+    assert (said["pid"], said["models"]) == (command.pid, ["small"])
+    headers = {"X-Request-Id": "mine-1"}
+    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+        assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
+        reply = http.post("/v1/classify?explain=true", files={"image": ("secret-name.png", png())}, headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-request-id"] == "mine-1"
+    assert reply.json()["images"][0]["name"] == "secret-name.png"
+    command.interrupt(signal.SIGTERM)
+    result = command.end()
+    assert result.code == 0
+    [line] = [line for line in logged(result) if line["route"] == "/v1/classify"]
+    assert (line["request_id"], line["status"], line["model"]) == ("mine-1", 200, "small")
+    assert "secret-name" not in result.err
+
+
+def test_a_request_that_runs_is_answered_before_the_end(serve):
+    command, said = serve("--drain-s", "0")
+    replies = []
+
+    def ask():
+        replies.append(httpx.post(f"{said['url']}/v1/classify", files={"image": png()}, timeout=PATIENCE))
+
+    asking = threading.Thread(target=ask)  # three cold starts: it takes a while
+    asking.start()
+    command.started("worker", 0)
+    command.interrupt(signal.SIGTERM)
+    asking.join(PATIENCE)
+    assert [reply.status_code for reply in replies] == [200]
+    assert command.end().code == 0
+
+
+def test_a_draining_service_says_that_it_is_not_ready_and_answers_all_the_same(serve):
+    command, said = serve("--drain-s", "600")
+    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+        command.interrupt(signal.SIGTERM)
+        eventually(lambda: http.get("/readyz").status_code == 503, "it drains")
+        assert http.get("/readyz").json()["draining"] is True
+        assert http.post("/v1/classify", files={"image": png()}).status_code == 200
+    command.interrupt(signal.SIGTERM)  # the second one ends it at once
+    assert command.end().code == 0
+
+
+def test_workers_that_die_are_answered_for_by_others(serve):
+    command, said = serve("--drain-s", "0")
+    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+        assert http.post("/v1/classify", files={"image": png()}).status_code == 200
+        command.started("worker", 0).send(signal.SIGKILL)
+        assert http.post("/v1/classify", files={"image": png()}).status_code == 200
+    command.interrupt(signal.SIGTERM)
+    assert command.end().code == 0
+
+
+def test_keys_let_in_those_who_have_one(serve, start, tmp_path):
+    file = tmp_path / "keys.toml"
+    made = start("keys", "add", "alice", "--file", file).end()
+    key = made.out.strip()
+    command, said = serve("--drain-s", "0", "--keys", str(file))
+    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+        refused = http.post("/v1/classify", files={"image": png()})
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        headers = {"Authorization": f"Bearer {key}"}
+        assert http.post("/v1/classify", files={"image": png()}, headers=headers).status_code == 200
+        start("keys", "remove", "alice", "--file", file).end()
+
+        def locked_out():
+            return http.get("/v1/models", headers=headers).status_code == 401
+
+        eventually(locked_out, "the file is read again")
+    command.interrupt(signal.SIGTERM)
+    result = command.end()
+    assert key not in result.err
+    assert '"client": "alice"' in result.err
+
+
+class TestWrongUse:
+    @pytest.mark.parametrize(
+        ("arguments", "code", "words"),
+        [
+            (["--driver", "push", "--workers", "moon"], 2, ["workers are inprocess, local or aws"]),
+            (["--log-level", "loud"], 2, ["--log-level is debug, info, warning or error"]),
+            (["--store", "memory://"], 2, ["memory:// cannot be shared with local workers"]),
+            (["--keys", "/nowhere/keys.toml"], 2, ["SERFER_KEYS_FILE", "/nowhere/keys.toml does not exist"]),
+            (["--host", "no.such.host.invalid"], 4, ["--host", "no.such.host.invalid"]),
+        ],
+    )
+    def test_is_told_in_a_line(self, start, lean, arguments, code, words):
+        start("serve", "--plan", lean, "--port", "0", *arguments).end().complains(code, *words)
+
+    def test_two_models_of_one_name(self, start, lean):
+        result = start("serve", "--plan", lean, "--plan", lean).end()
+        result.complains(2, "two models are called small: name one of them, --plan NAME=DIR")
+
+    def test_a_port_that_is_taken(self, serve, start, lean):
+        _, said = serve()
+        port = said["url"].rpartition(":")[2]
+        result = start("serve", "--plan", lean, "--port", port, "--workers", "inprocess").end()
+        result.complains(4, f"--port {port} is taken")

@@ -38,6 +38,7 @@ from serfer.core.structure import unstructure
 from serfer.service_cli import serve
 from serfer.settings import load_settings
 from serfer.terminal import complain, err, out, run
+from serfer.up_cli import up
 from splitter.exactness import TOLERANCE, difference
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(keys_app, name="keys")
 app.command()(serve)
+app.command()(up)
 
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]

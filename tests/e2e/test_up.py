@@ -1,0 +1,162 @@
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import uuid
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import PATIENCE, eventually, processes
+
+QUIET = ("--log-level", "warning", "--json")
+
+
+class System:
+    """A running `serfer up`: what it told, and how to ask it."""
+
+    def __init__(self, command):
+        self.command = command
+        line = command.process.stdout.readline()
+        assert line, command.process.communicate()
+        self.told = json.loads(line)
+
+    def ask(self, method, path, body=None, *, at=None, **headers):
+        """Return (status, headers, body) of a request on a connection of its own, to the balancer unless `at` says."""
+        address = (at or self.told["url"]).removeprefix("http://")
+        with closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
+            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+
+    def classify(self, image, **headers):
+        status, _, body = self.ask("POST", "/v1/classify?top_k=3", image, Content_Type="image/png", **headers)
+        return status, json.loads(body)
+
+    def persistently(self, image):
+        """Ask as a client does that retries with one idempotency key, and return the answer."""
+        key = uuid.uuid4().hex
+        while True:
+            try:
+                status, answer = self.classify(image, Idempotency_Key=key)
+            except (OSError, http.client.HTTPException):
+                continue
+            if status == 200:
+                return answer
+            assert status in {409, 429, 503}, answer
+
+    def ready(self, driver):
+        try:
+            return self.ask("GET", "/readyz", at=driver["url"])[0] == 200
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def image(examples):
+    return (examples / "chelsea.png").read_bytes()
+
+
+@pytest.fixture
+def up(start):
+    return lambda *arguments, **variables: System(start("up", "--port", 0, *QUIET, *arguments, **variables))
+
+
+def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean, image, redis):
+    system = up("--plan", lean, "--store", redis)
+    status, answer = system.classify(image)
+    assert (status, answer["model"], len(answer["images"][0]["predictions"])) == (200, "small", 3)
+    assert system.ask("GET", "/readyz")[0] == 200
+    assert len(system.told["drivers"]) == 2
+    assert all(system.ready(driver) for driver in system.told["drivers"])
+    password = redis.removeprefix("redis://:").partition("@")[0]
+    assert password not in json.dumps(system.told)
+    running = processes(system.command.pid)
+    assert len(running) >= 6  # two drivers, a balancer, three workers
+    for process in running:
+        assert password not in Path(f"/proc/{process.pid}/cmdline").read_text(encoding="utf-8")
+    system.command.process.send_signal(signal.SIGTERM)
+    assert system.command.end().code == 0
+
+
+def test_clients_that_retry_lose_nothing_when_parts_are_killed_and_all_of_them_come_back(up, lean, image):
+    system = up("--plan", lean)
+    answers, stop = [], threading.Event()
+
+    def load():
+        while not stop.is_set():
+            answers.append(system.persistently(image))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: len(answers) > 10, "load")
+        first = system.told["drivers"][0]
+        os.kill(first["pid"], signal.SIGKILL)
+        before = len(answers)
+        eventually(lambda: len(answers) > before + 10, "the driver that is left answers")
+        eventually(lambda: system.ready(first), "the driver comes back where it was")
+        for part in ("balancer", "store"):
+            os.kill(system.told[part]["pid"], signal.SIGKILL)
+            before = len(answers)
+            eventually(lambda before=before: len(answers) > before + 10, f"the {part} comes back")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    found = {tuple(best["label"] for best in answer["images"][0]["predictions"]) for answer in answers}
+    assert len(found) == 1
+    system.command.interrupt()
+    result = system.command.end()
+    assert result.code == 0
+    for said in ("driver 0 has ended (signal: killed)", "driver 0 is back", "the balancer had ended", "the store had"):
+        assert said in result.err
+
+
+def test_kill_leaves_no_process(up, lean):
+    system = up("--plan", lean)
+    pid = system.command.pid
+    assert processes(pid)
+    system.command.process.kill()
+    system.command.process.wait()
+    eventually(lambda: not processes(pid), "everything dies with it")
+
+
+def test_functions_that_run_already_are_used_and_wrong_ones_refused(up, serfer_, lean, plan, examples, redis):
+    system = up("--plan", lean, "--drivers", 1, "--store", redis)
+    url = system.told["functions"]["url"]
+    picture = examples / "coffee.png"
+
+    def classify(directory, *more, at=url):
+        arguments = ("classify", picture, "--workers", "local", "--plan", directory, *more)
+        return serfer_(*arguments, SERFER_LOCAL_URL=at)
+
+    before = {process.pid for process in processes(system.command.pid)}
+    assert classify(lean, "--store", redis).code == 0
+    assert {process.pid for process in processes(system.command.pid)} > before, "its workers were started"
+    classify(plan, "--store", redis).complains(4, "SERFER_LOCAL_URL", "has no function")
+    classify(lean).complains(2, "SERFER_LOCAL_URL needs --store")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        nowhere = f"http://127.0.0.1:{other.getsockname()[1]}"
+    classify(lean, "--store", redis, at=nowhere).complains(4, "SERFER_LOCAL_URL: no Lambda service answers at")
+    driver = system.told["drivers"][0]["url"]
+    classify(lean, "--store", redis, at=driver).complains(4, "is no local Lambda service")
+    system.command.interrupt()
+    assert system.command.end().code == 0
+
+
+def test_what_cannot_work_is_refused_by_name(serfer_, lean, tmp_path):
+    serfer_("up", "--driver", "stepfunctions").complains(2, "--driver stepfunctions", "serfer serve")
+    serfer_("up", "--plan", lean, "--store", "memory://").complains(2, "--store memory://")
+    serfer_("up", "--plan", tmp_path / "none").complains(3, "none")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        serfer_("up", "--plan", lean, "--port", port).complains(4, f"--port {port} is taken")
+    # What only a driver finds out is told in its words.
+    result = serfer_("up", "--plan", lean, "--port", 0, "--keys", tmp_path / "missing")
+    assert result.code == 4
+    assert "missing" in result.err.splitlines()[-1]

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -34,6 +35,13 @@ from serfer.settings import Settings
 
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do
 _MS_PER_S = 1000
+_OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of errors, which may quote a client
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
 
 
 def make_app(
@@ -65,6 +73,7 @@ def make_app(
         summary="Image classification on split convolutional networks.",
         docs_url=None,
         redoc_url=None,
+        telemetry=_OURS_ALONE,
         lifespan=lifespan,
     )
     guarded: Sequence[Any] = [Depends(_guard(keys))] if keys else []

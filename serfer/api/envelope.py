@@ -50,7 +50,8 @@ class Envelope:
                 exchange.record.open = False
                 self._tell(exchange)
                 if tracing and span:
-                    tracing.responded(span, exchange.route, exchange.status, exchange.record.request_id)
+                    known = exchange.route, exchange.status, exchange.record.request_id
+                    tracing.responded(span, scope["method"], *known)
 
     async def _answer(self, exchange: _Exchange) -> None:
         try:

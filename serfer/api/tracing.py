@@ -9,7 +9,7 @@
             └── task 1
 
 They are made when the query has ended, with the times it had, so a query pays for nothing before. Where no collector is
-named (OTEL_EXPORTER_OTLP_ENDPOINT), OpenTelemetry is not even imported; its other OTEL_ variables it reads itself.
+named (OTEL_EXPORTER_OTLP_ENDPOINT), OpenTelemetry's SDK is not even imported; its other variables it reads itself.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Tracing:
             self._context.detach(token)
             span.end()
 
-    def responded(self, span: Span, route: str | None, status: int, request_id: str) -> None:
+    def responded(self, span: Span, method: str, route: str | None, status: int, request_id: str) -> None:
         """Say what became of a request."""
         if route:
-            span.update_name(f"{span.attributes['http.request.method']} {route}")  # type: ignore[attr-defined]
+            span.update_name(f"{method} {route}")
             span.set_attribute("http.route", route)
         span.set_attributes({"http.response.status_code": status, "serfer.request_id": request_id})
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -71,7 +71,7 @@ class Tracing:
 
     def answered(self, model: str, answered: Answered) -> None:
         """Make the spans of an answered query, under the span of the request that is being answered."""
-        if self._trace.get_current_span().is_recording() or self._remote():
+        if self._trace.get_current_span().get_span_context().trace_flags.sampled:
             _Query(self._tracer, self._trace, model, answered).make()
 
     def failed(self, model: str, error: BaseException) -> None:
@@ -83,10 +83,6 @@ class Tracing:
         """Send what is still here, for a few seconds at most."""
         self._provider.force_flush(_FLUSH_MS)
         self._provider.shutdown()
-
-    def _remote(self) -> bool:
-        """Say whether the request's span has ended, as where nobody waits for an answer, but is to be kept."""
-        return self._trace.get_current_span().get_span_context().trace_flags.sampled
 
 
 class _Query:
@@ -132,15 +128,23 @@ class _Query:
         ends = [one.ended for one in run.attempts if one.ended is not None]
         ended = attempt.ended or max(ends, default=self._answered.result.answer.ended)
         known = {"serfer.stage": number, "serfer.tile": tile, "serfer.attempt": attempt.number, **_facts(attempt)}
-        task = self._span(f"task {tile}", attempt.asked, max(ended, attempt.asked), stage, known)
-        if isinstance(attempt.result, Failure):
-            task.set_status(self._trace.StatusCode.ERROR)
+        failed = isinstance(attempt.result, Failure)
+        self._span(f"task {tile}", attempt.asked, max(ended, attempt.asked), stage, known, failed=failed)
 
     def _span(
-        self, name: str, start: float, end: float, parent: Span | None, known: dict[str, Any] | None = None
+        self,
+        name: str,
+        start: float,
+        end: float,
+        parent: Span | None,
+        known: dict[str, Any] | None = None,
+        *,
+        failed: bool = False,
     ) -> Span:
         context = self._trace.set_span_in_context(parent) if parent else None
         span: Span = self._tracer.start_span(name, context, attributes=known, start_time=self._ns(start))
+        if failed:
+            span.set_status(self._trace.StatusCode.ERROR)
         span.end(self._ns(end))
         return span
 

@@ -1,0 +1,220 @@
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from serfer.api.app import make_app
+from serfer.api.metrics import Metrics
+from serfer.api.service import Answered
+from serfer.api.telemetry import Telemetry
+from serfer.api.tracing import Tracing, open_tracing
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import StoreUnavailableError
+from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
+from serfer.core.wire import Report
+from tests.api.conftest import PATIENCE, png
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+IMAGE = {"Content-Type": "image/png"}
+
+
+@pytest.fixture
+def exporter():
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracing(exporter):
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(provider)
+
+
+@pytest.fixture
+def observed(tracing):
+    return Telemetry(Metrics({"small": "digest"}), tracing)
+
+
+@pytest.fixture
+def app(service, settings, observed):
+    return make_app(service, settings, telemetry=observed)
+
+
+@pytest.fixture
+def spans(exporter):
+    """Wait until a request's span has ended, which its client hears of first, and return all by name."""
+
+    def found(name="POST /v1/classify"):
+        deadline = time.monotonic() + PATIENCE
+        while not any(span.name == name for span in exporter.get_finished_spans()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return {span.name: span for span in exporter.get_finished_spans()}
+
+    return found
+
+
+class TestRequests:
+    def test_a_query_is_a_tree_under_its_request(self, http, spans):
+        before = time.time_ns()
+        http.post("/v1/classify", content=png(), headers={**IMAGE, "X-Request-Id": "mine"}).raise_for_status()
+        found, after = spans(), time.time_ns()
+        server, query = found["POST /v1/classify"], found["query"]
+        assert server.kind is SpanKind.SERVER
+        assert server.attributes["http.route"] == "/v1/classify"
+        assert server.attributes["http.response.status_code"] == 200
+        assert server.attributes["serfer.request_id"] == "mine"
+        assert query.parent.span_id == server.context.span_id
+        assert {
+            name for name, span in found.items() if span.parent and span.parent.span_id == query.context.span_id
+        } == {*("queue", "decode", "stage-0", "stage-1", "stage-2")}
+        assert (query.attributes["serfer.model"], query.attributes["serfer.target"]) == ("small", "serverless")
+        for span in found.values():
+            assert before <= span.start_time <= span.end_time <= after
+
+    def test_every_task_hangs_under_its_stage(self, http, exporter, spans):
+        http.post("/v1/classify", content=png(), headers=IMAGE).raise_for_status()
+        stage = spans()["stage-0"]
+        tasks = [
+            span
+            for span in exporter.get_finished_spans()
+            if span.parent and span.parent.span_id == stage.context.span_id
+        ]
+        assert [task.attributes["serfer.tile"] for task in tasks] == [0, 1, 2, 3]
+        assert {task.attributes["serfer.outcome"] for task in tasks} == {"answered"}
+        assert {task.attributes["serfer.cold"] for task in tasks} == {False}
+
+    def test_a_callers_trace_goes_on(self, http, spans):
+        http.get("/healthz", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+        span = spans("GET /healthz")["GET /healthz"]
+        assert f"{span.context.trace_id:032x}" == TRACE
+        assert f"{span.parent.span_id:016x}" == PARENT
+
+    def test_what_a_caller_does_not_sample_costs_no_spans(self, http, exporter, spans):
+        http.post("/v1/classify", content=png(), headers={**IMAGE, "traceparent": f"00-{TRACE}-{PARENT}-00"})
+        http.get("/healthz")
+        spans("GET /healthz")
+        assert [span.name for span in exporter.get_finished_spans()] == ["GET /healthz"]
+
+    def test_two_requests_are_two_traces(self, http, exporter, spans):
+        http.get("/healthz")
+        http.get("/readyz")
+        spans("GET /readyz")
+        assert len({span.context.trace_id for span in exporter.get_finished_spans()}) == 2
+
+    def test_an_answer_for_later_belongs_to_the_request_that_asked(self, http, spans):
+        asked = http.post("/v1/classify", content=png(), headers={**IMAGE, "Prefer": "respond-async"})
+        deadline = time.monotonic() + PATIENCE
+        while http.get(asked.headers["Location"]).json()["status"] != "done":
+            assert time.monotonic() < deadline
+        found = spans()
+        assert found["query"].parent.span_id == found["POST /v1/classify"].context.span_id
+
+    def test_a_failure_is_an_error_without_words(self, http, spans, service, monkeypatch):
+        async def unavailable(_begin, _left_s):
+            raise StoreUnavailableError("secret words")
+
+        monkeypatch.setattr(service, "_begun", unavailable)
+        assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 503
+        span = spans()["POST /v1/classify"]
+        assert span.status.status_code is StatusCode.ERROR
+        assert span.attributes["error.type"] == "StoreUnavailableError"
+        assert "secret" not in span.to_json()
+
+    def test_a_path_that_nobody_knows_is_not_named(self, http, spans):
+        http.get("/secret")
+        assert "secret" not in spans("GET")["GET"].to_json()
+
+
+def attempts():
+    report = Report("abc", 12.0, 1.0, 2.0, 3.0, 6.0, 1, 1, StoreCounts())
+    lost = Failure(FailureKind.THROTTLED, "", "secret")
+    return [Attempt(0, 1.0, 1.1, 1.2, lost), Attempt(1, 1.3, 1.4), Attempt(2, 1.5, 1.6, 1.8, report)]
+
+
+def test_every_attempt_of_a_task_is_told(tracing, exporter):
+    run = StageRun(1.0, [TileRun(attempts())], 1.8)
+    report = SimpleNamespace(
+        plan="digest",
+        target="serverless",
+        retries=1,
+        hedges=1,
+        restarts=0,
+        cost_usd=0.1,
+        stages=[SimpleNamespace(grid="1x1")],
+    )
+    answer = SimpleNamespace(query="q", stages=[run], ended=1.9)
+    result = SimpleNamespace(report=report, answer=answer, split=(0.9, 1.0), answered=2.0)
+    with tracing.request({"headers": [], "method": "POST"}):
+        tracing.answered("small", Answered(result, 0.8, 0.1))
+    tasks = [span for span in exporter.get_finished_spans() if span.name == "task 0"]
+    assert [task.attributes["serfer.outcome"] for task in tasks] == ["throttled", "given up", "answered"]
+    assert [task.status.status_code for task in tasks] == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.UNSET]
+    assert [(task.end_time - task.start_time) / 1e9 for task in tasks] == pytest.approx([0.2, 0.5, 0.3])
+    assert (tasks[2].attributes["serfer.cold"], tasks[2].attributes["serfer.init_ms"]) == (True, 12.0)
+    queue = next(span for span in exporter.get_finished_spans() if span.name == "queue")
+    assert (queue.end_time - queue.start_time) / 1e9 == pytest.approx(0.1)
+
+
+class TestOpening:
+    def test_nothing_is_imported_where_nobody_collects(self):
+        code = """
+import sys
+import serfer.api.app
+from serfer.api.tracing import open_tracing
+assert open_tracing() is None
+assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
+"""
+        env = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+        subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+    @pytest.mark.parametrize(("named", "name"), [({}, "serfer"), ({"OTEL_SERVICE_NAME": "mine"}, "mine")])
+    def test_spans_reach_the_collector_at_the_end(self, monkeypatch, named, name):
+        taken = asyncio.run(_collected(monkeypatch, named))
+        assert b"POST /v1/traces" in taken
+        assert name.encode() in taken
+        assert b"GET /x" in taken
+
+    def test_a_collector_that_is_away_stops_nobody(self, monkeypatch):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        tracing = open_tracing()
+        with tracing.request({"headers": [], "method": "GET"}):
+            pass
+        tracing.close()
+
+
+async def _collected(monkeypatch, variables):
+    """Return what a collector gets of one request."""
+    taken = bytearray()
+
+    async def collect(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        taken.extend(head + await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(collect, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    tracing = open_tracing()
+    with tracing.request({"headers": [], "method": "GET"}) as span:
+        tracing.responded(span, "GET", "/x", 200, "id")
+    await asyncio.to_thread(tracing.close)
+    server.close()
+    await server.wait_closed()
+    return bytes(taken)

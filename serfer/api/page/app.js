@@ -15,6 +15,7 @@ const service = new Service();
 const tiles = new Tiles({ picture: byId("picture"), strip: byId("stages"), note: byId("tiles-note"), table: byId("tiles-table") });
 const timeline = new Timeline(byId("timeline"), byId("detail"));
 const still = matchMedia("(prefers-reduced-motion: reduce)");
+const narrow = matchMedia("(max-width: 60rem)"); // the form stands above its result, as in style.css
 
 let model = null; // as GET /v1/models/NAME describes it
 let file = null;
@@ -32,6 +33,7 @@ function complain(problem) {
   const parts = [html("strong", {}, `${problem.title}${status}`), html("span", {}, problem.message)];
   if (problem.requestId) parts.push(html("span", { class: "note" }, "Request ", html("code", {}, problem.requestId)));
   box.replaceChildren(...parts);
+  box.scrollIntoView({ block: "nearest" });
   if (problem.status === 401) askForKey();
 }
 
@@ -134,6 +136,7 @@ function busy(yes) {
 async function query(signal) {
   const [asked, topK] = [model, Math.min(Math.max(1, byId("top-k").valueAsNumber || 5), model.classes)];
   say("Sent.");
+  if (narrow.matches) byId("result").scrollIntoView({ behavior: still.matches ? "auto" : "smooth" });
   const first = await patiently(() => service.ask(file, asked.name, topK, signal), signal);
   let state = first;
   try {
@@ -239,7 +242,7 @@ function replay() {
 // ── what the page listens to ──────────────────────────────────────────────────────────────────────────────────────────
 
 function useKey(keep) {
-  service.key = byId("key").value.trim();
+  service.key = byId("key").value.replace(/[^!-~]/g, ""); // nothing else can stand in a header
   if (keep && service.key) sessionStorage.setItem(KEY, service.key);
   else sessionStorage.removeItem(KEY);
 }

@@ -50,8 +50,15 @@ function shape(schema, document) {
   return html("pre", {}, [typeOf(schema, document), ...texts].join("\n\n"));
 }
 
-const content = (body, document) =>
-  Object.entries(body?.content ?? {}).map(([type, { schema }]) => html("details", {}, html("summary", {}, type), shape(schema, document)));
+/** A body in each of its types, those of one shape together. */
+function content(body, document) {
+  const shapes = new Map();
+  for (const [type, { schema }] of Object.entries(body?.content ?? {})) {
+    const known = JSON.stringify(schema ?? {});
+    shapes.set(known, { schema, types: [...(shapes.get(known)?.types ?? []), type] });
+  }
+  return [...shapes.values()].map(({ schema, types }) => html("details", {}, html("summary", {}, types.join(", ")), shape(schema, document)));
+}
 
 function parameterRow({ name, in: where, required, description, schema }, document) {
   return html("tr", {}, html("th", { scope: "row" }, html("code", {}, name)), html("td", {}, where + (required ? ", required" : "")), html("td", { class: "wrap" }, `${typeOf(schema, document)}. ${description ?? ""}`));

@@ -1,0 +1,118 @@
+"""GET /v1/models tells how each model is split, where its tiles lie, and what was predicted, as its plan has it."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from serfer.api.models import _anatomy
+from serfer.core.plan import load_plan
+from tests.e2e.small import LABELS, SIZE
+
+
+@pytest.fixture
+def plan(small_plan):
+    return load_plan(small_plan)
+
+
+@pytest.fixture
+def small(http):
+    return http.get("/v1/models/small").raise_for_status().json()
+
+
+def area(box):
+    return box["width"] * box["height"]
+
+
+def inside(inner, outer, slack=1e-4):
+    return (
+        inner["left"] >= outer["left"] - slack
+        and inner["top"] >= outer["top"] - slack
+        and inner["left"] + inner["width"] <= outer["left"] + outer["width"] + slack
+        and inner["top"] + inner["height"] <= outer["top"] + outer["height"] + slack
+    )
+
+
+def test_models_are_listed_with_their_plans_and_one_is_the_default(http, plan):
+    [model] = http.get("/v1/models").raise_for_status().json()["models"]
+    assert model["name"] == "small"
+    assert model["default"] is True
+    assert model["plan"] == plan.digest
+    assert model["input"] == {"height": SIZE, "width": SIZE, "channels": 3}
+    assert (model["grids"], model["tasks"]) == (["2x2", "2x2", "1"], 9)
+
+
+def test_an_unknown_model_is_a_problem_that_names_those_there_are(http):
+    answer = http.get("/v1/models/large")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "small" in answer.json()["detail"]
+
+
+def test_a_parameter_that_there_is_not_is_named(http):
+    for path in ("/v1/models", "/v1/models/small"):
+        answer = http.get(path, params={"verbose": 1})
+        assert answer.status_code == 422
+        assert "verbose" in answer.json()["detail"]
+
+
+def test_every_prediction_is_called_predicted_and_is_the_plans_own(small, plan):
+    assert small["predicted_ms"] == pytest.approx(sum(stage.predicted_ms for stage in plan.stages), abs=0.01)
+    assert small["predicted_cost_usd"] == pytest.approx(sum(stage.predicted_usd for stage in plan.stages))
+    for told, stage in zip(small["stages"], plan.stages, strict=True):
+        assert (told["predicted_ms"], told["predicted_cost_usd"]) == (stage.predicted_ms, stage.predicted_usd)
+        assert told["output"] == stage.path
+        assert told["memory_mb"] == stage.memory_mb
+        assert not {"ms", "usd", "cost_usd", "latency_ms"} & told.keys()
+
+
+def test_what_the_plan_competed_with_is_there_and_whole_networks_apart(small, plan):
+    assert len(small["competitors"]) == len(plan.alternatives)
+    assert [one["verdict"] for one in small["competitors"]].count("chosen") == 1
+    assert small["unsplit"]
+    assert all(one["tasks"] == 1 and "one function" in one["stages"] for one in small["unsplit"])
+    times = [one["predicted_ms"] for one in small["unsplit"]]
+    assert times == sorted(times)
+
+
+def test_the_tiles_own_shares_cover_the_picture_once_and_lie_in_what_they_read(small):
+    tiled = [stage for stage in small["stages"] if stage["spread"] == "map"]
+    assert len(tiled) == 2
+    whole = {"left": 0, "top": 0, "width": 1, "height": 1}
+    for stage in tiled:
+        assert sum(area(tile["own"]) for tile in stage["tiles"]) == pytest.approx(1, abs=1e-3)
+        assert sum(area(tile["reads"]) for tile in stage["tiles"]) == pytest.approx(1 + stage["halo"], abs=0.01)
+        for tile in stage["tiles"]:
+            assert inside(tile["own"], tile["reads"], 0.03)  # maps of odd sizes are stretched over the picture
+            assert inside(tile["reads"], whole)
+
+
+def test_what_a_later_stage_depends_on_is_walked_back_to_pixels(small):
+    first, second, last = small["stages"]
+    assert all(tile["pixels"] is None for tile in first["tiles"])  # it reads pixels itself
+    for tile in second["tiles"]:
+        assert area(tile["pixels"]) > area(tile["own"])
+    assert (last["spread"], last["tiles"]) == ("none", [])
+
+
+def test_the_page_is_told_which_part_of_a_picture_the_network_sees(small):
+    assert small["fit"] == {"resize": 36, "interpolation": "bilinear"}
+    assert small["classes"] == len(LABELS)
+
+
+def test_weights_that_nobody_trained_are_said_to_mean_nothing(service, plan, monkeypatch):
+    described = {
+        words: _told(service, monkeypatch, replace(plan, weights=words))["untrained"]
+        for words in ("random (seed 0): answers mean nothing", "ImageNet (pretrained)")
+    }
+    assert list(described.values()) == [True, False]
+
+
+def test_a_plan_that_does_not_say_what_it_competed_with_has_no_competitors(service, plan, monkeypatch):
+    told = _told(service, monkeypatch, replace(plan, alternatives=(), preprocess=None))
+    assert (told["competitors"], told["unsplit"], told["fit"]) == ((), (), None)
+
+
+def _told(service, monkeypatch, plan):
+    """What the route says of the model "small" with another plan."""
+    monkeypatch.setattr(service.pipelines["small"], "plan", plan)
+    return asdict(_anatomy("small", service))

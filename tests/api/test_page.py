@@ -1,0 +1,120 @@
+"""The page and its parts: plain files with a strict policy, checked again by their tags, open to everybody."""
+
+import asyncio
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serfer.api import page
+from serfer.api.app import make_app
+from serfer.api.keys import KeyRing, add_key
+
+FILES = Path(page.__file__).with_name("page")
+PATHS = ("/", "/docs", "/page/app.js", "/page/style.css", "/page/icon.svg")
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    return request.param
+
+
+class Asked(HTMLParser):
+    """What a page asks for, and what stands in it that a strict policy forbids."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.places, self.forbidden, self._script = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.places += [values[name] for name in ("src", "href") if name in values]
+        self.forbidden += [name for name in values if name == "style" or name.startswith("on")]
+        self.forbidden += [tag] if tag in ("style", "base", "iframe", "object") else []
+        self._script = tag == "script"
+
+    def handle_data(self, data):
+        if self._script and data.strip():
+            self.forbidden.append("script")
+
+
+def policy(answer):
+    return dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+
+
+async def get(app, path, **headers):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://serfer.test") as client:
+        return await client.get(path, headers=headers)
+
+
+def test_nothing_is_allowed_but_the_pages_own_files(http, path):
+    answer = http.get(path).raise_for_status()
+    allowed = policy(answer)
+    assert allowed.pop("img-src") == "'self' blob:"
+    assert {allowed.pop(name) for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert allowed == dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors"), "'none'")
+    assert answer.headers.get_list("content-security-policy", split_commas=False) == [
+        answer.headers["content-security-policy"]
+    ]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_a_file_is_sent_again_only_when_it_has_changed(http, path):
+    first = http.get(path)
+    assert first.headers["cache-control"] == "no-cache"
+    again = http.get(path, headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_a_head_request_gets_the_headers_alone(http, path):
+    answer = http.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["etag"] == http.get(path).headers["etag"]
+
+
+def test_every_file_has_its_type(http):
+    for file in FILES.iterdir():
+        answer = http.get(f"/page/{file.name}").raise_for_status()
+        assert answer.headers["content-type"].startswith(TYPES[file.suffix[1:]])
+        assert answer.content == file.read_bytes()
+
+
+def test_nothing_but_the_pages_files_is_served(http):
+    for name in ("nothing.js", "..%2fpage.py", "%2e%2e%2fpage.py", "app.js%00", ".", "app.py"):
+        answer = http.get(f"/page/{name}")
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("name", ["index.html", "docs.html"])
+def test_a_page_asks_for_nothing_elsewhere_and_has_no_code_inline(name):
+    asked = Asked((FILES / name).read_text(encoding="utf-8"))
+    assert asked.forbidden == []
+    assert [place for place in asked.places if re.match(r"[a-z]+:|//", place)] == []
+    named = {place.removeprefix("page/") for place in asked.places if place.startswith("page/")}
+    assert named <= {file.name for file in FILES.iterdir()}
+
+
+def test_modules_import_only_each_other():
+    for file in FILES.glob("*.js"):
+        text = file.read_text(encoding="utf-8")
+        imported = re.findall(r'from "(.*?)"', text)
+        assert all((FILES / place).is_file() for place in imported), file.name
+        assert not re.search(r"\b(eval|innerHTML|outerHTML|insertAdjacentHTML|document\.write)\b", text), file.name
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in text
+
+
+def test_the_page_is_open_where_everything_else_needs_a_key(service, settings, tmp_path):
+    add_key(tmp_path / "keys.json", "test", None)
+    app = make_app(service, settings, KeyRing(tmp_path / "keys.json", time.monotonic))
+    statuses = {path: asyncio.run(get(app, path)).status_code for path in (*PATHS, "/v1/models", "/v1/models/small")}
+    assert statuses == {**dict.fromkeys(PATHS, 200), "/v1/models": 401, "/v1/models/small": 401}

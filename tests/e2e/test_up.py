@@ -126,29 +126,6 @@ def test_kill_leaves_no_process(up, lean):
     eventually(lambda: not processes(pid), "everything dies with it")
 
 
-def test_functions_that_run_already_are_used_and_wrong_ones_refused(up, serfer_, lean, plan, examples, redis):
-    system = up("--plan", lean, "--drivers", 1, "--store", redis)
-    url = system.told["functions"]["url"]
-    picture = examples / "coffee.png"
-
-    def classify(directory, *more, at=url):
-        arguments = ("classify", picture, "--workers", "local", "--plan", directory, *more)
-        return serfer_(*arguments, SERFER_LOCAL_URL=at)
-
-    before = {process.pid for process in processes(system.command.pid)}
-    assert classify(lean, "--store", redis).code == 0
-    assert {process.pid for process in processes(system.command.pid)} > before, "its workers were started"
-    classify(plan, "--store", redis).complains(4, "SERFER_LOCAL_URL", "has no function")
-    classify(lean).complains(2, "SERFER_LOCAL_URL needs --store")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        nowhere = f"http://127.0.0.1:{other.getsockname()[1]}"
-    classify(lean, "--store", redis, at=nowhere).complains(4, "SERFER_LOCAL_URL: no Lambda service answers at")
-    driver = system.told["drivers"][0]["url"]
-    classify(lean, "--store", redis, at=driver).complains(4, "is no local Lambda service")
-    system.command.interrupt()
-    assert system.command.end().code == 0
-
-
 def test_what_cannot_work_is_refused_by_name(serfer_, lean, tmp_path):
     serfer_("up", "--driver", "stepfunctions").complains(2, "--driver stepfunctions", "serfer serve")
     serfer_("up", "--plan", lean, "--store", "memory://").complains(2, "--store memory://")

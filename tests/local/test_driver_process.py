@@ -1,0 +1,78 @@
+import asyncio
+import os
+import sys
+
+import pytest
+
+from serfer.core.errors import UnavailableError
+from serfer.local.driver_process import DriverProcess, pause
+
+PATIENCE = 30.0
+LISTENS = """
+import json, os, signal, sys
+port = int(sys.argv[2]) or 4321
+print("hello", flush=True)
+print(json.dumps({"url": f"http://127.0.0.1:{port}", "pid": os.getpid()}), flush=True)
+signal.pause()
+"""
+REFUSES = "print('serfer: no such plan'); raise SystemExit(4)"
+
+
+class Heard:
+    """What a driver said and what was said of it; `next` waits for something new."""
+
+    def __init__(self):
+        self.lines, self.said = [], asyncio.Queue()
+
+    def driver(self, code):
+        command = [sys.executable, "-c", code]
+        return DriverProcess("driver 0", command, dict(os.environ), self.lines.append, self.said.put_nowait)
+
+    async def next(self):
+        return await asyncio.wait_for(self.said.get(), PATIENCE)
+
+
+def test_driver_that_is_killed_comes_back_at_its_port_until_it_is_stopped():
+    async def play():
+        heard = Heard()
+        driver = heard.driver(LISTENS)
+        await driver.start()
+        assert (driver.url, heard.lines) == ("http://127.0.0.1:4321", ["hello"])
+        first = driver.pid
+        driver.kill()
+        assert await heard.next() == "driver 0 has ended (signal: killed): it is started again in 0.2 s"
+        assert await heard.next() == "driver 0 is back at http://127.0.0.1:4321"
+        assert driver.pid not in {None, first}
+        await driver.stop()
+        assert driver.pid is None
+        assert heard.said.empty()
+
+    asyncio.run(play())
+
+
+def test_driver_that_is_stopped_while_it_waits_to_be_started_again_stays_away():
+    async def play():
+        heard = Heard()
+        driver = heard.driver(LISTENS)
+        await driver.start()
+        driver.kill()
+        assert "started again" in await heard.next()
+        await driver.stop()
+        assert driver.pid is None
+
+    asyncio.run(play())
+
+
+def test_driver_that_does_not_come_up_says_why():
+    async def play():
+        driver = Heard().driver(REFUSES)
+        with pytest.raises(UnavailableError, match=r"^driver 0: no such plan$"):
+            await driver.start()
+        await driver.stop()
+
+    asyncio.run(play())
+
+
+def test_pauses_grow_to_a_bound():
+    assert [pause(ends) for ends in (1, 2, 3)] == [0.2, 0.4, 0.8]
+    assert pause(1000) == 10.0

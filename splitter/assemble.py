@@ -138,10 +138,16 @@ def assemble(
     budget: Budget,
     directory: Path,
     progress: Progress,
+    reserve: int = 0,
 ) -> Plan:
-    """Write a plan into an empty directory and return it; `original` is the model as it was given."""
+    """Write a plan into an empty directory and return it; `original` is the model as it was given.
+
+    `reserve` are bytes of each function's package that weights are to leave for graphs. Raises PackageOverflowError
+    where that is too little.
+    """
     parts = _stage_parts(decision)
     graph, limit = decision.graph, budget.limit
+    room = limit.room - reserve
     layouts = _layouts(parts)
     stages: list[Stage] = []
     files: dict[str, WeightsFile] = {}
@@ -149,7 +155,7 @@ def assemble(
         progress(f"writing stage {number} of {len(parts)}")
         inputs = tuple(_input(parts, graph, name, number) for name in part.inputs)
         pieces = [_pieces(stages, layouts, inputs, number, tile) for tile in range(len(part.tiles))]
-        groups = part.functions(limit.room)
+        groups = part.functions(room)
         written = _write_functions(part, groups, directory / f"stage-{number}")
         files |= {f"stage-{number}/{file.name}": file for file in written.weights}
         stages.append(
@@ -223,14 +229,23 @@ def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str,
     return {name: round(1000 * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
 
 
+class PackageOverflowError(ModelError):
+    """A function's weights and graphs have `excess` bytes more than its package has room for."""
+
+    def __init__(self, message: str, excess: int) -> None:
+        super().__init__(message)
+        self.excess = excess
+
+
 def _check_packages(stages: Sequence[Stage], limit: PackageLimit) -> None:
     """Refuse functions that cannot be deployed: graphs count as well, and no prediction is as good as the files."""
     for number, stage in enumerate(stages):
         for index, function in enumerate(stage.functions):
             if function.bytes > limit.room:
-                raise ModelError(
+                raise PackageOverflowError(
                     f"function {index} of stage {number} has {function.bytes:,} bytes of weights and graphs, "
-                    f"{function.bytes - limit.room:,} more than its package has room for; allow more stages or columns"
+                    f"{function.bytes - limit.room:,} more than its package has room for; allow more stages or columns",
+                    function.bytes - limit.room,
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
 from serfer.core.profile import Profiles, shipped_profiles
 from serfer.images import ImageLimits, check_channels
-from splitter.assemble import assemble
+from splitter.assemble import PackageOverflowError, assemble
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.calibration import Calibration, read_calibration
 from splitter.check import check_exact
@@ -28,6 +29,7 @@ from splitter.planner import MEMORY_MB, Budget
 
 _MB = 1024 * 1024
 _CHECK_BATCH = 2
+_CHOICES = 4
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
@@ -119,11 +121,35 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
     with appearing_whole(place) as directory:
-        decision = fit(graph, wishes, budget, images, progress)
-        plan = assemble(decision, source, graph, budget, directory, progress)
+        plan = _planned(source, graph, wishes, budget, images, directory, progress)
         progress("checking the parts against the whole")
         check_exact(plan, directory, source.run, _check_batch(sample))
     return plan
+
+
+def _planned(
+    source: Source,
+    graph: Graph,
+    wishes: Wishes,
+    budget: Budget,
+    images: Calibration | None,
+    directory: Path,
+    progress: Progress,
+) -> Plan:
+    """Choose a plan and write it; the bytes of its graphs are known only then, so it may have to be chosen again."""
+    reserve, limit = 0, budget.limit
+    for tries in range(1, _CHOICES + 1):
+        tighter = replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve))
+        decision = fit(graph, wishes, tighter, images, progress)
+        try:
+            return assemble(decision, source, graph, budget, directory, progress, reserve)
+        except PackageOverflowError as overflow:
+            if tries == _CHOICES:
+                raise
+            reserve += overflow.excess
+            for entry in directory.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def _calibration(

@@ -12,6 +12,7 @@ from serfer.core.plan import check_artefacts, load_plan
 from splitter import assemble as assembling
 from splitter import split as splitting
 from splitter.split import split
+from tests.e2e.small import small_onnx
 from tests.splitter.models import Net
 
 LABELS = [f"class {index}" for index in range(5)]
@@ -416,3 +417,17 @@ def test_progress_is_told_in_words(file, home):
     assert told[0] == "reading the network"
     assert "writing stage 1 of 2" in told
     assert told[-1] == "checking the parts against the whole"
+
+
+def test_weights_that_leave_no_room_for_their_graphs_go_into_more_stages(tmp_path):
+    """What graphs take is known only when they are written: the plan is chosen again with so much less room."""
+    weights = 4 * (8 * 3 * 9 + 8 * 8 * 9 + 12 * 8 * 9 + 7 * 12 + 7)
+    room = weights + 300
+    onnx.save(small_onnx(), tmp_path / "small.onnx")
+    plan = split(str(tmp_path / "small.onnx"), out=tmp_path / "plan", limit_mb=1, dependency_bytes=(1 << 20) - room)
+    assert len(plan.stages) > 1
+    assert all(function.bytes <= room for stage in plan.stages for function in stage.functions)
+    assert plan.limit.room == room
+    assert sorted(path.name for path in (tmp_path / "plan").iterdir() if path.is_dir()) == [
+        f"stage-{number}" for number in range(len(plan.stages))
+    ]

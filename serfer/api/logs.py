@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 import traceback
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TextIO
 
@@ -21,6 +21,7 @@ from serfer.api.service import Answered
 from serfer.core.errors import InputError, SerferError, UsageError
 
 _log = logging.getLogger("serfer.api")
+_encode = json.JSONEncoder(default=str).encode
 _QUIET = ("/healthz", "/readyz", "/metrics")  # asked every second by machines: told of at level debug
 _NESTED = 4  # causes of an error that a traceback goes back to
 _WORST = logging.CRITICAL + 1
@@ -51,7 +52,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
-        return json.dumps(_fields(record), default=str)
+        return _encode(_fields(record))
 
 
 class TextFormatter(logging.Formatter):
@@ -60,7 +61,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and a traceback's lines after it."""
         fields = _fields(record)
-        when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
         frames = fields.pop("traceback", ())
         said = " ".join(str(fields.pop(name)) for name in ("event", "message") if name in fields)
         known = "  ".join(f"{name}={_text(value)}" for name, value in fields.items() if name not in ("time", "level"))
@@ -76,8 +77,8 @@ def _text(value: Any) -> str:  # noqa: ANN401 - any field's
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return what a record says: ours bring their fields, others a message, of which the first line is enough."""
-    when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    fields = {"time": when, "level": record.levelname.lower()}
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    fields = {"time": f"{when}.{int(record.msecs):03}Z", "level": record.levelname.lower()}
     ours = record.__dict__.get("serfer")
     if ours is not None:
         return {**fields, "event": record.msg, **ours}

@@ -60,6 +60,28 @@ def overhead(
 
 
 @bench_app.command()
+def service(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Single queries, in turn through the pipeline and over HTTP.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of bursts.")] = 3,
+    queries: Annotated[int, typer.Option(min=1, help="Queries in each burst.")] = 192,
+    overload_s: Annotated[float, typer.Option(min=0, help="Seconds at twice the capacity; 0: none.")] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Price the HTTP service against the pipeline, and the balancer against one driver; overload it (docs/api.md)."""
+    from bench.service import Doses, measure, text  # noqa: PLC0415 - only this command needs it
+
+    directory = plan_directory(plan, model or (None if plan else "alexnet"))
+    with status_line() as progress:
+        found = measure(directory, load_settings(), Doses(pairs, rounds, queries, overload_s), progress)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        typer.echo(text(found))
+
+
+@bench_app.command()
 def orchestration(
     plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "alexnet",
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 15,

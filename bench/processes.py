@@ -29,10 +29,10 @@ def held() -> Held:
     return Held(_resident("/proc/self"), sum(below), len(below), descriptors)
 
 
-def descendants() -> list[int]:
-    """Return the ids of all processes below this one."""
+def descendants(of: str | int = "self") -> list[int]:
+    """Return the ids of all processes below this one, or below another."""
     found: list[int] = []
-    pending = [Path("/proc/self")]
+    pending = [Path(f"/proc/{of}")]
     while pending:
         try:
             threads = [*(pending.pop() / "task").iterdir()]
@@ -42,6 +42,25 @@ def descendants() -> list[int]:
         found.extend(map(int, children))
         pending.extend(Path("/proc", child) for child in children)
     return found
+
+
+def processor_s(*roots: int) -> float:
+    """Return the processor seconds that processes and those below them have used so far; of living ones alone."""
+    ids = [each for root in roots for each in (root, *descendants(root))]
+    return sum(_processor_ticks(each) for each in ids) / os.sysconf("SC_CLK_TCK")
+
+
+def _processor_ticks(process: int) -> int:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text("ascii", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def resident(process: int) -> int:
+    """Return a process's resident bytes; 0 for one that has ended."""
+    return _resident(f"/proc/{process}")
 
 
 def _resident(process: str) -> int:

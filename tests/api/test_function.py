@@ -1,0 +1,312 @@
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlencode
+
+import boto3
+import pytest
+from botocore.config import Config
+from redis import Redis
+
+import serfer
+from serfer.api.function import Function, open_application
+from serfer.api.keys import add_key
+from serfer.background import LoopThread
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.local.function import FunctionConfig
+from serfer.local.lambda_service import LambdaService
+from serfer.local.redis_server import RedisServer
+from serfer.local.runtime import runtime_directory
+from serfer.settings import Settings
+from tests.api.conftest import PATIENCE, png
+
+BOUNDARY = "xyz"
+IMAGE = {"content-type": "image/png"}
+
+
+def rest(method, path, query=(), headers=None, body=None):
+    """Return an event of a REST API, proxy integration, as recorded but for the account's own."""
+    headers = {"Host": "abc.execute-api.us-east-1.amazonaws.com", "X-Forwarded-Proto": "https", **(headers or {})}
+    query = list(query)
+    return {
+        "resource": "/{proxy+}",
+        "path": path,
+        "httpMethod": method,
+        "headers": headers,
+        "multiValueHeaders": {name: [value] for name, value in headers.items()},
+        "queryStringParameters": dict(query) or None,
+        "multiValueQueryStringParameters": {name: [v for n, v in query if n == name] for name, _ in query} or None,
+        "pathParameters": {"proxy": path[1:]},
+        "stageVariables": None,
+        "requestContext": {
+            "resourceId": "abc123",
+            "resourcePath": "/{proxy+}",
+            "httpMethod": method,
+            "path": f"/prod{path}",
+            "accountId": "123456789012",
+            "protocol": "HTTP/1.1",
+            "stage": "prod",
+            "requestId": str(uuid.uuid4()),
+            "identity": {"sourceIp": "203.0.113.7", "userAgent": "test"},
+            "apiId": "abc",
+        },
+        "body": None if body is None else base64.b64encode(body).decode(),
+        "isBase64Encoded": body is not None,
+    }
+
+
+def http_api(method, path, query=(), headers=None, body=None):
+    """Return an event of an HTTP API, payload format 2.0."""
+    headers = {"host": "abc.execute-api.us-east-1.amazonaws.com", "x-forwarded-proto": "https", **(headers or {})}
+    event = {
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": path,
+        "rawQueryString": urlencode(list(query)),
+        "headers": {name.lower(): value for name, value in headers.items()},
+        "requestContext": {
+            "accountId": "123456789012",
+            "apiId": "abc",
+            "domainName": "abc.execute-api.us-east-1.amazonaws.com",
+            "http": {
+                "method": method,
+                "path": path,
+                "protocol": "HTTP/1.1",
+                "sourceIp": "203.0.113.7",
+                "userAgent": "t",
+            },
+            "requestId": "JKJaXmPLvHcESHA=",
+            "routeKey": "$default",
+            "stage": "$default",
+            "time": "12/Mar/2026:19:03:58 +0000",
+            "timeEpoch": 1773342238000,
+        },
+        "isBase64Encoded": body is not None,
+    }
+    return event if body is None else {**event, "body": base64.b64encode(body).decode()}
+
+
+def form(*images):
+    """Return a multipart body of images, and its content type."""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'.encode()
+    parts = b"".join(head + image + b"\r\n" for image in images)
+    return parts + f"--{BOUNDARY}--\r\n".encode(), {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+@pytest.fixture
+def opened():
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def variables(small_plan):
+    return {"LAMBDA_TASK_ROOT": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
+
+
+@pytest.fixture
+def function(variables, settings, opened):
+    function = Function(open_application(variables, settings, opened))
+    opened.callback(function.close)
+    return function
+
+
+@pytest.fixture(params=[rest, http_api])
+def call(request, function):
+    """Call the function with an event of either format; returns status, headers and body."""
+
+    def called(*asked, **more):
+        answer = function(request.param(*asked, **more), None)
+        json.dumps(answer)  # as Lambda's runtime does
+        body = base64.b64decode(answer["body"]) if answer["isBase64Encoded"] else answer["body"].encode()
+        return answer["statusCode"], answer["headers"], body
+
+    return called
+
+
+class TestEvents:
+    def test_a_raw_image(self, call):
+        status, headers, body = call("POST", "/v1/classify", [("top_k", "2")], {**IMAGE, "x-request-id": "mine"}, png())
+        assert (status, headers["x-request-id"], headers["content-type"]) == (200, "mine", "application/json")
+        answer = json.loads(body)
+        assert answer["model"] == "small"
+        assert [len(image["predictions"]) for image in answer["images"]] == [2]
+
+    def test_a_form_of_two_images(self, call):
+        body, headers = form(png(seed=1), png(seed=2))
+        status, _, body = call("POST", "/v1/classify", headers=headers, body=body)
+        assert status == 200
+        assert len(json.loads(body)["images"]) == 2
+
+    def test_json(self, call):
+        body = json.dumps({"images": [{"data": base64.b64encode(png()).decode(), "name": "x"}]}).encode()
+        status, _, body = call("POST", "/v1/classify", headers={"content-type": "application/json"}, body=body)
+        assert status == 200
+        assert json.loads(body)["images"][0]["name"] == "x"
+
+    def test_it_answers_what_a_driver_answers(self, call, http):
+        status, _, body = call("POST", "/v1/classify", headers=IMAGE, body=png())
+        other = http.post("/v1/classify", content=png(), headers=IMAGE)
+        assert (status, json.loads(body)["images"]) == (other.status_code, other.json()["images"])
+
+    def test_health_and_metrics_are_text(self, call):
+        assert call("GET", "/healthz")[::2] == (200, b'{"live":true}')
+        assert call("GET", "/readyz")[::2] == (200, b'{"ready":true}')
+        status, headers, body = call("GET", "/metrics")
+        assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
+        assert b'route="/readyz"' in body
+
+    @pytest.mark.parametrize(
+        ("asked", "status"),
+        [
+            (("POST", "/v1/classify", (), IMAGE, b"\x89PNG\r\n\x1a\n broken"), 400),
+            (("POST", "/v1/classify", [("top_k", "0")], IMAGE, b"x"), 422),
+            (("POST", "/v1/classify", [("top_k", "1"), ("top_k", "2")], IMAGE, b"x"), 422),
+            (("GET", "/v1/classify"), 405),
+            (("GET", "/nowhere"), 404),
+            (("POST", "/v1/classify", (), {"content-type": "text/html"}, b"x"), 415),
+        ],
+    )
+    def test_errors_are_problems_that_can_be_read(self, call, asked, status):
+        found, headers, body = call(*asked)
+        problem = json.loads(body)
+        assert (found, headers["content-type"], problem["status"]) == (status, "application/problem+json", status)
+        assert problem["request_id"] == headers["x-request-id"]
+
+    def test_problems_are_not_in_base64(self, function):
+        assert not function(rest("GET", "/nowhere"), None)["isBase64Encoded"]
+
+    def test_later_is_refused_by_name(self, call):
+        status, headers, body = call("POST", "/v1/classify", headers={**IMAGE, "prefer": "respond-async"}, body=png())
+        assert status == 422
+        assert "respond-async" in json.loads(body)["detail"]
+        assert json.loads(body)["request_id"] == headers["x-request-id"]
+
+    def test_one_call_after_the_other_finds_its_loop(self, call):
+        for _ in range(3):
+            assert call("POST", "/v1/classify", headers=IMAGE, body=png())[0] == 200
+
+
+class TestOpening:
+    def test_plans_may_be_named(self, variables, settings, opened, small_plan, tmp_path):
+        variables["LAMBDA_TASK_ROOT"] = str(tmp_path)
+        function = Function(open_application({**variables, "SERFER_PLAN": str(small_plan)}, settings, opened))
+        opened.callback(function.close)
+        assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
+
+    def test_two_plans_of_one_model(self, variables, settings, opened, small_plan):
+        with pytest.raises(UsageError, match="SERFER_PLAN: two plans are of the model small"):
+            open_application({**variables, "SERFER_PLAN": f"{small_plan}:{small_plan}"}, settings, opened)
+
+    def test_no_plan(self, variables, settings, opened, tmp_path):
+        with pytest.raises(UsageError, match="SERFER_PLAN"):
+            open_application({**variables, "LAMBDA_TASK_ROOT": str(tmp_path)}, settings, opened)
+
+    def test_deployed_functions_need_their_store(self, variables, settings, opened):
+        with pytest.raises(UsageError, match="--store"):
+            open_application({**variables, "SERFER_STORE": "", "SERFER_WORKERS": ""}, settings, opened)
+
+    def test_a_store_that_is_away_fails_the_init(self, variables, settings, opened):
+        with pytest.raises(UnavailableError):
+            open_application({**variables, "SERFER_STORE": "redis://127.0.0.1:9/0"}, settings, opened)
+
+    def test_keys_hold_here_too(self, variables, opened, tmp_path):
+        key = add_key(tmp_path / "keys.json", "phone", None)
+        function = Function(open_application(variables, Settings(keys_file=tmp_path / "keys.json"), opened))
+        opened.callback(function.close)
+        statuses = [
+            function(rest("POST", "/v1/classify", headers={**IMAGE, **header}, body=png()), None)["statusCode"]
+            for header in ({}, {"X-API-Key": key}, {"Authorization": f"Bearer {key}"})
+        ]
+        assert statuses == [401, 200, 200]
+
+    def test_importing_it_opens_nothing(self):
+        code = "import serfer.api.function as f; assert 'handler' not in vars(f); assert not hasattr(f, 'other')"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+PROCESS = """
+import json, sys
+from serfer.api import function
+handler = function.handler
+assert function.handler is handler
+for line in sys.stdin:
+    print(json.dumps(handler(json.loads(line), None)), flush=True)
+"""
+
+
+def test_an_environment_is_frozen_and_thawed(variables):
+    """Its connections are cut while it stands still, as they are where it stands still for long."""
+    with RedisServer() as server:
+        env = {**os.environ, **variables, "SERFER_STORE": server.url}
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                asked = json.dumps(http_api("POST", "/v1/classify", headers=IMAGE, body=png())) + "\n"
+                for _ in range(3):
+                    process.stdin.write(asked)
+                    process.stdin.flush()
+                    assert json.loads(process.stdout.readline())["statusCode"] == 200
+                    process.send_signal(signal.SIGSTOP)
+                    cut_connections(server.url)
+                    process.send_signal(signal.SIGCONT)
+            finally:
+                process.kill()
+            lines = [json.loads(line) for line in process.stderr.read().splitlines()]
+    assert [line["status"] for line in lines if line["event"] == "request"] == [200, 200, 200]
+
+
+def cut_connections(url):
+    with Redis.from_url(url) as client:
+        assert client.client_kill_filter(skipme=True, _type="normal") > 0
+
+
+def test_lambda_runs_it(small_plan, tmp_path):
+    """Under AWS's own runtime client, in the local Lambda service: init, a query, and what it logs."""
+    root = tmp_path / "function"
+    root.mkdir()
+    places = [str(Path(serfer.__file__).parent.parent), *sys.path]  # in place of a package with all of it
+    handler = f"import sys\nsys.path[:0] = {places!r}\nfrom serfer.api.function import handler\n"
+    (root / "here.py").write_text(handler)
+    environment = {"SERFER_PLAN": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
+    config = FunctionConfig("http", root, "here.handler", environment=environment)
+    lines, loop = [], LoopThread()
+    service = LambdaService(
+        [config],
+        facts=Settings().facts().functions,
+        runtime=runtime_directory(tmp_path / "runtime"),
+        on_log=lines.append,
+    )
+    loop.wait(service.start())
+    try:
+        client = boto3.client(
+            "lambda",
+            "us-east-1",
+            endpoint_url=service.url,
+            aws_access_key_id="x",
+            aws_secret_access_key="x",  # noqa: S106 - the service looks at none
+            config=Config(read_timeout=PATIENCE, retries={"total_max_attempts": 1}),
+        )
+        event = json.dumps(rest("POST", "/v1/classify", headers={**IMAGE, "X-Request-Id": "mine"}, body=png()))
+        answers = [client.invoke(FunctionName="http", Payload=event) for _ in range(2)]
+        assert [answer.get("FunctionError") for answer in answers] == [None, None], lines
+        assert [json.load(answer["Payload"])["statusCode"] for answer in answers] == [200, 200]
+        client.close()
+    finally:
+        loop.wait(service.stop())
+        loop.close()
+    told = [json.loads(line.removeprefix("http: ")) for line in lines if line.startswith("http: {")]
+    assert [line["request_id"] for line in told if line["event"] == "request"] == ["mine", "mine"]

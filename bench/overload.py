@@ -177,11 +177,11 @@ def overload_lines(found: Overload) -> list[str]:
     before, most, after = found.memory_mb
     offered = f"{found.offered} queries at {found.offered_rate:.1f}/s, twice what can be answered"
     in_time = f"p50 {found.accepted_p50_ms:.0f} ms, p99 {found.accepted_p99_ms:.0f} ms, {found.late} late"
-    later = f"{found.answered_later} of {found.obeyed} that obeyed were answered later, at try {found.tries:g} (median)"
+    later = f"{found.answered_later} of {found.obeyed} that obeyed were answered later, at try {found.tries:g}"
     return [
         f"overload:        {offered}; deadline {found.deadline_ms:.0f} ms",
         f"  accepted       {found.accepted}: {in_time}, {found.other} failed",
-        f"  refused        {found.refused}, p99 within {found.refused_p99_ms:.0f} ms; {later}, {found.most_tries} (most)",
+        f"  refused        {found.refused}, p99 {found.refused_p99_ms:.0f} ms; {later} ({found.most_tries} at most)",
         f"  drivers hold   {before:.0f} MB before, {most:.0f} at most, {after:.0f} after",
         f"  normal again   {found.normal_after_s:.1f} s after the load's end",
     ]

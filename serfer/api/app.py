@@ -19,6 +19,7 @@ from serfer.api.body import ApiLimits
 from serfer.api.classify import Classifying, classify_router
 from serfer.api.envelope import Envelope
 from serfer.api.health import health_router
+from serfer.api.held import HeldBytes
 from serfer.api.idempotency import Replies
 from serfer.api.inference import Inferring, inference_router, protocol_health_router
 from serfer.api.keys import KeyRing, authorise
@@ -88,6 +89,7 @@ def make_app(
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app)
+    app.add_middleware(HeldBytes, most=settings.api_held_bytes)
     app.add_middleware(Envelope, telemetry=telemetry)
     return app
 

@@ -3,12 +3,12 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit slow bench chaos clean
+.PHONY: setup demo test lint unit slow browser bench chaos clean
 
 setup: $(STAMP)
 
 # torch first and by itself: any looser request for it would bring a build with gigabytes of CUDA libraries.
-$(STAMP): requirements.txt requirements-ministack.txt pyproject.toml tests/asl/package-lock.json
+$(STAMP): requirements.txt requirements-ministack.txt pyproject.toml tests/asl/package-lock.json tests/browser/package-lock.json
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
@@ -16,8 +16,10 @@ $(STAMP): requirements.txt requirements-ministack.txt pyproject.toml tests/asl/p
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(PYTHON) -m venv .venv/ministack
 	.venv/ministack/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-ministack.txt
-	@{ command -v npm >/dev/null && npm ci --prefix tests/asl --silent --ignore-scripts --no-audit --no-fund; } \
-	|| echo "asl-validator is not installed (npm is not on PATH, or failed): the test that asks it will be skipped" >&2
+	@for part in asl browser; do \
+	  { command -v npm >/dev/null && npm ci --prefix tests/$$part --silent --ignore-scripts --no-audit --no-fund; } \
+	  || echo "tests/$$part: npm is not on PATH, or failed: the tests that need its packages will be skipped" >&2; \
+	done
 	touch $(STAMP)
 
 demo: setup
@@ -38,6 +40,12 @@ unit: setup
 # What takes minutes: every network of the zoo, and thousands of random ones.
 slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# The page in a real browser, which only Debian's own package brings.
+browser: setup
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq --yes chromium; } \
+	|| { echo "chromium is not on PATH, and only root can install it here" >&2; exit 1; }
+	$(BIN)/python -m pytest -m browser tests/browser
 
 bench: setup
 	$(BIN)/serfer bench overhead --model alexnet --at-most 3

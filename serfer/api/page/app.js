@@ -219,6 +219,7 @@ function showTimeline(times, asked) {
 /** Show what was done at a moment of the query, in ms. */
 function showMoment(moment) {
   byId("time").value = moment;
+  byId("time").setAttribute("aria-valuetext", duration(moment));
   byId("moment").textContent = duration(moment);
   timeline.mark(moment);
   const sizes = model.stages.map((stage) => stage.tasks);
@@ -248,6 +249,11 @@ function useKey(keep) {
 }
 
 byId("file").addEventListener("change", (event) => choosePicture(event.target.files[0]));
+byId("file").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return; // which would send the form
+  event.preventDefault();
+  event.target.click();
+});
 byId("model").addEventListener("change", () => chooseModel().catch((error) => complain(asProblem(error))));
 byId("key").addEventListener("change", async () => {
   useKey(byId("keep-key").checked);

@@ -14,7 +14,7 @@ class Requests:
         self.end = asyncio.Event()
         self.read = []
 
-    async def answer(self, scope, receive, send):
+    async def answer(self, _scope, receive, _send):
         self.read.append(len((await receive())["body"]))
         await self.end.wait()
 

@@ -1,0 +1,72 @@
+"""What /openapi.json says is true: schemathesis makes requests of it, and looks whether answers are as described."""
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.service import Service
+from serfer.settings import Settings
+from tests.api.conftest import Observed, running
+
+EXAMPLES = 30
+CHECKS = (  # 500 is described nowhere; 504 is, and a deadline of 1 ms earns it
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    unsupported_method,
+)
+
+
+@pytest.fixture(scope="module")
+def schema(small_plan):
+    with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
+        app = make_app(Service({"small": pipeline}, Admission(4, 8), Observed()), Settings())
+        with running(app) as url:
+            yield schemathesis.openapi.from_url(f"{url}/openapi.json")
+
+
+@pytest.fixture(scope="module")
+def operations(schema):
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+def test_every_route_is_described(operations):
+    assert {operation.label for operation in operations} >= {
+        "POST /v1/classify",
+        "GET /v1/results/{result_id}",
+        "DELETE /v1/results/{result_id}",
+        "GET /v1/models",
+        "GET /v1/models/{name}",
+        "POST /v2/models/{model}/infer",
+        "GET /healthz",
+        "GET /readyz",
+        "GET /metrics",
+    }
+
+
+def test_every_answer_is_as_described(operations):
+    for operation in operations:
+
+        @hypothesis.settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(case=operation.as_strategy())
+        def check(case):
+            case.call_and_validate(checks=CHECKS)
+
+        check()

@@ -29,7 +29,8 @@ _ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 class _Connection(h11.Connection):
     """The states of one connection, which refuses large heads too where all of one arrives at once.
 
-    `refusal` is the status of the last error.
+    `refusal` is the status of the last error: 431 or 400 (h11 would say 501 to other transfer codings, as if it were
+    the server's fault).
     """
 
     def __init__(self, most_head: int) -> None:
@@ -44,7 +45,8 @@ class _Connection(h11.Connection):
             if isinstance(event, h11.Request):
                 _check_head(event, self._most_head)
         except h11.RemoteProtocolError as error:
-            self.refusal = HTTPStatus(error.error_status_hint)
+            large = error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self.refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if large else HTTPStatus.BAD_REQUEST
             raise
         return event
 

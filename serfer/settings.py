@@ -32,7 +32,7 @@ class Settings(BaseSettings):
         default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w.-]{1,80}(:[\w.-]{1,128})?$"
     )
     api_max_body_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
-    api_max_pixels: int = Field(default=40_000_000, gt=0)
+    api_max_pixels: int = Field(default=24_000_000, gt=0)
     api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     api_body_timeout_s: float = Field(default=10.0, gt=0)

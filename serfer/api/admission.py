@@ -22,7 +22,8 @@ from http import HTTPStatus
 from serfer.api.problems import Problem
 from serfer.core.errors import DeadlineError
 
-_SMOOTHING = 0.2  # of each new departure in the mean
+_ROUNDS = 4  # of as many departures as run at once are what a rate is taken from: they come in clumps
+_GUESS_S = 0.25  # between departures, where nothing is known
 _MARGIN = 1.3  # a query may take so much longer than the mean says
 _STALE_S = 10.0  # what was measured longer ago says nothing of now
 _LONGEST_WAIT_S = 60.0
@@ -36,8 +37,9 @@ class Admission:
         self._queue = queue
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._between_s: float | None = None  # departures, while more queries came than could run
-        self._departed: float | None = None  # the last one, if queries have been kept out ever since
+        self._gaps: deque[float] = deque(maxlen=_ROUNDS * in_flight)  # between departures, while queries were kept out
+        self._pressed = False
+        self._departed: float | None = None  # the last departure, if queries have been kept out ever since
         self._learnt = -math.inf
         self._promised = -math.inf
         self.running = 0
@@ -51,9 +53,9 @@ class Admission:
     @property
     def rate(self) -> float | None:
         """Queries a second that depart when as many come as can; None where that was not measured lately."""
-        if self._between_s is None or self._clock() - self._learnt > _STALE_S:
+        if len(self._gaps) < self._in_flight or self._clock() - self._learnt > _STALE_S:
             return None
-        return 1 / self._between_s
+        return len(self._gaps) / max(sum(self._gaps), 1e-6)
 
     def check(self, deadline_s: float) -> None:
         """Refuse a query that could not be answered within `deadline_s`: Problem 429 that says when to come again."""
@@ -62,7 +64,7 @@ class Admission:
         late = rate is not None and (self.running + self.waiting + 1) / rate * _MARGIN > deadline_s
         if (full and self.waiting >= self._queue) or (late and self.running):
             self.shed += 1
-            self._press()
+            self._pressed = True
             raise self._refusal()
 
     @asynccontextmanager
@@ -79,7 +81,7 @@ class Admission:
         if self.running < self._in_flight:
             self.running += 1
             return 0.0
-        self._press()
+        self._pressed = True
         begun, mine = self._clock(), asyncio.get_running_loop().create_future()
         self._waiting.append(mine)
         try:
@@ -95,29 +97,32 @@ class Admission:
             raise DeadlineError(f"no answer by the deadline of {deadline_s * 1000:.0f} ms: it waited") from None
         return self._clock() - begun
 
-    def _press(self) -> None:
-        """Queries are kept out from now on: departures say how many can run."""
-        if self._departed is None:
-            self._departed = self._clock()
-
     def _depart(self) -> None:
-        now = self._clock()
-        if self._departed is not None:
-            took = now - self._departed
-            known = self._between_s if self.rate is not None else None
-            self._between_s = took if known is None else known + _SMOOTHING * (took - known)
-            self._between_s = max(self._between_s, 1e-6)
-            self._learnt = now
-            self._departed = now if self._waiting else None
+        if self._pressed:
+            self._learn(self._clock())
+        else:
+            self._departed = None
+        self._pressed = bool(self._waiting)
         while self._waiting:
             following = self._waiting.popleft()
             if not following.done():
                 following.set_result(None)  # the slot is handed on
                 return
         self.running -= 1
+        if not self.running:
+            self._departed = None  # idle time says nothing
+
+    def _learn(self, now: float) -> None:
+        """Take a departure into the rate; the first one under pressure only says when to begin."""
+        if now - self._learnt > _STALE_S:
+            self._gaps.clear()
+        if self._departed is not None:
+            self._gaps.append(now - self._departed)
+        self._departed = self._learnt = now
 
     def _refusal(self) -> Problem:
-        now, between = self._clock(), self._between_s or 1.0
+        now, rate = self._clock(), self.rate
+        between = 1 / rate if rate else _GUESS_S
         self._promised = max(self._promised, now + self.waiting * between) + between
         self._promised = min(self._promised, now + _LONGEST_WAIT_S)
         wait_s = max(1, math.ceil(self._promised - now))

@@ -138,6 +138,41 @@ class TestTime:
 
         run(check)
 
+    def test_departures_in_clumps_are_counted_over_several_of_them(self):
+        async def check():
+            clock = Clock()
+            admission = Admission(4, 100, clock)
+            held = await turns(admission, 4)
+            waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(40)]
+            await asyncio.sleep(0)
+            for clump in range(10):
+                clock.now += 1.0
+                for place in range(4):  # four end together, once a second
+                    await held.pop(0).aclose()
+                    held += await waiting[4 * clump + place]
+                if clump > 2:
+                    assert admission.rate == pytest.approx(4.0, rel=0.3)
+
+        run(check)
+
+    def test_idle_time_is_no_time_between_departures(self):
+        async def check():
+            clock = Clock()
+            admission, held = await self.busy(clock, 0.5)
+            for each in held:
+                await each.aclose()
+            clock.now += 5
+            held = await turns(admission, 2)
+            waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(2)]
+            await asyncio.sleep(0)
+            clock.now += 0.5
+            await held.pop(0).aclose()
+            assert admission.rate > 2.0
+            for task in waiting:
+                task.cancel()
+
+        run(check)
+
     def test_an_idle_driver_refuses_nobody_whatever_it_measured(self):
         async def check():
             admission, held = await self.busy(Clock(), 0.5)

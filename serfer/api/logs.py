@@ -41,7 +41,7 @@ def configure_logs(level: str, stream: TextIO | None = None, *, as_json: bool | 
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("serfer").setLevel(level.upper())
-    for name, least in (("uvicorn", logging.INFO), ("uvicorn.error", logging.INFO), ("uvicorn.access", _WORST)):
+    for name, least in (("uvicorn", logging.WARNING), ("uvicorn.error", logging.WARNING), ("uvicorn.access", _WORST)):
         logger = logging.getLogger(name)  # its lines of access would show query strings
         logger.handlers[:], logger.propagate = [], True
         logger.setLevel(least)

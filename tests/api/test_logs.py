@@ -245,7 +245,7 @@ class TestFormats:
         assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["not ready"]
 
     def test_uvicorns_own_lines_are_of_the_same_format(self, lines):
-        logging.getLogger("uvicorn.error").info("Uvicorn running on %s", "somewhere")
+        logging.getLogger("uvicorn.error").warning("Uvicorn running on %s", "somewhere")
         assert (lines()[0]["message"], lines()[0]["logger"]) == ("Uvicorn running on somewhere", "uvicorn.error")
 
 

@@ -10,6 +10,7 @@ def test_no_network_that_is_judged_was_profiled():
     assert not {name for name, _ in profile.NETWORKS} & set(HELD_OUT)
 
 
+@pytest.mark.slow
 def test_every_stage_is_predicted_and_measured():
     result = measure(shipped_profiles(), ("efficientnet-lite0",), most_s=0.5)
     assert [stage.grid for stage in result.stages] == ["1", "2x2", "2x2", "1"]

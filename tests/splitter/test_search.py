@@ -25,6 +25,7 @@ from splitter.work import tile_moves, work
 from tests.splitter.models import Net
 
 CASES = 200
+A_FEW = 60  # `make slow` has all of them
 MEMORY = (884, 1769, 7076)
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(3, 2), *COLUMNS[:2])
 SLOW_NETWORK = replace(shipped_aws().functions, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)
@@ -191,10 +192,10 @@ def circumstances(random):
     return store, replace(FACTS, valkey=DEAR_BYTES, s3=NEAR_OBJECTS if near else FACTS.s3)
 
 
-def cases():
+def cases(count):
     """Yield (graph, cuts, budget) of networks with two or three places to cut, or now and then four."""
     random = np.random.default_rng(7)
-    for number in range(CASES):
+    for number in range(count):
         model, size = network(random)
         graph = with_tile_pools(from_onnx(model, *size))
         cuts = cut_points(graph)
@@ -213,18 +214,18 @@ def _little_rides_along():
         yield
 
 
-@pytest.fixture(scope="module")
-def enumerated():
+@pytest.fixture(scope="module", params=[A_FEW, pytest.param(CASES, marks=pytest.mark.slow)])
+def enumerated(request):
     """Every case with seconds and dollars of all of its chains."""
-    found = [(*case, *prices(*case)) for case in cases()]
-    assert sum(len(seconds) for *_, seconds, _ in found) > 500_000
+    found = [(*case, *prices(*case)) for case in cases(request.param)]
+    assert sum(len(seconds) for *_, seconds, _ in found) > 2500 * request.param
     return found
 
 
-@pytest.fixture(scope="module")
-def cut_everywhere():
+@pytest.fixture(scope="module", params=[A_FEW, pytest.param(CASES, marks=pytest.mark.slow)])
+def cut_everywhere(request):
     """The cases with two stores and at most three stages, with seconds and dollars of all chains of that many."""
-    chosen = [case for case in cases() if case[2].platform.objects and len(case[1]) <= 4]
+    chosen = [case for case in cases(request.param) if case[2].platform.objects and len(case[1]) <= 4]
     found = [(*case, *prices(*case, everywhere=True)) for case in chosen]
     return [case for case in found if len(case[3])]
 

@@ -64,7 +64,12 @@ class Runner:
 
 @pytest.fixture(
     scope="module",
-    params=["efficientnet-lite0-224x224", "efficientnet-lite0-225x301", "alexnet-224x224", "alexnet-225x301"],
+    params=[
+        pytest.param("efficientnet-lite0-224x224", marks=pytest.mark.slow),
+        pytest.param("efficientnet-lite0-225x301", marks=pytest.mark.slow),
+        "alexnet-224x224",
+        pytest.param("alexnet-225x301", marks=pytest.mark.slow),
+    ],
 )
 def network(request, zoo, shelf):
     name, _, size = request.param.rpartition("-")
@@ -111,6 +116,7 @@ def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, zoo_plan)
     assert on_disk == {"plan.json", *(file.path for file in plan.artefacts)}
 
 
+@pytest.mark.slow
 def test_fp16_storage_keeps_the_first_class_of_real_photographs(tmp_path, zoo, monkeypatch):
     """240 crops of the three photographs that the project ships: random places and sizes, every second one mirrored."""
     source, sample, _ = zoo("efficientnet-lite0")

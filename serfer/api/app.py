@@ -28,6 +28,7 @@ from serfer.api.models import models_router
 from serfer.api.page import page_router
 from serfer.api.problems import Problem, problem_of, problem_response
 from serfer.api.results import Results
+from serfer.api.server import FINISH_S
 from serfer.api.service import Service
 from serfer.api.telemetry import Telemetry, open_telemetry
 from serfer.core.errors import SerferError
@@ -64,7 +65,7 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await results.close()
+        await results.close(FINISH_S)
         await service.close()
         await asyncio.to_thread(telemetry.close)
 

@@ -125,10 +125,12 @@ class Results:
             running.cancel()
             await asyncio.wait((running,))
 
-    async def close(self) -> None:
-        """Wait until every job of this driver has ended."""
+    async def close(self, most_s: float) -> None:
+        """Wait until every job of this driver has ended; those that take longer than `most_s` are stopped."""
         if self._running:
-            await asyncio.wait([*self._running.values()])
+            _, left = await asyncio.wait([*self._running.values()], timeout=most_s)
+            for task in left:
+                task.cancel()
 
     async def _run(
         self,

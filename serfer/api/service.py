@@ -105,14 +105,16 @@ class Service:
 
     async def _in_turn(self, question: Question, begin: Callable[[float], Future[Result]]) -> Answered:
         """Wait for a turn, begin a query in a thread, and wait for it; whoever stops waiting cancels it."""
-        async with self.admission.turn(question.deadline_s) as queued_s:
-            admitted = time.monotonic()
-            try:
+        try:
+            async with self.admission.turn(question.deadline_s) as queued_s:
+                admitted = time.monotonic()
                 result = await self._begun(begin, question.deadline_s - queued_s)
-            except BaseException as error:
-                self._observer.failed(question.model, error)
-                self._doubtful = self._doubtful or isinstance(error, _UNSOUND)
-                raise
+        except Problem:
+            raise  # whom it refuses the admission counts
+        except BaseException as error:
+            self._observer.failed(question.model, error)
+            self._doubtful = self._doubtful or isinstance(error, _UNSOUND)
+            raise
         self._doubtful = False
         answered = Answered(result, admitted, queued_s)
         self._observer.answered(question.model, answered)

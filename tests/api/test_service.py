@@ -10,7 +10,7 @@ from drivers.driver import Asker
 from serfer.api.admission import Admission
 from serfer.api.problems import Problem
 from serfer.api.service import Question, Service
-from serfer.core.errors import LambdaUnavailableError
+from serfer.core.errors import DeadlineError, LambdaUnavailableError
 from serfer.probe import Health
 from tests.api.conftest import Observed
 
@@ -103,6 +103,18 @@ class TestQueries:
             pipeline.begun[1][0].set_result("second")
             assert [(await task).result for task in (first, second)] == ["first", "second"]
             assert (await second).queued_s >= 0.05
+
+        asyncio.run(check())
+
+    def test_a_deadline_that_passes_in_the_queue_is_told_like_any_other(self, service, pipeline, observed):
+        async def check():
+            first = classify(service)
+            await until(lambda: pipeline.begun)
+            with pytest.raises(DeadlineError):
+                await classify(service, deadline_s=0.01)
+            assert [type(error) for _, error in observed.failures] == [DeadlineError]
+            pipeline.begun[0][0].set_result(None)
+            await first
 
         asyncio.run(check())
 

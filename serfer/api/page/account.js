@@ -6,7 +6,7 @@ import { duration, percent, titled } from "./dom.js";
 export const PARTS = {
   queue: "its turn at the service",
   decode: "decoding the picture",
-  wait: "waiting for a free slot",
+  wait: "waiting to be sent",
   cold: "cold starts",
   network: "the way to the functions and back",
   read: "reading pieces",
@@ -19,8 +19,8 @@ export const PARTS = {
 const ADVICE = {
   queue: "More queries came than may run at once: add drivers, or raise SERFER_API_IN_FLIGHT.",
   cold: "The next query finds these environments warm; `serfer warm` starts them before they are needed.",
-  wait: "The functions' concurrency was used up.",
-  network: "That is Lambda's own share and the network's; fewer stages would pay it less often.",
+  wait: "The functions' concurrency was used up, or the driver had more to do than its processor could.",
+  network: "Every stage pays for Lambda's own share and the network's once: fewer stages would pay less.",
   read: "A store nearer to the functions, or fewer stages, would help.",
   write: "A store nearer to the functions, or fewer stages, would help.",
   compute: "More memory gives a function more processor.",

@@ -130,7 +130,7 @@ function busy(yes) {
   byId("classify").disabled = byId("model").disabled = yes;
   byId("cancel").disabled = !yes;
   byId("ask").setAttribute("aria-busy", yes);
-  if (!yes && document.activeElement === document.body) byId("classify").focus();
+  if (!yes && document.activeElement === document.body) byId("classify").focus({ preventScroll: true });
 }
 
 async function query(signal) {
@@ -212,7 +212,7 @@ function showTimeline(times, asked) {
   timeline.show(times, asked.stages);
   byId("timeline-table").replaceChildren(timelineTable(times));
   byId("replay").hidden = !times.tasks.length;
-  byId("time").max = Math.ceil(times.answered_ms);
+  byId("time").max = times.answered_ms;
   showMoment(times.answered_ms);
 }
 

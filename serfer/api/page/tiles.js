@@ -36,7 +36,7 @@ export class Tiles {
 
   setModel(model) {
     this.#model = model;
-    this.#stage = Math.max(0, model.stages.findIndex((stage) => stage.spread === "map"));
+    this.#stage = this.#home;
     this.#chosen = false;
     this.#states = null;
     this.#drawStrip();
@@ -57,7 +57,9 @@ export class Tiles {
     this.#states = states;
     if (states && !this.#chosen) {
       const running = states.findIndex((tiles) => tiles.includes("running"));
-      if (running >= 0 && running !== this.#stage) this.#select(running);
+      const ended = states.flat().every((tile) => tile === "done");
+      const next = ended ? this.#home : running >= 0 ? running : this.#stage;
+      if (next !== this.#stage) this.#select(next);
     }
     this.#light();
   }
@@ -65,6 +67,11 @@ export class Tiles {
   /** Let the running stage be shown again. */
   follow() {
     this.#chosen = false;
+  }
+
+  /** The stage to show before and after a query: the first that has tiles. */
+  get #home() {
+    return Math.max(0, this.#model.stages.findIndex((stage) => stage.spread === "map"));
   }
 
   #select(number) {
@@ -189,7 +196,8 @@ function spoken(stage) {
 
 function noted(stage, number) {
   const { count: many, first, last } = stage.operators;
-  const what = `${plural(many, "operator")}, ${first.kind} to ${last.kind}; ${bytes(stage.weights_bytes)} of weights; ${count(stage.memory_mb)} MB of memory. `;
+  const weights = stage.weights_bytes ? ` ${bytes(stage.weights_bytes)} of weights;` : ""; // small ones stand in the graph
+  const what = `${plural(many, "operator")}, ${first.kind} to ${last.kind};${weights} ${count(stage.memory_mb)} MB of memory. `;
   const way = `Its output travels ${PATHS[stage.output]}.`;
   const head = html("strong", {}, `${titled(stage.name)}: `);
   if (stage.spread === "none") return [head, what, "One task does all of it. ", way];

@@ -155,7 +155,7 @@ function axis(end, scale, most, height) {
 }
 
 function legend() {
-  const names = { ...PARTS, wait: "waiting for a slot", network: "network and service", read: "reading", write: "writing", queue: "waiting for its turn", decode: "decoding" };
+  const names = { ...PARTS, network: "network and service", read: "reading", write: "writing", queue: "waiting for its turn", decode: "decoding" };
   const items = LEGEND.map((part) => html("li", {}, html("span", { class: `key p-${part}` }), names[part]));
   return html("ul", { class: "legend", "aria-label": "Colours of the timeline" }, ...items);
 }

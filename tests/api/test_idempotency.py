@@ -1,0 +1,97 @@
+import asyncio
+
+import pytest
+
+from serfer.api.idempotency import Replies
+from serfer.api.problems import Problem
+from serfer.api.requests import Once, digest_of
+from storage.memory import MemoryStore
+
+ASKED = Once("alice", "key-1", digest_of([b"a picture"]))
+
+
+class Answers:
+    """An answer that is computed when the test says so."""
+
+    def __init__(self, body):
+        self.body = body
+        self.may_end = asyncio.Event()
+        self.computed = 0
+
+    async def __call__(self):
+        self.computed += 1
+        await self.may_end.wait()
+        return self.body
+
+
+def both_drivers(store):
+    return Replies(store, 60.0), Replies(store, 60.0)
+
+
+def test_two_drivers_that_compute_the_same_query_give_one_answer():
+    async def check():
+        with MemoryStore() as store:
+            first, second = both_drivers(store)
+            slow, quick = Answers(b"slow"), Answers(b"quick")
+            waiting = [asyncio.create_task(first.once(ASKED, slow)), asyncio.create_task(second.once(ASKED, quick))]
+            while not (slow.computed and quick.computed):  # noqa: ASYNC110 - they look into the store in threads
+                await asyncio.sleep(0.001)
+            quick.may_end.set()
+            assert (await waiting[1]).body == b"quick"
+            slow.may_end.set()
+            late = await waiting[0]
+            assert (late.body, late.replayed) == (b"quick", True)
+
+    asyncio.run(check())
+
+
+def test_an_answer_that_failed_is_tried_anew():
+    async def check():
+        async def fails():
+            raise Problem(503, "not now")
+
+        with MemoryStore() as store:
+            first, second = both_drivers(store)
+            with pytest.raises(Problem, match="not now"):
+                await first.once(ASKED, fails)
+            answers = Answers(b"answer")
+            answers.may_end.set()
+            assert (await second.once(ASKED, answers)).replayed is False
+            assert (await first.once(ASKED, answers)).replayed is True
+            assert answers.computed == 1
+
+    asyncio.run(check())
+
+
+def test_whoever_waits_for_one_that_gives_up_computes_it():
+    async def check():
+        with MemoryStore() as store:
+            replies, _ = both_drivers(store)
+            given_up, answers = Answers(b"x"), Answers(b"answer")
+            answers.may_end.set()
+            leaving = asyncio.create_task(replies.once(ASKED, given_up))
+            while not given_up.computed:  # noqa: ASYNC110 - it looks into the store in a thread
+                await asyncio.sleep(0.001)
+            staying = asyncio.create_task(replies.once(ASKED, answers))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            assert (await staying).body == b"answer"
+
+    asyncio.run(check())
+
+
+def test_a_key_belongs_to_its_owner():
+    async def check():
+        with MemoryStore() as store:
+            replies, _ = both_drivers(store)
+            for owner in ("alice", "bob"):
+                answers = Answers(owner.encode())
+                answers.may_end.set()
+                found = await replies.once(Once(owner, "key-1", ASKED.digest), answers)
+                assert (found.body, found.replayed) == (owner.encode(), False)
+
+    asyncio.run(check())
+
+
+def test_owner_and_key_never_run_into_each_other():
+    assert Once("a", "bc", "").name != Once("ab", "c", "").name

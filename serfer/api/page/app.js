@@ -249,11 +249,6 @@ function useKey(keep) {
 }
 
 byId("file").addEventListener("change", (event) => choosePicture(event.target.files[0]));
-byId("file").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter") return; // which would send the form
-  event.preventDefault();
-  event.target.click();
-});
 byId("model").addEventListener("change", () => chooseModel().catch((error) => complain(asProblem(error))));
 byId("key").addEventListener("change", async () => {
   useKey(byId("keep-key").checked);

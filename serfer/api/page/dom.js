@@ -17,7 +17,7 @@ export const byId = (id) => document.getElementById(id);
 /** A table with a caption; the first cell of each row is its header. Numbers are set to the right. */
 export function table(caption, heads, rows) {
   const cell = (value, index) => {
-    const right = typeof value === "number" || /^[-–$<]?[\d.,]+( |%|$)/.test(value);
+    const right = typeof value === "number" || /^[-–$<]?[\d.,]+(\s|%|$)/.test(value);
     return html(index ? "td" : "th", { scope: index ? null : "row", class: index && right ? "number" : null }, String(value));
   };
   return html(
@@ -29,6 +29,7 @@ export function table(caption, heads, rows) {
   );
 }
 
+const GAP = "\u00a0"; // a number and its unit stay on one line
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
@@ -37,13 +38,13 @@ export const count = (value) => whole.format(value);
 /** Milliseconds for people: 3.4 ms, 128 ms, 12.3 s. */
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
-  if (ms >= 9_999.5) return `${tenth.format(ms / 1000)} s`;
-  return `${(ms < 9.95 ? tenth : whole).format(ms)} ms`;
+  if (ms >= 9_999.5) return `${tenth.format(ms / 1000)}${GAP}s`;
+  return `${(ms < 9.95 ? tenth : whole).format(ms)}${GAP}ms`;
 }
 
 export function bytes(value) {
-  if (value >= 1024 ** 2) return `${tenth.format(value / 1024 ** 2)} MB`;
-  return value >= 1024 ? `${tenth.format(value / 1024)} kB` : `${value} B`;
+  if (value >= 1024 ** 2) return `${tenth.format(value / 1024 ** 2)}${GAP}MB`;
+  return value >= 1024 ? `${tenth.format(value / 1024)}${GAP}kB` : `${value}${GAP}B`;
 }
 
 /** Dollars of a million queries that cost `usd` each. */

@@ -149,7 +149,7 @@ function walkable(groups) {
 function axis(end, scale, most, height) {
   return ticks(end, most).flatMap((ms) => {
     const anchor = ms === 0 ? "start" : ms > 0.93 * end ? "end" : "middle"; // nothing is cut off at the border
-    const label = svg("text", { x: scale(ms), y: 10, class: "tick", "text-anchor": anchor }, ms ? duration(ms).replace(".0 ", " ") : "0");
+    const label = svg("text", { x: scale(ms), y: 10, class: "tick", "text-anchor": anchor }, ms ? duration(ms).replace(/\.0(?=\s)/, "") : "0");
     return [svg("line", { x1: scale(ms), x2: scale(ms), y1: TOP - 6, y2: height, class: "grid" }), label];
   });
 }

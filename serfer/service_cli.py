@@ -25,6 +25,7 @@ from serfer.settings import load_settings
 from serfer.terminal import err
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
+_OWN = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 ModelsOption = Annotated[
@@ -72,10 +73,10 @@ def serve(
     models = served_models(model, plan)
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
     opening = Opening(store, workers, driver, object_store, cache_s)
-    if not settings.keys_file and host not in ("127.0.0.1", "::1", "localhost"):
-        err.print("serfer: anybody who reaches this address may ask: give --keys to let in those who have one")
 
     def started(url: str) -> None:
+        if not settings.keys_file and host not in _OWN:
+            err.print("serfer: anybody who reaches this address may ask: give --keys to let in those who have one")
         if as_json:
             print_json({"url": url, "pid": os.getpid(), "models": [*models]})
         else:

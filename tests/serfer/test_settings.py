@@ -31,7 +31,20 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "max_image_bytes": 1,
         "max_image_pixels": 2,
         "state_machine": "arn:aws:states:us-east-1:123456789012:stateMachine:serfer",
+        "api_max_body_bytes": 5,
+        "api_max_pixels": 6,
+        "api_max_images": 7,
+        "api_held_bytes": 8,
+        "api_body_timeout_s": 0.5,
+        "api_header_timeout_s": 1.5,
+        "api_in_flight": 9,
+        "api_queue": 0,
+        "api_deadline_ms": 10,
+        "api_drain_s": 0.0,
+        "api_result_ttl_s": 2.5,
+        "keys_file": tmp_path / "keys.json",
         "local_concurrency": 3,
+        "local_url": "http://127.0.0.1:9001",
         "local_port": 4,
     }
     assert set(values) == set(Settings.model_fields)
@@ -48,6 +61,12 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("MAX_IMAGE_PIXELS", "-1"),
         ("LOCAL_CONCURRENCY", "x"),
         ("LOCAL_PORT", "65536"),
+        ("LOCAL_URL", "https://elsewhere/with/a/path"),
+        ("API_IN_FLIGHT", "0"),
+        ("API_QUEUE", "-1"),
+        ("API_MAX_IMAGES", "1025"),
+        ("API_DEADLINE_MS", "86340001"),
+        ("API_RESULT_TTL_S", "0"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_variable(monkeypatch, name, value):

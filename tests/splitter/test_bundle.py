@@ -77,7 +77,7 @@ def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, function
         ),
         np.float32,
     )
-    task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()], False, [], None]
+    task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()], False, [], None, ""]
     text = base64.b64encode(msgpack.packb(task)).decode()
     root = str(functions[0])
     environment = {"PYTHONPATH": root, "LAMBDA_TASK_ROOT": root, "SERFER_STORE": "memory://", "PATH": os.defpath}

@@ -56,7 +56,7 @@ def serve(
     in_flight: Annotated[int | None, typer.Option(min=1, max=10_000, help="Queries that run at once.")] = None,
     queue: Annotated[int | None, typer.Option(min=0, max=10_000, help="Queries that wait for their turn.")] = None,
     drain_s: Annotated[
-        float | None, typer.Option(min=0, help="Seconds that new requests are still taken after SIGTERM.")
+        float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
     ] = None,
     keys: KeysOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",

@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from drivers.driver import Asker
 from serfer.api import documents
 from serfer.api.body import ApiLimits
+from serfer.api.held import Hold
 from serfer.api.idempotency import Replies
 from serfer.api.problems import Problem
 from serfer.api.requests import Once, check_parameters, digest_of, idempotency_key, unless_gone, wants_async
@@ -126,28 +127,30 @@ def _asked(
 
 async def _now(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:
     once = asked.once(images)
+    deadline_s = asked.question.deadline_s
     if once is None:
-        return _json(await _answer(routes, asked, images))
-    reply = await routes.replies.once(once, lambda: _answer(routes, asked, images))
+        return _json(await _answer(routes, asked, images, deadline_s))
+    reply = await routes.replies.once(once, lambda left_s: _answer(routes, asked, images, left_s), deadline_s)
     return _json(reply.body, {"Idempotent-Replayed": "true"} if reply.replayed else {})
 
 
 async def _answer(
-    routes: Classifying, asked: _Asked, images: Sequence[Upload], watch: Watch | None = None, *, explain: bool = False
+    routes: Classifying, asked: _Asked, images: Sequence[Upload], left_s: float, watch: Watch | None = None
 ) -> bytes:
-    question = asked.question
-    if watch:
-        question = Question(question.model, question.deadline_s, Asker(question.asker.request, watch))
+    """Return the body of the answer; whoever watches wants it explained."""
+    question = Question(asked.question.model, left_s, replace(asked.question.asker, watch=watch))
     data, names = [image.data for image in images], [image.name for image in images]
     answered = await routes.service.classify(question, data, names, asked.top_k)
     asked.request.state.answered = answered
     pipeline = routes.service.pipelines[question.model]
-    report = served_report(answered, pipeline.plan, pipeline.facts, explain=explain or asked.explain)
+    report = served_report(answered, pipeline.plan, pipeline.facts, explain=asked.explain or watch is not None)
     return json.dumps(asdict(report)).encode()
 
 
 async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:
     question, once = asked.question, asked.once(images)
+    if once is not None:
+        await routes.replies.check(once)
     job = Job(
         id=once.name[:32] if once else secrets.token_hex(16),
         owner=owner(asked.request),
@@ -155,15 +158,32 @@ async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -
         digest=once.digest if once else "",
         deadline=time.time() + question.deadline_s,
     )
+    hold: Hold = asked.request.state.hold
 
     async def work(watch: Watch) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(await _answer(routes, asked, images, watch, explain=True))
+        found: dict[str, Any] = json.loads(await _answer_once(routes, asked, images, once, watch))
         return found
 
-    state = await routes.results.begin(job, work, _progress_of(routes, question.model))
+    hold.keep()
+    try:
+        state = await routes.results.begin(job, work, _progress_of(routes, question.model), hold.give_back)
+    except BaseException:
+        hold.give_back()
+        raise
     location = f"/v1/results/{job.id}"
     headers = {"Location": location, "Retry-After": "1", "Preference-Applied": "respond-async"}
     return JSONResponse(state, HTTPStatus.ACCEPTED, headers)
+
+
+async def _answer_once(
+    routes: Classifying, asked: _Asked, images: Sequence[Upload], once: Once | None, watch: Watch
+) -> bytes:
+    """Return the answer's body, which a request that waits for it, with the same key, gets as well."""
+    deadline_s = asked.question.deadline_s
+    if once is None:
+        return await _answer(routes, asked, images, deadline_s, watch)
+    answer = await routes.replies.once(once, lambda left_s: _answer(routes, asked, images, left_s, watch), deadline_s)
+    return answer.body
 
 
 def _progress_of(routes: Classifying, model: str) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:

@@ -21,11 +21,13 @@ def health_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["operation"])
     readiness = _Readiness(service)
 
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz")
     async def healthz() -> JSONResponse:
         """Answer 200 for as long as the process lives and its event loop turns."""
         return JSONResponse({"live": True})
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", responses={503: {"description": "No queries should be sent here now."}})
     async def readyz() -> JSONResponse:
         """Answer 200 while queries can be answered here, else 503 and what is wrong with store and functions."""

@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from serfer.api.problems import Problem
 from serfer.api.requests import Once
-from serfer.core.errors import MissingKeyError
+from serfer.core.errors import DeadlineError, MissingKeyError
 from storage.store import Store
 
 
@@ -35,19 +35,31 @@ class Replies:
         self._ttl_s = ttl_s
         self._under_way: dict[str, asyncio.Future[None]] = {}
 
-    async def once(self, once: Once, answer: Callable[[], Awaitable[bytes]]) -> Reply:
-        """Return the answer that there is, or else make one and keep it.
+    async def check(self, once: Once) -> None:
+        """Raise Problem 422 where the key came with another question before, and was answered."""
+        await asyncio.to_thread(self._find, once)
 
-        Raises Problem 422 where the key came with another question before, and whatever `answer` raises.
+    async def once(self, once: Once, answer: Callable[[float], Awaitable[bytes]], deadline_s: float) -> Reply:
+        """Return the answer that there is, or else make one, within so many seconds, and keep it.
+
+        `answer` is told how many seconds are left. Raises Problem 422 where the key came with another question before,
+        DeadlineError, and whatever `answer` raises.
         """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_s
         while (other := self._under_way.get(once.name)) is not None:
-            await asyncio.wait((other,))  # the same request, sent again: its answer is on its way here
+            # The same request, sent again: its answer is on its way here.
+            await asyncio.wait((other,), timeout=deadline - loop.time())
+            if loop.time() >= deadline:
+                raise DeadlineError(
+                    f"no answer by the deadline of {deadline_s * 1000:.0f} ms: the same request still runs"
+                )
         ended = self._under_way[once.name] = asyncio.get_running_loop().create_future()
         try:
             known = await asyncio.to_thread(self._find, once)
             if known is not None:
                 return Reply(known, replayed=True)
-            body = await answer()
+            body = await answer(deadline - loop.time())
             return await asyncio.to_thread(self._keep, once, body)
         finally:
             del self._under_way[once.name]

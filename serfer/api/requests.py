@@ -40,7 +40,8 @@ def check_parameters(request: Request, known: Iterable[str]) -> None:
         if name not in known:
             shown = name[:40] if name.isprintable() else "a parameter"
             raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY, f"{shown!r} is no parameter here: there is {', '.join(known)}"
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"{shown!r} is no parameter here: there is {', '.join(known) or 'none'}",
             )
         if names.count(name) > 1:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is given more than once")

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,9 +51,10 @@ class Job:
 
 @dataclass(frozen=True)
 class _State:
-    """What is known of a job, as it lies in the store."""
+    """What is known of a job, as it lies in the store; `run` is the name of the try that may write there."""
 
     id: str
+    run: str
     status: str
     model: str
     created: float
@@ -65,7 +67,7 @@ class _State:
     def public(self) -> dict[str, Any]:
         """Return what the owner is shown."""
         plain = asdict(self)
-        del plain["digest"], plain["deadline"]
+        del plain["run"], plain["digest"], plain["deadline"]
         return plain
 
 
@@ -83,29 +85,32 @@ class Results:
         job: Job,
         work: Callable[[Watch], Awaitable[dict[str, Any]]],
         progress: Callable[[Sequence[StageRun]], Sequence[StageProgress]],
+        ended: Callable[[], None],
     ) -> dict[str, Any]:
         """Start `work` unless the same job was begun before, here or elsewhere; return its state.
 
-        Raises Problem 422 where that asked something else.
+        `ended` is called when nothing of the request is needed any more. Raises Problem 422 where that asked something
+        else. After a failure the same request is tried anew; where two drivers do so at once, the one whose state lies
+        in the store goes on.
         """
-        state = _State(job.id, "queued", job.model, self._clock(), job.digest, job.deadline, progress(()))
-        for _ in range(2):
-            if await asyncio.to_thread(self._put_first, job.key, state):
-                task = asyncio.create_task(self._run(job.key, state, work, progress))
-                self._running[job.key] = task
-                task.add_done_callback(lambda _: self._running.pop(job.key, None))
-                return state.public()
+        state = _State(
+            *(job.id, secrets.token_hex(8), "queued", job.model, self._clock(), job.digest, job.deadline, progress(()))
+        )
+        if not await asyncio.to_thread(self._put_first, job.key, state):
             found = await self._find(job.key)
             if found is not None and found.status != "failed":
                 if found.digest != job.digest:
                     raise Problem(
                         HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
                     )
+                ended()
                 return found.public()
-            await asyncio.to_thread(self._store.delete, [job.key])  # after a failure, the same request is tried anew
-        raise Problem(
-            HTTPStatus.SERVICE_UNAVAILABLE, "the same request is begun elsewhere", headers={"Retry-After": "1"}
-        )
+            await asyncio.to_thread(self._store.put, job.key, _packed(state), self._left_s(state))
+        task = asyncio.create_task(self._run(job.key, state, work, progress))
+        self._running[job.key] = task
+        task.add_done_callback(lambda done: self._running.pop(job.key) if self._running.get(job.key) is done else None)
+        task.add_done_callback(lambda _: ended())
+        return state.public()
 
     async def find(self, job_id: str, owner: str) -> dict[str, Any]:
         """Return a job's state; raises Problem 404 where there is none, or another's."""
@@ -148,7 +153,7 @@ class Results:
                 if now != state.stages or bool(stages) != (state.status == "running"):
                     state = replace(state, status="running" if stages else "queued", stages=now)
                     await self._put(key, state)
-                elif not await self._wanted(key):
+                elif not await self._wanted(key, state):
                     return
             await self._put(key, _ended(state, doing, progress(stages[-1]) if stages else state.stages))
         finally:
@@ -156,17 +161,19 @@ class Results:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await doing
 
-    async def _wanted(self, key: str) -> bool:
-        """Say whether nobody has deleted the job."""
+    async def _wanted(self, key: str, state: _State) -> bool:
+        """Say whether nobody has deleted the job, or begun it anew."""
         try:
-            [there] = await asyncio.to_thread(self._store.exists, [key])
+            value = await asyncio.to_thread(self._store.get, key)
+        except MissingKeyError:
+            return False
         except SerferError:
             return True
-        return there
+        return bool(json.loads(value)["run"] == state.run)
 
     async def _put(self, key: str, state: _State) -> None:
         """Write a state down if the job is wanted; where the store fails, the next one may get through."""
-        if not await self._wanted(key):
+        if not await self._wanted(key, state):
             raise asyncio.CancelledError
         with contextlib.suppress(SerferError):
             await asyncio.to_thread(self._store.put, key, _packed(state), self._left_s(state))

@@ -62,8 +62,9 @@ defaults
 frontend clients
   bind {host}:{port} backlog 2048
   http-request return status 200 content-type text/plain string {token} if {{ path /{token} }}
-  http-request set-header X-Request-Id %[uuid] unless {{ req.hdr(X-Request-Id) -m reg ^[A-Za-z0-9._-]{{1,64}}$ }}
-  http-request set-var(txn.request) req.hdr(X-Request-Id)
+  http-request set-header X-Request-Id %[uuid] unless {{ req.fhdr(X-Request-Id,1) -m reg ^[A-Za-z0-9._-]{{1,64}}$ }}
+  http-request set-header X-Request-Id %[req.fhdr(X-Request-Id,1)]
+  http-request set-var(txn.request) req.fhdr(X-Request-Id,1)
   http-request del-header Forwarded
   http-request set-header X-Forwarded-For %[src]
   http-request set-header X-Forwarded-Proto http

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 import serfer
-from tests.api.conftest import png
+from serfer.api.held import HeldBytes
+from tests.api.conftest import PATIENCE, png
 from tests.e2e.small import CLASSES
 
 
@@ -27,6 +28,14 @@ def expected(small_plan):
     with serfer.open(small_plan, workers="inprocess") as pipeline:
         pipeline.classify([png()], names=["cat.png"], top_k=3)
         return json.loads(json.dumps(pipeline.last_report.as_dict()))
+
+
+def middleware(app, kind):
+    """Return the middleware of a kind that an application which runs has."""
+    layer = app.middleware_stack
+    while not isinstance(layer, kind):
+        layer = getattr(layer, "app", None) or layer._app
+    return layer
 
 
 class TestAnswers:
@@ -169,6 +178,39 @@ class TestResults:
         assert second.json()["status"] == "done"
         assert second.headers["location"] == first.headers["location"]
         assert len(observed.answers) == 1
+
+    def test_a_key_that_was_answered_is_the_same_key_later(self, http, observed):
+        headers = {"Idempotency-Key": "k"}
+        first = answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=headers))
+        assert self.ended(http, self.later(http, **headers))["result"] == first
+        other = {"files": {"image": ("a", png(seed=1))}, "headers": {**headers, "Prefer": "respond-async"}}
+        assert "came with another request" in problem(http.post("/v1/classify", **other), 422)
+        assert len(observed.answers) == 1
+
+    def test_a_key_that_was_answered_later_is_the_same_key_now(self, http, observed):
+        headers = {"Idempotency-Key": "k"}
+        later = self.ended(http, self.later(http, **headers))["result"]
+        assert answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=headers)) == later
+        assert len(observed.answers) == 1
+
+    def test_what_a_result_to_come_holds_in_memory_counts(self, app, http, service, monkeypatch):
+        """As long as its query waits; whoever sends more is told so, and room comes back when it ends."""
+        may_end = threading.Event()
+        asked = service.pipelines["small"].ask
+        monkeypatch.setattr(
+            service.pipelines["small"], "ask", lambda *args, **kw: may_end.wait(60) and asked(*args, **kw)
+        )
+        http.get("/healthz")
+        held = middleware(app, HeldBytes)
+        before = held.held
+        reply = self.later(http)
+        assert held.held - before > len(png())
+        held.most = held.held
+        assert "hold all the memory" in problem(http.post("/v1/classify", files={"image": ("a", png())}), 429)
+        may_end.set()
+        self.ended(http, reply)
+        while held.held > before:
+            pass
 
     def test_a_deleted_result_is_gone(self, http):
         place = self.later(http).headers["location"]

@@ -5,6 +5,7 @@ import pytest
 from serfer.api.idempotency import Replies
 from serfer.api.problems import Problem
 from serfer.api.requests import Once, digest_of
+from serfer.core.errors import DeadlineError
 from storage.memory import MemoryStore
 
 ASKED = Once("alice", "key-1", digest_of([b"a picture"]))
@@ -18,7 +19,8 @@ class Answers:
         self.may_end = asyncio.Event()
         self.computed = 0
 
-    async def __call__(self):
+    async def __call__(self, left_s):
+        assert left_s > 0
         self.computed += 1
         await self.may_end.wait()
         return self.body
@@ -33,7 +35,10 @@ def test_two_drivers_that_compute_the_same_query_give_one_answer():
         with MemoryStore() as store:
             first, second = both_drivers(store)
             slow, quick = Answers(b"slow"), Answers(b"quick")
-            waiting = [asyncio.create_task(first.once(ASKED, slow)), asyncio.create_task(second.once(ASKED, quick))]
+            waiting = [
+                asyncio.create_task(first.once(ASKED, slow, 60.0)),
+                asyncio.create_task(second.once(ASKED, quick, 60.0)),
+            ]
             while not (slow.computed and quick.computed):  # noqa: ASYNC110 - they look into the store in threads
                 await asyncio.sleep(0.001)
             quick.may_end.set()
@@ -47,17 +52,17 @@ def test_two_drivers_that_compute_the_same_query_give_one_answer():
 
 def test_an_answer_that_failed_is_tried_anew():
     async def check():
-        async def fails():
+        async def fails(_):
             raise Problem(503, "not now")
 
         with MemoryStore() as store:
             first, second = both_drivers(store)
             with pytest.raises(Problem, match="not now"):
-                await first.once(ASKED, fails)
+                await first.once(ASKED, fails, 60.0)
             answers = Answers(b"answer")
             answers.may_end.set()
-            assert (await second.once(ASKED, answers)).replayed is False
-            assert (await first.once(ASKED, answers)).replayed is True
+            assert (await second.once(ASKED, answers, 60.0)).replayed is False
+            assert (await first.once(ASKED, answers, 60.0)).replayed is True
             assert answers.computed == 1
 
     asyncio.run(check())
@@ -69,13 +74,29 @@ def test_whoever_waits_for_one_that_gives_up_computes_it():
             replies, _ = both_drivers(store)
             given_up, answers = Answers(b"x"), Answers(b"answer")
             answers.may_end.set()
-            leaving = asyncio.create_task(replies.once(ASKED, given_up))
+            leaving = asyncio.create_task(replies.once(ASKED, given_up, 60.0))
             while not given_up.computed:  # noqa: ASYNC110 - it looks into the store in a thread
                 await asyncio.sleep(0.001)
-            staying = asyncio.create_task(replies.once(ASKED, answers))
+            staying = asyncio.create_task(replies.once(ASKED, answers, 60.0))
             await asyncio.sleep(0)
             leaving.cancel()
             assert (await staying).body == b"answer"
+
+    asyncio.run(check())
+
+
+def test_whoever_waits_for_the_same_request_waits_no_longer_than_its_own_deadline():
+    async def check():
+        with MemoryStore() as store:
+            replies, _ = both_drivers(store)
+            running = Answers(b"x")
+            first = asyncio.create_task(replies.once(ASKED, running, 60.0))
+            while not running.computed:  # noqa: ASYNC110 - it looks into the store in a thread
+                await asyncio.sleep(0.001)
+            with pytest.raises(DeadlineError, match="the same request still runs"):
+                await replies.once(ASKED, Answers(b"y"), 0.01)
+            running.may_end.set()
+            assert (await first).body == b"x"
 
     asyncio.run(check())
 
@@ -87,7 +108,7 @@ def test_a_key_belongs_to_its_owner():
             for owner in ("alice", "bob"):
                 answers = Answers(owner.encode())
                 answers.may_end.set()
-                found = await replies.once(Once(owner, "key-1", ASKED.digest), answers)
+                found = await replies.once(Once(owner, "key-1", ASKED.digest), answers, 60.0)
                 assert (found.body, found.replayed) == (owner.encode(), False)
 
     asyncio.run(check())

@@ -17,12 +17,12 @@ from typing import Any
 from aws_lambda_powertools import Logger
 
 from lambdas.worker import Worker
-from serfer.core.errors import PlanError
+from serfer.core.errors import PlanError, SerferError
 from serfer.core.plan import load_plan
 from serfer.core.wire import requests_in
 from storage.routed import open_routed
 
-logger = Logger(service="serfer")
+logger = Logger(service="serfer", serialize_stacktrace=False)
 
 
 def _ms_since_process_start() -> float:
@@ -54,9 +54,13 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN
     """
     try:
         answer = _WORKER.handle(event)
+    except SerferError as error:  # what can happen: its line says all
+        known = {"invocation": context.aws_request_id, "requests": requests_in(event)}
+        logger.error("task failed", error=type(error).__name__, reason=str(error), **known)  # noqa: TRY400 - no traceback
+        raise
     except Exception:
-        logger.exception("task failed", request_id=context.aws_request_id, requests=requests_in(event))
+        logger.exception("task failed", invocation=context.aws_request_id, requests=requests_in(event))
         raise
     if logger.log_level <= logging.DEBUG:
-        logger.debug("task done", request_id=context.aws_request_id, requests=requests_in(event))
+        logger.debug("task done", invocation=context.aws_request_id, requests=requests_in(event))
     return answer

@@ -69,7 +69,7 @@ def serve(
 
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
-    _check_logs(log_level, log_format)
+    check_logs(log_level, log_format)
     models = served_models(model, plan)
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
     opening = Opening(store, workers, driver, object_store, cache_s)
@@ -109,7 +109,8 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
     return found
 
 
-def _check_logs(level: str, form: str) -> None:
+def check_logs(level: str, form: str) -> None:
+    """Refuse what is no level or format of logs; raises UsageError."""
     if level not in ("debug", "info", "warning", "error"):
         raise UsageError(f"--log-level is debug, info, warning or error, not {level!r}")
     if form not in ("json", "text", "auto"):

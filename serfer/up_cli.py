@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +21,7 @@ from serfer import up_driver
 from serfer.choices import Choices
 from serfer.cli_options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
 from serfer.core.errors import UsageError
-from serfer.service_cli import HostOption, KeysOption, ModelsOption, PlansOption, served_models
+from serfer.service_cli import HostOption, KeysOption, ModelsOption, PlansOption, check_logs, served_models
 from serfer.settings import Settings, load_settings
 from serfer.terminal import err, ignore_signals, out
 
@@ -44,13 +47,19 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Start store, Lambda service, drivers and a load balancer before them; Ctrl-C ends all of it (docs/api.md)."""
-    from serfer.local.server import listen  # noqa: PLC0415 - the command line starts fast
+    from serfer.api.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
+    from serfer.local.server import listen  # noqa: PLC0415 - same
 
     if driver.startswith("stepfunctions"):
         raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
     Choices(store, "local", driver, object_store).check()
-    listen(host, port).close()  # whether it can be had is said now, not after minutes
-    settings, models = load_settings(), served_models(model, plan)
+    # What is wrong is said now, not after minutes by each of the drivers.
+    check_logs(log_level, "auto")
+    settings = load_settings()
+    if known := keys or settings.keys_file:
+        KeyRing(known, time.monotonic)
+    listen(host, port).close()
+    models = served_models(model, plan)
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
     with status_line() as progress, ExitStack() as parts:
@@ -161,7 +170,7 @@ def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings
     plans = [(load_plan(directory), directory) for directory in directories]
     for plan, directory in plans:
         check_artefacts(plan, directory)
-    return local_service(plans, urls[0], settings, objects=urls[1], on_log=_pass_on)
+    return local_service(plans, urls[0], settings, objects=urls[1], on_log=_of_a_function)
 
 
 def _tell_json(stack: Stack) -> None:
@@ -172,14 +181,38 @@ def _tell_json(stack: Stack) -> None:
 def _tell(stack: Stack) -> None:
     out.print(f"ready at {stack.url}")
     out.print(f"  page   {stack.url}/")
-    out.print(f"  ask    curl -F image=@cat.jpg '{stack.url}/v1/classify?top_k=5'")
+    out.print(f"  ask    curl -F image=@cat.jpg '{stack.url}/v1/classify?top_k=5' (with keys: -H 'X-API-Key: ...')")
     out.print("Ctrl-C stops everything")
 
 
 def _say(text: str) -> None:
-    err.print(f"serfer: {text}", soft_wrap=True, markup=False)
+    if err.is_terminal:
+        err.print(f"serfer: {text}", soft_wrap=True, markup=False)
+    else:
+        _pass_on(_line("info", "up", message=text))
+
+
+def _of_a_function(line: str) -> None:
+    """Pass a line of a function's on, as JSON where nobody watches: what it says of itself, and whose it is."""
+    if not err.is_terminal:
+        function, _, text = line.partition(": ")
+        line = _line("info", "function", function=function, **_fields(text))
+    _pass_on(line)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return {key: found[key] for key in found if key != "function"} if isinstance(found, dict) else {"message": text}
+
+
+def _line(level: str, event: str, /, **fields: Any) -> str:  # noqa: ANN401 - any JSON value
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps({"time": now, "level": level, "event": event, **fields})
 
 
 def _pass_on(line: str) -> None:
-    """Pass a line of a driver or a function on, as it is."""
+    """Pass a line on, as it is."""
     sys.stderr.write(f"{line}\n")

@@ -45,6 +45,7 @@ class DriverProcess:
         self._loop = asyncio.get_running_loop()
         self._process: WorkerProcess | None = None
         self._last = ""  # what it said last, for whoever asks why it ended
+        self._early: list[str] = []  # what it said before it first listened: if it never does, its last words are told
         self._came_up: asyncio.Future[None] = self._loop.create_future()
         self._gone = asyncio.Event()
         self._ends = 0  # in a row
@@ -110,13 +111,19 @@ class DriverProcess:
         url = _listens_at(line)
         if url is None:
             self._last = line.removeprefix("serfer: ")
-            self._on_line(line)
+            if self._came_up.done():
+                self._on_line(line)
+            else:
+                self._early.append(line)
             return
         self.url = url
         if self._came_up.done():
             self._say(f"{self.name} is back at {url}")
         else:
             self._came_up.set_result(None)
+            for early in self._early:
+                self._on_line(early)
+            self._early.clear()
 
     def _ended(self, status: int) -> None:
         self._process = None

@@ -6,7 +6,7 @@ import pytest
 
 import serfer
 from serfer.api.held import HeldBytes
-from tests.api.conftest import PATIENCE, png
+from tests.api.conftest import png
 from tests.e2e.small import CLASSES
 
 

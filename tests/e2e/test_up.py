@@ -113,6 +113,7 @@ def test_clients_that_retry_lose_nothing_when_parts_are_killed_and_all_of_them_c
     system.command.interrupt()
     result = system.command.end()
     assert result.code == 0
+    assert all(json.loads(line)["event"] for line in result.err.splitlines())
     for said in ("driver 0 has ended (signal: killed)", "driver 0 is back", "the balancer had ended", "the store had"):
         assert said in result.err
 
@@ -133,7 +134,8 @@ def test_what_cannot_work_is_refused_by_name(serfer_, lean, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         serfer_("up", "--plan", lean, "--port", port).complains(4, f"--port {port} is taken")
-    # What only a driver finds out is told in its words.
-    result = serfer_("up", "--plan", lean, "--port", 0, "--keys", tmp_path / "missing")
-    assert result.code == 4
-    assert "missing" in result.err.splitlines()[-1]
+    serfer_("up", "--plan", lean, "--keys", tmp_path / "none").complains(2, "SERFER_KEYS_FILE", "none does not exist")
+    serfer_("up", "--plan", lean, "--log-level", "loud").complains(2, "--log-level is debug, info, warning or error")
+    # What only drivers find out is told once, in the words of one.
+    result = serfer_("up", "--plan", lean, "--port", 0, "--store", "redis://:hush@127.0.0.1:1/0")
+    assert "hush" not in result.complains(4, "driver ", "Redis at 127.0.0.1:1")

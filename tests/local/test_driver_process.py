@@ -65,10 +65,12 @@ def test_driver_that_is_stopped_while_it_waits_to_be_started_again_stays_away():
 
 def test_driver_that_does_not_come_up_says_why():
     async def play():
-        driver = Heard().driver(REFUSES)
+        heard = Heard()
+        driver = heard.driver(REFUSES)
         with pytest.raises(UnavailableError, match=r"^driver 0: no such plan$"):
             await driver.start()
         await driver.stop()
+        assert heard.lines == []  # it is told once
 
     asyncio.run(play())
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from drivers.driver import Asker
 from serfer.api.admission import Admission
 from serfer.api.problems import Problem
-from serfer.core.errors import LambdaUnavailableError, StoreUnavailableError, TaskFailedError
+from serfer.core.errors import DeadlineError, LambdaUnavailableError, StoreUnavailableError, TaskFailedError
 from serfer.pipeline import Pipeline, Result
 from serfer.probe import Health
 from storage.store import Store
@@ -105,10 +105,11 @@ class Service:
 
     async def _in_turn(self, question: Question, begin: Callable[[float], Future[Result]]) -> Answered:
         """Wait for a turn, begin a query in a thread, and wait for it; whoever stops waiting cancels it."""
+        deadline = time.monotonic() + question.deadline_s
         try:
             async with self.admission.turn(question.deadline_s) as queued_s:
                 admitted = time.monotonic()
-                result = await self._begun(begin, question.deadline_s - queued_s)
+                result = await self._begun(begin, deadline)
         except Problem:
             raise  # whom it refuses the admission counts
         except BaseException as error:
@@ -120,8 +121,14 @@ class Service:
         self._observer.answered(question.model, answered)
         return answered
 
-    async def _begun(self, begin: Callable[[float], Future[Result]], left_s: float) -> Result:
-        started = self._decoders.submit(begin, left_s)
+    async def _begun(self, begin: Callable[[float], Future[Result]], deadline: float) -> Result:
+        def in_time() -> Future[Result]:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineError("no answer by the deadline: it passed before the query could begin")
+            return begin(left_s)
+
+        started = self._decoders.submit(in_time)
         try:
             query = await asyncio.wrap_future(started)
         except asyncio.CancelledError:

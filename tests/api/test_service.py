@@ -118,6 +118,15 @@ class TestQueries:
 
         asyncio.run(check())
 
+    def test_a_deadline_that_has_passed_already_is_told_as_one(self, service, pipeline):
+        async def check():
+            for deadline_s in (0.0, -1.0):
+                with pytest.raises(DeadlineError, match="before the query could begin"):
+                    await classify(service, deadline_s=deadline_s)
+            assert not pipeline.begun
+
+        asyncio.run(check())
+
     def test_a_query_knows_the_request_that_it_came_with(self, service, pipeline):
         async def check():
             task = classify(service)

@@ -25,6 +25,7 @@ draining, released = threading.Event(), threading.Event()
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body go out together, or not at all
     def answer(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path == "/wait":

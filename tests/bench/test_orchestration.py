@@ -39,6 +39,7 @@ def test_a_burst_over_functions_that_do_nothing_loses_no_query(directory):
     assert "0 queries lost" in text(found)
 
 
+@pytest.mark.slow
 def test_the_pipeline_is_timed_against_threads_and_over_more_workers(directory, tmp_path, monkeypatch):
     monkeypatch.setattr(orchestration, "bench_plan", lambda *_: directory)
     mine = Settings(cache_dir=tmp_path)

@@ -222,10 +222,10 @@ def enumerated(request):
     return found
 
 
-@pytest.fixture(scope="module")
-def cut_everywhere():
+@pytest.fixture(scope="module", params=[pytest.param(CASES, marks=pytest.mark.slow)])
+def cut_everywhere(request):
     """The cases with two stores and at most three stages, with seconds and dollars of all chains of that many."""
-    chosen = [case for case in cases(CASES) if case[2].platform.objects and len(case[1]) <= 4]
+    chosen = [case for case in cases(request.param) if case[2].platform.objects and len(case[1]) <= 4]
     found = [(*case, *prices(*case, everywhere=True)) for case in chosen]
     return [case for case in found if len(case[3])]
 

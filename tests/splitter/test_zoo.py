@@ -97,7 +97,11 @@ def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
 
 
 @pytest.mark.parametrize(
-    ("name", "grids"), [("efficientnet-lite0", ["2x2", "3x3", "1"]), ("alexnet", ["2x2", "2x2", "1", "1"])]
+    ("name", "grids"),
+    [
+        pytest.param("efficientnet-lite0", ["2x2", "3x3", "1"], marks=pytest.mark.slow),
+        ("alexnet", ["2x2", "2x2", "1", "1"]),
+    ],
 )
 def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, zoo_plan):
     source, sample, _ = zoo(name)

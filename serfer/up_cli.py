@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer import up_driver
 from serfer.choices import Choices
 from serfer.cli_options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
 from serfer.core.errors import UsageError
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from serfer.local.redis_server import RedisServer
     from serfer.local.stack import Order, Stack
 
+ARGUMENTS = "SERFER_UP_ARGUMENTS"
+"""The variable with a driver's last arguments: command lines, which everybody may read, are no place for passwords."""
+_DRIVER = "serfer.up_driver"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -88,12 +90,12 @@ class _Behind:
         from serfer.local.stack import DRAIN_S, Order  # noqa: PLC0415 - the command line starts fast
 
         form = "text" if err.is_terminal else "json"
-        command = [sys.executable, "-P", "-m", up_driver.__name__, "serve", "--workers=local", "--host=127.0.0.1"]
+        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--workers=local", "--host=127.0.0.1"]
         command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *self.options]
         store, objects = self.urls
         variables = {
             **os.environ,
-            **up_driver.variables([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
+            ARGUMENTS: json.dumps([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
             "SERFER_LOCAL_URL": self.service.url,
             # What the service may run at once, they share.
             "SERFER_LOCAL_CONCURRENCY": str(max(1, self.settings.local_concurrency // self.drivers)),

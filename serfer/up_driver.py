@@ -10,15 +10,8 @@ import os
 import sys
 
 from serfer.__main__ import main
-
-_VARIABLE = "SERFER_UP_ARGUMENTS"
-
-
-def variables(arguments: list[str]) -> dict[str, str]:
-    """Return the variable that gives a driver these arguments."""
-    return {_VARIABLE: json.dumps(arguments)}
-
+from serfer.up_cli import ARGUMENTS
 
 if __name__ == "__main__":
-    sys.argv += json.loads(os.environ.pop(_VARIABLE, "[]"))
+    sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))
     main()

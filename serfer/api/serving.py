@@ -70,7 +70,7 @@ def serve_models(
 
 
 def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipeline:
-    """Open a plan directory with the limits that hold for images from outside; raises UsageError if it takes none."""
+    """Open a plan directory with the limits that hold for images from outside; raises what `serfer.open` raises."""
     bounded = {
         "max_image_bytes": min(settings.max_image_bytes, settings.api_max_body_bytes),
         "max_image_pixels": min(settings.max_image_pixels, settings.api_max_pixels),

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.instance_cli import instance
+from bench.route_cli import route
+from bench.simulator_cli import policies, simulator
 from bench.stamp import make_stamp
 from serfer import display
 from serfer.cli_options import (
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
     from bench.rows import Row
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
+bench_app.command()(instance)
+bench_app.command()(policies)
+bench_app.command()(route)
+bench_app.command()(simulator)
 
 
 @bench_app.command()

@@ -1,4 +1,4 @@
-"""Executions of one state machine of AWS Step Functions, by way of boto3 in threads."""
+"""Executions of one state machine of AWS Step Functions, by way of botocore in threads."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _CALLS = 16  # at once, where none waits for an execution's end
 
 
 class Client(Protocol):
-    """What is used of a boto3 client for Step Functions; it may be called from several threads at once."""
+    """What is used of a botocore client for Step Functions; it may be called from several threads at once."""
 
-    def start_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803 - boto3's
+    def start_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803 - botocore's
         """Start an execution of a Standard machine."""
 
-    def describe_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - boto3's
+    def describe_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
         """Say how an execution of a Standard machine is."""
 
-    def stop_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - boto3's
+    def stop_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
         """Stop an execution of a Standard machine."""
 
     def start_sync_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803
@@ -47,25 +47,29 @@ class Client(Protocol):
 def connect(
     region: str, *, endpoint: str | None = None, credentials: Credentials | None = None, connections: int = CONCURRENCY
 ) -> Client:
-    """Return a client for Step Functions in a region, or at `endpoint`; credentials are boto3's own unless given."""
-    import boto3  # noqa: PLC0415 - most commands never need it, and it takes its time
-    from botocore.config import Config  # noqa: PLC0415 - as above
+    """Return a client for Step Functions in a region, or at `endpoint`; credentials are botocore's own unless given."""
+    from botocore.config import Config  # noqa: PLC0415 - most commands never need it, and it takes its time
+    from botocore.session import get_session  # noqa: PLC0415 - as above
 
-    session = boto3.session.Session(
-        aws_access_key_id=credentials.access_key if credentials else None,
-        aws_secret_access_key=credentials.secret_key if credentials else None,
-        aws_session_token=credentials.token if credentials else None,
-        region_name=region,
-    )
     config = Config(
         max_pool_connections=connections,
         connect_timeout=_MARGIN_S,
         read_timeout=EXPRESS_LIMIT_S + _MARGIN_S,
         retries={"mode": "standard", "total_max_attempts": 3},
-        inject_host_prefix=endpoint is None,  # "sync-" before the host's name, which no other endpoint has
     )
-    client: Client = session.client("stepfunctions", endpoint_url=endpoint, config=config)
-    return client
+    if endpoint:  # "sync-" before the host's name is AWS's alone; otherwise the environment may say so
+        config = config.merge(Config(inject_host_prefix=False))
+    client: Any = get_session().create_client(
+        "stepfunctions",
+        region_name=region,
+        endpoint_url=endpoint,
+        aws_access_key_id=credentials.access_key if credentials else None,
+        aws_secret_access_key=credentials.secret_key if credentials else None,
+        aws_session_token=credentials.token if credentials else None,
+        config=config,
+    )
+    connected: Client = client
+    return connected
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Executions:
         said = await self._call(self._client.start_execution, stateMachineArn=self._arn, name=name, input=text)
         return said["executionArn"], (asked + loop.time()) / 2 - said["startDate"].timestamp()
 
-    async def _ended(self, arn: str, expected_s: float) -> Any:  # noqa: ANN401 - boto3's
+    async def _ended(self, arn: str, expected_s: float) -> Any:  # noqa: ANN401 - botocore's
         """Ask about an execution until it has ended, and return what is said then."""
         await asyncio.sleep(max(0.0, expected_s - _FIRST_WAIT_S))
         wait = _FIRST_WAIT_S
@@ -160,8 +164,8 @@ class Executions:
         middle = (said["startDate"].timestamp() + said["stopDate"].timestamp()) / 2
         return _outcome(said, (asked + loop.time()) / 2 - middle)
 
-    async def _call(self, method: Callable[..., Any], **given: str) -> Any:  # noqa: ANN401 - boto3's
-        """Call boto3 in a thread; its errors, which hold no secrets, become one line."""
+    async def _call(self, method: Callable[..., Any], **given: str) -> Any:  # noqa: ANN401 - botocore's
+        """Call botocore in a thread; its errors, which hold no secrets, become one line."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: method(**given))
         except ClientError as error:
@@ -174,6 +178,6 @@ class Executions:
             raise UnavailableError(f"Step Functions cannot be reached: {error}") from error
 
 
-def _outcome(said: Any, clock: float) -> Outcome:  # noqa: ANN401 - boto3's
+def _outcome(said: Any, clock: float) -> Outcome:  # noqa: ANN401 - botocore's
     status, output, error, cause = (str(said.get(key) or "") for key in ("status", "output", "error", "cause"))
     return Outcome(status, output, error, cause, said["startDate"].timestamp(), said["stopDate"].timestamp(), clock)

@@ -11,8 +11,9 @@ import functools
 import hmac
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 from botocore.auth import SigV4Auth
@@ -70,12 +71,23 @@ class _Signer(SigV4Auth):
 
 
 class LambdaInvoker:
-    """Invokes functions of the Lambda service at `endpoint`, at most `connections` at once."""
+    """Invokes functions of the Lambda service at `endpoint`, at most `connections` at once.
 
-    def __init__(self, endpoint: str, region: str, credentials: Credentials, connections: int) -> None:
+    Those that have other names there, perhaps with a qualifier (NAME:ALIAS), have them in `names`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        region: str,
+        credentials: Credentials,
+        connections: int,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._signer = _Signer(credentials, region)
         self._headers = {"Host": URL(self._endpoint).authority}
+        self._names = names or {}
         self._urls: dict[str, URL] = {}
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60),
@@ -84,6 +96,10 @@ class LambdaInvoker:
             auto_decompress=False,
             skip_auto_headers=_UNUSED,
         )
+
+    def called(self, function: str) -> str:
+        """Return what a function is called at the service."""
+        return self._names.get(function, function)
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
         """Invoke synchronously: the response is the task's end."""
@@ -117,9 +133,12 @@ class LambdaInvoker:
         decode: Callable[[Any], _Answer],
         kind: str = "RequestResponse",
     ) -> _Answer | Failure:
+        function = self.called(function)
         url = self._urls.get(function)
         if url is None:
-            url = self._urls[function] = URL(f"{self._endpoint}/2015-03-31/functions/{function}/invocations")
+            # Quoted as botocore does: what is signed is the path as it was sent.
+            path = f"/2015-03-31/functions/{quote(function, safe='')}/invocations"
+            url = self._urls[function] = URL(f"{self._endpoint}{path}", encoded=True)
         headers = {**self._headers, "X-Amz-Invocation-Type": kind}
         request = AWSRequest("POST", str(url), headers=headers, data=body)
         self._signer.add_auth(request)

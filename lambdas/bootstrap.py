@@ -1,14 +1,18 @@
 """The Lambda handler of a stage's function; the one place of lambdas/ that reads the environment.
 
-LAMBDA_TASK_ROOT holds plan.json and the stage's files, SERFER_STORE the store's URL, SERFER_OBJECT_STORE perhaps the
-URL of a second one, for the stages whose path is "objects". What can fail for good fails here, in the environment's
-init, and not at the first query.
+LAMBDA_TASK_ROOT holds plan.json and the stage's files, unless a layer holds those; SERFER_STORE is the store's URL,
+SERFER_OBJECT_STORE perhaps the URL of a second one, for the stages whose path is "objects". What can fail for good
+fails here, in the environment's init, and not at the first query.
+
+With SnapStart an init's memory is copied into any number of environments, each of which then makes anew what copies
+must not share: its name, and connections to stores.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -16,11 +20,13 @@ from typing import Any
 
 from aws_lambda_powertools import Logger
 
+from lambdas.artefacts import artefact_directory
 from lambdas.worker import Worker
 from serfer.core.errors import PlanError, SerferError
-from serfer.core.plan import load_plan
+from serfer.core.plan import Plan, load_plan
 from serfer.core.wire import requests_in
 from storage.routed import open_routed
+from storage.store import Store
 
 logger = Logger(service="serfer", serialize_stacktrace=False)
 
@@ -32,19 +38,41 @@ def _ms_since_process_start() -> float:
     return max(0.0, age_s * 1000)
 
 
-def _worker() -> Worker:
-    root = Path(os.environ["LAMBDA_TASK_ROOT"])
+def _store(plan: Plan) -> Store:
     url = os.environ.get("SERFER_STORE")
     if not url:
         raise PlanError("SERFER_STORE is not set: give the function the URL of its store")
+    return open_routed(plan, url, os.environ.get("SERFER_OBJECT_STORE") or None)
+
+
+def _name() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+def _worker(root: Path, plan: Plan) -> Worker:
+    directory = artefact_directory(plan, root, sys.path)
     memory_mb = int(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "1769"))
     threads = max(1, round(memory_mb / 1769))
-    plan = load_plan(root)
-    store = open_routed(plan, url, os.environ.get("SERFER_OBJECT_STORE") or None)
-    return Worker(plan, root, store, uuid.uuid4().hex[:8], threads, _ms_since_process_start())
+    return Worker(plan, directory, _store(plan), _name(), threads, _ms_since_process_start())
 
 
-_WORKER = _worker()
+_ROOT = Path(os.environ["LAMBDA_TASK_ROOT"])
+_PLAN = load_plan(_ROOT)
+_WORKER = _worker(_ROOT, _PLAN)
+
+
+def _restored() -> None:
+    """Begin anew as a copy of the environment that the snapshot was taken of."""
+    started = time.perf_counter()
+    _WORKER.begin_anew(_name(), _store(_PLAN), started)
+
+
+try:
+    from snapshot_restore_py import register_after_restore  # type: ignore[import-untyped]
+except ImportError:  # a part of Lambda's own runtimes since python3.12
+    pass
+else:
+    register_after_restore(_restored)
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context

@@ -82,6 +82,16 @@ class Worker:
         self._environment = environment
         self._init_ms = init_ms
 
+    def begin_anew(self, environment: str, store: Store, started: float) -> None:
+        """Become another environment, with a store of its own: the next report is the first after a cold start.
+
+        It began at `started`, on the clock of time.perf_counter. Sessions that are there stay.
+        """
+        self._store.close()
+        self._store = store
+        self._environment = environment
+        self._init_ms = _ms(started, time.perf_counter())
+
     def handle(self, event: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever an invoker sent
         """Do what a payload asks and return the response; raises InputError for what is none of this plan's."""
         if is_shared(event):

@@ -10,6 +10,8 @@ from storage import check_known, schemes
 
 INLINE = ("planned", "always", "never")
 WORKERS = ("inprocess", "local", "aws")
+TASK_TIMEOUT_S = 60.0
+"""What a stage's function may take for a task."""
 DRIVERS = ("push", "poll", "stepfunctions", "stepfunctions-express")
 
 
@@ -18,7 +20,7 @@ class Choices:
     """A store's URL (None for one that is started), workers, a driver, and how it behaves.
 
     `objects` is the URL of a second store, for the stages that the plan sends there. `inline` says which stages' output
-    rides along: those that the plan says, as many as payloads can carry, or none.
+    rides along: those that the plan says, as many as payloads can carry, or none. `stack` is a deployment's.
     """
 
     store: str | None
@@ -29,6 +31,7 @@ class Choices:
     share: bool = True
     hedge: bool = True
     cache_s: float = 0.0
+    stack: str | None = None
 
     def check(self) -> None:
         """Refuse what does not exist or does not go together; raises UsageError that names both halves."""
@@ -45,8 +48,12 @@ class Choices:
                 check_known(option, url)
         self._check_store("--store", self.store)
         self._check_store("--object-store", self.objects)
-        if self.workers == "aws" and self.store is None:
-            raise UsageError("--workers aws needs --store: the URL of the store that the functions were deployed with")
+        if self.stack is not None and self.workers != "aws":
+            raise UsageError(f"--stack names functions in AWS: use it with --workers aws, not {self.workers}")
+        if self.workers == "aws" and self.store is None and self.stack is None:
+            raise UsageError(
+                "--workers aws needs --store, the URL of the store that the functions were deployed with, or --stack"
+            )
         if self.driver.startswith("stepfunctions") and self.workers == "inprocess":
             raise UsageError(
                 f"--driver {self.driver} invokes functions, not workers in this process: use --workers local or aws"
@@ -60,6 +67,13 @@ class Choices:
             )
         if self.workers == "aws" and own:
             raise UsageError(f"{option} {min(own)}:// cannot be reached by functions in AWS: use s3:// or rediss://")
+
+
+def workers_of(workers: str | None, stack: str | None, default: str = "inprocess") -> str:
+    """Return the workers that are meant where none were chosen: those of the stack, if there is one."""
+    if workers is not None:
+        return workers
+    return default if stack is None else "aws"
 
 
 def _either(names: tuple[str, ...]) -> str:

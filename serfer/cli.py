@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bench.cli import bench_app
 from serfer import __version__, display
 from serfer.api.keys_cli import app as keys_app
+from serfer.choices import workers_of
 from serfer.cli_options import (
     DriverOption,
     JsonOption,
@@ -26,7 +27,9 @@ from serfer.cli_options import (
     ObjectStoreOption,
     PlanOption,
     ProfilesOption,
+    StackOption,
     StoreOption,
+    VerifyWorkersOption,
     WorkersOption,
     opened,
     plan_directory,
@@ -35,14 +38,19 @@ from serfer.cli_options import (
 )
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.structure import unstructure
+from serfer.instance_cli import instance, tune
+from serfer.package_cli import package
 from serfer.service_cli import serve
 from serfer.settings import load_settings
+from serfer.simulate_cli import HELP as SIMULATE_HELP
+from serfer.simulate_cli import simulate
 from serfer.terminal import complain, err, out, run
 from serfer.up_cli import up
 from splitter.exactness import TOLERANCE, difference
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
+    from serfer.doctor import Check
     from serfer.trace import TracedQuery
 
 app = typer.Typer(
@@ -56,7 +64,11 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(keys_app, name="keys")
+app.command()(package)
 app.command()(serve)
+app.command(help=SIMULATE_HELP)(simulate)
+app.command()(instance)
+app.command()(tune)
 app.command()(up)
 
 
@@ -90,7 +102,8 @@ def classify(
     plan: PlanOption = None,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
-    workers: WorkersOption = "local",
+    workers: WorkersOption = None,
+    stack: StackOption = None,
     driver: DriverOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
     top_k: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
@@ -114,9 +127,10 @@ def classify(
         raise UsageError("standard input can be read only once")
     if trace is not None:
         check_trace(trace)
-    directory = plan_directory(plan, model)
+    directory = plan_directory(plan, model, stack)
     failures, traced = [], []
-    with opened(directory, store, workers, driver, object_store, cache_s) as pipeline:
+    workers = workers_of(workers, stack, "local")
+    with opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline:
         whole = original(pipeline.plan, directory) if compare else None
         for name in images:
             try:
@@ -216,7 +230,7 @@ def split(
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
     settings = load_settings()
     measured = settings.profiles(profiles, _share("--safety", safety))
-    from serfer.wiring import dependency_bytes  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - the command line starts fast
     from splitter.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
@@ -317,30 +331,85 @@ def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> Non
 
 @app.command()
 def cost(
-    directory: PlanArgument,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A plan directory, or a BUILD directory of serfer package.")
+    ],
     burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
     store: Annotated[
         str | None, typer.Option(help="redis, s3, valkey, redis+s3 or valkey+s3; by default the plan's own.")
     ] = None,
     cold_share: Annotated[
-        float, typer.Option(help="The share of invocations that find no warm environment, 0 to 1.")
-    ] = 0.0,
+        float | None, typer.Option(help="The share of invocations that find no warm environment, 0 to 1.")
+    ] = None,
     memory: Annotated[int | None, typer.Option(help="MB of every function; by default each stage's own.")] = None,
+    queries_a_month: Annotated[
+        list[int] | None, typer.Option(help="With BUILD: the load of a month; may be given several times.")
+    ] = None,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="With BUILD: a parameter of its template, such as AlarmEmail=x."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="With BUILD: a table of all drivers, stores and engines, in Markdown.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Price a plan on AWS, as predicted: a query by stage, a burst, and a month without queries (docs/cost.md)."""
-    from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+    """Price a plan or a whole deployment on AWS, as predicted: queries, a burst, months (docs/cost.md)."""
+    from sam.deployment import is_build  # noqa: PLC0415 - the command line starts fast
+
+    share = None if cold_share is None else _share("--cold-share", cold_share, 1)
+    if is_build(directory):
+        if store is not None or memory is not None:
+            raise UsageError(f"{directory} has its store and memory: package it with others, or give a plan directory")
+        if compare:
+            _compare_costs(directory, queries_a_month, as_json)
+        else:
+            _cost_of_build(directory, burst, share, queries_a_month, parameter, as_json)
+        return
+    if compare or queries_a_month or parameter:
+        raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
+    from serfer.core.plan import load_plan  # noqa: PLC0415 - same
     from serfer.prices import Circumstances, price  # noqa: PLC0415 - same
 
-    found = price(
-        load_plan(directory),
-        load_settings().facts(),
-        Circumstances(store, memory, _share("--cold-share", cold_share, 1), burst),
-    )
+    found = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, share or 0.0, burst))
     if as_json:
         print_json(found.as_dict())
     else:
         display.print_prices(out, found)
+
+
+def _cost_of_build(
+    build: Path,
+    burst: int,
+    cold_share: float | None,
+    loads: list[int] | None,
+    parameters: list[str] | None,
+    as_json: bool,  # noqa: FBT001 - a command's flag, passed on
+) -> None:
+    from sam.build_cost import price_build  # noqa: PLC0415 - the command line starts fast
+
+    pairs = [text.partition("=") for text in parameters or ()]
+    if (wrong := next((name for name, sign, _ in pairs if not (name and sign)), None)) is not None:
+        raise UsageError(f"--parameter is NAME=VALUE, not {wrong!r}")
+    given = {name: value for name, _, value in pairs}
+    facts = load_settings().facts()
+    found = price_build(build, facts, burst=burst, loads=loads, cold_share=cold_share, parameters=given)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        display.print_bill(out, found)
+
+
+def _compare_costs(build: Path, loads: list[int] | None, as_json: bool) -> None:  # noqa: FBT001 - same
+    from sam.build_cost import compare_build  # noqa: PLC0415 - the command line starts fast
+    from sam.cost import LOADS, markdown  # noqa: PLC0415 - same
+
+    rows = compare_build(build, load_settings().facts(), loads)
+    if as_json:
+        for row in rows:
+            print_json(asdict(row))
+    else:
+        print(markdown(rows, loads or LOADS))  # noqa: T201 - Markdown goes out as it is
 
 
 @app.command()
@@ -378,7 +447,8 @@ def verify(
     random: Annotated[
         int | None, typer.Option(min=0, help="How many random inputs to compare on: 2, unless there are images.")
     ] = None,
-    workers: WorkersOption = "inprocess",
+    workers: VerifyWorkersOption = None,
+    stack: StackOption = None,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     driver: DriverOption = "push",
@@ -394,7 +464,8 @@ def verify(
     count = random if random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
-    with opened(directory, store, workers, driver, object_store) as pipeline, status_line() as progress:
+    workers = workers_of(workers, stack)
+    with opened(directory, store, workers, driver, object_store, stack=stack) as pipeline, status_line() as progress:
         found = compare(pipeline, directory, images or [], count, progress)
     if as_json:
         for row in found.rows:
@@ -412,6 +483,7 @@ def verify(
 def warm(
     plan: PlanOption = None,
     model: ModelOption = None,
+    stack: StackOption = None,
     store: StoreOption = None,
     queries: Annotated[int, typer.Option(min=1, max=1000, help="For how many queries at once.")] = 1,
     hold_s: Annotated[
@@ -425,8 +497,8 @@ def warm(
     as_json: JsonOption = False,
 ) -> None:
     """Warm a plan's deployed functions up: start environments for so many queries at once, and build their sessions."""
-    directory = plan_directory(plan, model)
-    with opened(directory, store, "aws") as pipeline:
+    directory = plan_directory(plan, model, stack)
+    with opened(directory, store, "aws", stack=stack) as pipeline:
         while True:
             with status_line() as progress:
                 progress("warming up")
@@ -469,11 +541,26 @@ def sweep(
 
 
 @app.command()
-def doctor(as_json: JsonOption = False) -> None:
-    """Say what this machine has, what is missing, and how to get it; exit code 4 if something is."""
-    from serfer.doctor import examine  # noqa: PLC0415 - looks at packages that other commands do not need
-
-    checks = examine(load_settings())
+def doctor(
+    aws: Annotated[
+        bool, typer.Option("--aws", help="Look at the AWS account, the region and SAM CLI; nothing is created.")
+    ] = False,
+    build: Annotated[
+        Path | None, typer.Option(help="With --aws: what is to be deployed, a BUILD directory of serfer package.")
+    ] = None,
+    region: Annotated[str | None, typer.Option(help="With --aws: a region; by default BUILD's, or AWS's own.")] = None,
+    deployer_policy: Annotated[
+        bool, typer.Option("--deployer-policy", help="With --build: print the IAM policy that deploying takes.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what this machine or an AWS account has, what is missing, how to get it; exit code 4 if something is."""
+    if (build or region or deployer_policy) and not aws:
+        raise UsageError("--build, --region and --deployer-policy go with --aws")
+    if deployer_policy:
+        _print_policy(build)
+        return
+    checks = _examined(aws, build, region)
     if as_json:
         for check in checks:
             print_json(asdict(check))
@@ -481,6 +568,26 @@ def doctor(as_json: JsonOption = False) -> None:
         display.print_checks(out, checks)
     if not all(check.ok for check in checks):
         raise UnavailableError("something is missing: see the lines above")
+
+
+def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Check]:  # noqa: FBT001 - a flag, passed on
+    if aws:
+        from serfer.doctor_aws import examine_aws  # noqa: PLC0415 - imports boto3
+
+        with status_line() as progress:
+            progress("asking AWS")
+            return examine_aws(load_settings().facts(), build, region)
+    from serfer.doctor import examine  # noqa: PLC0415 - looks at packages that other commands do not need
+
+    return examine(load_settings())
+
+
+def _print_policy(build: Path | None) -> None:
+    from serfer.doctor_aws import deployer_policy  # noqa: PLC0415 - imports boto3
+
+    if build is None:
+        raise UsageError("--deployer-policy depends on what is deployed: give --build BUILD")
+    print(json.dumps(deployer_policy(build), indent=2))  # noqa: T201 - goes out as it is
 
 
 def _standard_input() -> bytes:

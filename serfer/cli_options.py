@@ -13,23 +13,38 @@ import typer
 from serfer import display
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
-from serfer.terminal import err, ignore_signals
+from serfer.terminal import err, uninterrupted
 
 if TYPE_CHECKING:
     from serfer.pipeline import Pipeline
 
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="A model of the zoo: efficientnet-lite0 or alexnet.")]
-WorkersOption = Annotated[
-    str,
-    typer.Option(
+
+
+def _workers(default: str) -> Any:  # noqa: ANN401 - typer's
+    return typer.Option(
         help="local: the local Lambda service, a process for each environment; inprocess: threads here; "
-        "aws: the plan's functions as deployed."
+        "aws: the plan's functions as deployed.",
+        show_default=f"{default}, or aws with --stack",
+    )
+
+
+WorkersOption = Annotated[str | None, _workers("local")]
+VerifyWorkersOption = Annotated[str | None, _workers("inprocess")]
+StackOption = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        metavar="NAME",
+        help="The stack of a deployment (serfer package): it says where its functions, store and state machine are.",
     ),
 ]
 StoreOption = Annotated[
     str | None,
-    typer.Option(help="A store's URL: redis://, s3://, file:///, ... (docs/stores.md); by default one is started."),
+    typer.Option(
+        help="A store's URL: redis://, s3://, file:///, ... (docs/stores.md); by default the stack's, or a new one."
+    ),
 ]
 ObjectStoreOption = Annotated[
     str | None,
@@ -57,14 +72,24 @@ def status_line() -> Iterator[Any]:
         yield lambda text: status.update(display.plain(text))
 
 
-def plan_directory(plan: Path | None, model: str | None) -> Path:
-    """Return the directory of --plan, or of --model in the cache; raises UsageError where both are given."""
-    from serfer.wiring import zoo_plan  # noqa: PLC0415 - the command line starts fast
+def check_named(stack: str | None, *named: object) -> None:
+    """Refuse a stack without a plan or a model: it serves one, but has not its directory; raises UsageError."""
+    if stack is not None and not any(named):
+        raise UsageError(f"--stack {stack}: say which plan it serves: --plan DIR, as it was packaged, or --model")
 
+
+def plan_directory(plan: Path | None, model: str | None, stack: str | None = None) -> Path:
+    """Return the directory of --plan, or of --model in the cache.
+
+    Raises UsageError where both are given, or neither for a stack.
+    """
+    check_named(stack, plan, model)
     if plan is not None and model is not None:
         raise UsageError("give --plan or --model, not both")
     if plan is not None:
         return plan
+    from serfer.wiring_local import zoo_plan  # noqa: PLC0415 - the command line starts fast
+
     with status_line() as progress:
         return zoo_plan(model or _DEFAULT_MODEL, load_settings(), progress)
 
@@ -73,24 +98,31 @@ def plan_directory(plan: Path | None, model: str | None) -> Path:
 def opened(
     directory: Path,
     store: str | None,
-    workers: str,
+    workers: str | None,
     driver: str = "push",
     object_store: str | None = None,
     cache_s: float = 0.0,
+    stack: str | None = None,
 ) -> Iterator[Pipeline]:
-    """Open a plan directory for a command, and close it however the command ends."""
+    """Open a plan directory for a command, and close it however the command ends; workers of None are the stack's."""
     from serfer.wiring import open_pipeline  # noqa: PLC0415 - the command line starts fast
 
     with status_line() as progress:
         progress("starting workers and store")
         pipeline = open_pipeline(
-            directory, store=store, workers=workers, driver=driver, object_store=object_store, cache_s=cache_s
+            directory,
+            store=store,
+            workers=workers,
+            driver=driver,
+            object_store=object_store,
+            cache_s=cache_s,
+            stack=stack,
         )
     try:
         yield pipeline
     finally:
-        ignore_signals()  # cleaning up takes no time; a second Ctrl-C must not leave it half done
-        pipeline.close()
+        with uninterrupted():  # cleaning up takes no time; a second Ctrl-C must not leave it half done
+            pipeline.close()
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value

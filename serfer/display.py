@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from bench.gap import GapResult
     from bench.inflation import Inflation
     from bench.overhead import Overhead
+    from sam.cost import Bill
+    from sam.deployment import Deployment
+    from sam.standing import Line
     from serfer.core.profile import Profiles
     from serfer.core.report import QueryReport
     from serfer.doctor import Check
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
 _MB = 1024 * 1024
 _MS_PER_S = 1000
-_QUERIES = 1_000_000
+_QUERIES, _THOUSAND = 1_000_000, 1_000
 _MOST_ROWS = 40
 
 
@@ -71,6 +75,9 @@ def print_answer(out: Console, plan: Plan, report: QueryReport, delta: Differenc
             out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
     if report.target == "cache":
         out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
+        return
+    if report.target == "gpu":
+        out.print(f"{report.latency_ms:.1f} ms, on an instance of the pool: ${report.cost_usd:.8f} of what it costs")
         return
     table = _table("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out")
     for stage in report.stages:
@@ -179,6 +186,54 @@ def _query_price(price: PlanPrice) -> str:
     return f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms, ${price.usd:.8f}"
 
 
+def print_bill(out: Console, found: Bill) -> None:
+    """Print what a deployment costs: what stands, what a query uses, a burst, and months of several loads."""
+    plan, options = found.deployed.plan, found.deployed.options
+    snapshots = ", SnapStart" if options.snapstart else ""
+    out.print(
+        f"[bold]{plain(plan.model)}[/] as {options.name}: drivers {options.drivers}, store {options.store}, engine "
+        f"{options.engine}, {options.architecture}{snapshots}; predicted"
+    )
+    _print_lines(out, found, "an idle month", found.idle)
+    out.print(f"an idle month: [bold]${found.idle_usd:,.2f}[/]")
+    _print_queries(out, found)
+    for name, usage in (("warm", found.warm), ("cold", found.cold)):
+        out.print(
+            f"a thousand queries, {name}: [bold]${_THOUSAND * usage.usd:,.4f}[/]; one takes {usage.seconds:.2f} s"
+        )
+    out.print(
+        f"a burst of {found.burst:,}: ${found.burst * found.warm.usd:,.4f} warm, ${found.burst * found.cold.usd:,.4f} "
+        f"cold; at once it would keep {found.environments:,} workers busy, an account has "
+        f"{found.deployed.facts.functions.concurrency:,}"
+    )
+    table = _table("queries a month", "cold", "stands", "is used", "total")
+    for month in found.months:
+        used = month.usd - found.idle_usd
+        row = f"{month.cold_share:.0%}", f"${found.idle_usd:,.2f}", f"${used:,.2f}", f"${month.usd:,.2f}"
+        table.add_row(f"{month.queries:,}", *row)
+    out.print(table)
+    for line in found.assumed:
+        out.print(plain(line))
+
+
+def _print_lines(out: Console, found: Bill, what: str, lines: Sequence[Line]) -> None:
+    table = _table(what, "", "", "$", "from")
+    for line in lines:
+        table.add_row(plain(line.item), f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", found.tag(line))
+    out.print(table)
+
+
+def _print_queries(out: Console, found: Bill) -> None:
+    """Print what a query uses, for a thousand of them; what only a cold one uses stands there too."""
+    cold = {line.item: line for line in found.cold.lines}
+    warm = {line.item: line for line in found.warm.lines}
+    table = _table("a thousand queries", "each", "", "$ warm", "$ cold", "from")
+    for item, line in {**cold, **warm}.items():
+        dollars = [f"{_THOUSAND * usage[item].usd:.5f}" if item in usage else "-" for usage in (warm, cold)]
+        table.add_row(plain(item), f"{line.quantity:,.4g}", line.unit, *dollars, found.tag(line))
+    out.print(table)
+
+
 def print_profiles(out: Console, profiles: Profiles) -> None:
     """Print how well each kind of operator was measured."""
     table = _table("operators", "measured", "mean error of the fit", "divided among threads")
@@ -259,6 +314,25 @@ def _written(stage: Stage) -> int:
 def _read(stage: Stage) -> int:
     ranges = (part for tile in stage.tiles for piece in tile.pieces for part in piece.ranges)
     return FLOAT_BYTES * sum(part.elements for part in ranges)
+
+
+def print_deployment(out: Console, deployment: Deployment, build: PurePath) -> None:
+    """Print what was packaged, and what comes next."""
+    options = deployment.options
+    table = _table("function", "unzipped, with layers")
+    for name, size in deployment.bytes.items():
+        table.add_row(f"stage-{name}", _bytes(size))
+    out.print(table)
+    kept = f", beside the one before, {deployment.plans[1]}" if len(deployment.plans) > 1 else ""
+    out.print(
+        f"plan {deployment.current}{kept}: {options.drivers} drivers, engine {options.engine}, store {options.store}, "
+        f"{options.runtime} on {options.architecture}, {options.region}; digest {deployment.digest[:12]}"
+    )
+    place = plain(shlex.quote(str(build)))
+    out.print(
+        f"next: serfer cost {place}; serfer doctor --aws --build {place}; make deploy BUILD={place}, or cd {place} && "
+        "sam build && sam deploy --guided"
+    )
 
 
 def print_verification(out: Console, found: Verification) -> None:

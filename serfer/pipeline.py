@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Driver, Spent
+from drivers.target import Served, Target
 from serfer.background import LoopThread, result_of
 from serfer.core.aws import LambdaFacts
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
 from serfer.images import ImageLimits, decode_image, read_image
 from serfer.probe import Health, Probe
-from serfer.report import best_classes, cached_report, make_report
+from serfer.report import best_classes, cached_report, gpu_report, make_report
 from serfer.result_cache import ResultCache
 from serfer.warm import HOLD_S, Warmer, Warmth, warm
 from storage.store import Store
@@ -41,6 +42,7 @@ class Result:
 
     `answer` is what the driver knows of it: every attempt of every task, with times. On the same clock, in seconds, are
     when decoding and cutting into crops began and ended (`split`), and when the logits were there (`answered`).
+    `served` is what an instance answered, where one did; then no stage ran, as for an answer that was kept.
     """
 
     logits: Logits
@@ -49,17 +51,18 @@ class Result:
     answer: Answer
     split: tuple[float, float]
     answered: float
+    served: Served | None = None
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A query: crops of `batch` images with their names, and when decoding and cutting began and ended.
+    """A query: images, as `run` takes them, with their names, and when decoding and cutting began and ended.
 
-    `key` is what its answer is kept under, if it is.
+    `crops` are the images cut, None where a target is asked first; `key` is what the answer is kept under, if it is.
     """
 
-    crops: list[Crop]
-    batch: int
+    array: NDArray[Any]
+    crops: list[Crop] | None
     names: Sequence[str]
     top_k: int
     split: tuple[float, float]
@@ -67,14 +70,23 @@ class _Asked:
     key: str | None
     asker: Asker
 
+    @property
+    def batch(self) -> int:
+        """How many images it has."""
+        return len(self.array)
+
 
 class Pipeline:
-    """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement."""
+    """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement.
+
+    A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
+    Without a driver the target takes all.
+    """
 
     def __init__(  # noqa: PLR0913 - its parts, by name
         self,
         plan: Plan,
-        driver: Driver,
+        driver: Driver | None,
         loop: LoopThread,
         close: Callable[[], Awaitable[None]],
         facts: LambdaFacts,
@@ -83,10 +95,12 @@ class Pipeline:
         *,
         warmer: Warmer | None = None,
         cache: ResultCache | None = None,
+        target: Target | None = None,
     ) -> None:
         self.plan = plan
         self._last: Result | None = None
         self._driver = driver
+        self._target = target
         self._loop = loop
         self._close = close
         self.facts = facts
@@ -95,6 +109,11 @@ class Pipeline:
         self._warmer = warmer
         self._cache = cache
         self._closed = False
+
+    @property
+    def target(self) -> Target | None:
+        """What is asked for every query first, if anything is."""
+        return self._target
 
     @property
     def store(self) -> Store:
@@ -135,7 +154,10 @@ class Pipeline:
         """
         started = _now()
         array = np.asarray(batch)
-        crops = self._crops(array)
+        self._check_array(array)
+        crops = self._cut_now(array)
+        if crops is None and array.flags.writeable:
+            array = array.copy()  # the caller's, who may write to it while the query waits
         self._check(deadline_s)
         key = None
         if self._cache is not None:
@@ -143,7 +165,7 @@ class Pipeline:
         found = self._found(key, len(array), (), 0, started)
         if found is not None:
             return _ready(found)
-        asked = _Asked(crops, len(array), (), 0, (started, _now()), deadline_s, key, asker)
+        asked = _Asked(array, crops, (), 0, (started, _now()), deadline_s, key, asker)
         return self._loop.submit(self._answer(asked))
 
     def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
@@ -155,21 +177,30 @@ class Pipeline:
             raise UsageError("workers in process are always warm: warm local or deployed ones")
         return self._loop.wait(warm(self.plan, self._warmer, queries, hold_s))
 
-    def _crops(self, array: NDArray[Any]) -> list[Crop]:
-        """Cut a batch into what each first-stage tile reads."""
+    def _check_array(self, array: NDArray[Any]) -> None:
         shape, count = self.plan.input, len(array) if array.ndim else 0
-        tiles = [tile.inputs[0].slices for tile in self.plan.stages[0].tiles]
         if 1 <= count <= MAX_BATCH:
             if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
-                return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]
+                return
             if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
                 self._preprocess()
-                return [Crop("uint8", array[:, *slices].tobytes()) for slices in tiles]
+                return
         raise InputError(
             f"the batch is {array.dtype} with shape {array.shape}; this plan takes (N, {shape.channels}, "
             f"{shape.height}, {shape.width}) float32, or (N, {shape.height}, {shape.width}, {shape.channels}) uint8 "
             f"pixels, N from 1 to {MAX_BATCH}"
         )
+
+    def _cut_now(self, array: NDArray[Any]) -> list[Crop] | None:
+        """Cut a query that goes to the plan's functions at once; what a target does not take is cut then."""
+        return None if self._target is not None else self._crops(array)
+
+    def _crops(self, array: NDArray[Any]) -> list[Crop]:
+        """Cut a batch into what each first-stage tile reads."""
+        tiles = [tile.inputs[0].slices for tile in self.plan.stages[0].tiles]
+        if array.dtype == np.uint8:
+            return [Crop("uint8", array[:, *slices].tobytes()) for slices in tiles]
+        return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]
 
     def _preprocess(self) -> Preprocess:
         if self.plan.preprocess is None:
@@ -231,8 +262,8 @@ class Pipeline:
         found = self._found(key, count, names, top_k, started)
         if found is not None:
             return _ready(found)
-        crops = self._crops(self.pixels(images, names))
-        asked = _Asked(crops, count, names, top_k, (started, _now()), deadline_s, key, asker)
+        pixels = self.pixels(images, names)
+        asked = _Asked(pixels, self._cut_now(pixels), names, top_k, (started, _now()), deadline_s, key, asker)
         return self._loop.submit(self._answer(asked))
 
     def health(self, *, start: bool = False) -> Future[Health]:
@@ -259,12 +290,34 @@ class Pipeline:
             raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
 
     async def _answer(self, asked: _Asked) -> Result:
-        answer = await self._driver.run(asked.crops, asked.batch, asked.deadline_s, asked.asker)
+        started, served = _now(), None
+        if self._target is not None:
+            served = await self._target.run(asked.array, asked.deadline_s, asked.asker)
+        if served is None:
+            result = await self._by_functions(asked, started + asked.deadline_s)
+        else:
+            result = self._by_instance(asked, served, started)
+        self._last = result
+        if self._cache and asked.key:
+            await asyncio.to_thread(self._cache.keep, asked.key, result.logits)
+        return result
+
+    async def _by_functions(self, asked: _Asked, deadline: float) -> Result:
+        """Answer a query through the plan's functions, in what is left of its time."""
+        if self._driver is None:
+            raise UnavailableError("no instance took the query, and this pipeline has no functions")
+        crops, left_s = asked.crops, asked.deadline_s
+        if crops is None:
+            crops = await asyncio.to_thread(self._crops, asked.array)
+            left_s = deadline - _now()
+            if left_s <= 0:
+                raise DeadlineError("no answer by the deadline: it passed before the query could begin")
+        answer = await self._driver.run(crops, asked.batch, left_s, asked.asker)
         columns = [np.frombuffer(output, dtype="<f4").reshape(asked.batch, -1) for output in answer.outputs]
         logits = np.concatenate(columns, axis=1)
         images = self._images(asked.names, logits, asked.top_k)
         answered = _now()
-        result = self._last = Result(
+        return Result(
             logits,
             make_report(self.plan, answer, images, answered - asked.split[0], self.facts),
             max((report.weight_loads for run in answer.stages for report in run.reports), default=0),
@@ -272,9 +325,13 @@ class Pipeline:
             asked.split,
             answered,
         )
-        if self._cache and asked.key:
-            await asyncio.to_thread(self._cache.keep, asked.key, logits)
-        return result
+
+    def _by_instance(self, asked: _Asked, served: Served, started: float) -> Result:
+        images = self._images(asked.names, served.logits, asked.top_k)
+        answered = _now()
+        report = gpu_report(self.plan, images, answered - asked.split[0], served.cost_usd)
+        answer = Answer("", started, answered, (), (), (), Spent())
+        return Result(served.logits, report, 0, answer, asked.split, answered, served)
 
     def _images(self, names: Sequence[str], logits: Logits, top_k: int) -> list[ImageAnswer]:
         return [
@@ -286,9 +343,16 @@ class Pipeline:
         if not self._closed:
             self._closed = True
             try:
-                self._loop.wait(_run(self._close))
+                self._loop.wait(self._let_go())
             finally:
                 self._loop.close()
+
+    async def _let_go(self) -> None:
+        try:
+            if self._target is not None:
+                await self._target.close()
+        finally:
+            await self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -307,10 +371,6 @@ def _ready(result: Result) -> Future[Result]:
     future: Future[Result] = Future()
     future.set_result(result)
     return future
-
-
-async def _run(close: Callable[[], Awaitable[None]]) -> None:
-    await close()
 
 
 def _names(images: Sequence[Image]) -> list[str]:

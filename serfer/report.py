@@ -49,6 +49,12 @@ def cached_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, c
     return QueryReport(plan.model, tuple(images), latency_ms, 0.0, plan.digest, "cache", (), counts, 0, 0, 0)
 
 
+def gpu_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, usd: float) -> QueryReport:
+    """Put the report of a query together that an instance answered, whose share of its price is `usd`."""
+    counts, latency_ms = StoreCounts(), round(latency_s * 1000, 3)
+    return QueryReport(plan.model, tuple(images), latency_ms, usd, plan.digest, "gpu", (), counts, 0, 0, 0)
+
+
 def _stage_report(number: int, stage: Stage, run: StageRun, carried: int) -> StageReport:
     ended = run.started if run.ended is None else run.ended
     return StageReport(

@@ -10,12 +10,15 @@ from typing import Annotated
 import typer
 
 from serfer import display
+from serfer.choices import workers_of
 from serfer.cli_options import (
     DriverOption,
     JsonOption,
     ObjectStoreOption,
+    StackOption,
     StoreOption,
     WorkersOption,
+    check_named,
     plan_directory,
     print_json,
     status_line,
@@ -39,6 +42,30 @@ HostOption = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0
 KeysOption = Annotated[
     Path | None, typer.Option("--keys", help="A file of API keys (serfer keys add); without one, anybody may ask.")
 ]
+RouteOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Where queries of the first model run: serverless (the plan's functions), auto (bursts there, load that "
+        "lasts on instances), gpu (instances alone), or a policy by name (docs/routing.md).",
+        show_default="serverless",
+    ),
+]
+InstancesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPEC",
+        help="The pool of instances: local (processes here), static:URL,URL (servers of yours), ec2:GROUP (an Auto "
+        "Scaling group).",
+    ),
+]
+ScenarioOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Prices and speeds that routing reckons with (docs/policies.md)."),
+]
+CeilingOption = Annotated[
+    float | None,
+    typer.Option("--max-usd-per-hour", help="What functions and instances may cost together in any hour; then 429."),
+]
 
 
 def serve(
@@ -48,7 +75,8 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
-    workers: WorkersOption = "local",
+    workers: WorkersOption = None,
+    stack: StackOption = None,
     driver: DriverOption = "push",
     cache_s: Annotated[
         float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
@@ -59,6 +87,10 @@ def serve(
         float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
     ] = None,
     keys: KeysOption = None,
+    route: RouteOption = None,
+    instances: InstancesOption = None,
+    scenario: ScenarioOption = None,
+    max_usd_per_hour: CeilingOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
@@ -66,13 +98,18 @@ def serve(
     """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/api.md)."""
     from serfer.api.logs import configure_logs  # noqa: PLC0415 - the command line starts fast
     from serfer.api.serving import Address, Opening, serve_models  # noqa: PLC0415 - same
+    from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
 
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     check_logs(log_level, log_format)
+    check_named(stack, model, plan)
+    routing = routing_of(
+        settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour
+    )
     models = served_models(model, plan)
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
-    opening = Opening(store, workers, driver, object_store, cache_s)
+    opening = Opening(store, workers_of(workers, stack, "local"), driver, object_store, cache_s, stack, routing)
 
     def started(url: str) -> None:
         if not settings.keys_file and host not in _OWN:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
@@ -31,6 +33,8 @@ class Settings(BaseSettings):
     state_machine: str = Field(
         default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w.-]{1,80}(:[\w.-]{1,128})?$"
     )
+    function_prefix: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,40}$")
+    function_alias: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
     api_max_body_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
     api_max_pixels: int = Field(default=24_000_000, gt=0)
     api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
@@ -43,11 +47,16 @@ class Settings(BaseSettings):
     api_drain_s: float = Field(default=5.0, ge=0, le=900)
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
     keys_file: Path | None = None
+    route: str = Field(default="serverless", max_length=40)
+    instances: str | None = None
+    scenario_file: Path | None = None
+    max_usd_per_hour: float | None = Field(default=None, gt=0)
+    instance_key: SecretStr = SecretStr("")
     local_concurrency: int = Field(default=16, gt=0)
     local_url: str = Field(default="", pattern=r"^$|^http://[A-Za-z0-9.:\[\]-]+$")
     local_port: int = Field(default=0, ge=0, le=65535)
 
-    @field_validator("cache_dir", "aws_file", "profiles_file", "keys_file")
+    @field_validator("cache_dir", "aws_file", "profiles_file", "keys_file", "scenario_file")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         """Workers have working directories of their own, so a relative path must not reach them."""
@@ -118,10 +127,34 @@ def aws_access() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
+def aws_region() -> str | None:
+    """Return the region that boto3 would use, or None; raises UnavailableError for a profile that there is none of."""
+    from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - only deployments need botocore
+    from botocore.session import Session  # noqa: PLC0415 - same
+
+    try:
+        region: str | None = Session().get_config_variable("region")
+    except BotoCoreError as error:
+        raise UnavailableError(f"AWS_PROFILE: {str(error).rstrip('.')}: correct it, or unset it") from error
+    return region
+
+
 def load_settings() -> Settings:
     """Read the settings; raises UsageError that names the wrong variable."""
     try:
         return Settings()
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"SERFER_{str(first['loc'][0]).upper()}: {first['msg']}") from error
+        raise UsageError(_first(error)) from error
+
+
+def settings_with(settings: Settings, values: Mapping[str, Any], source: str) -> Settings:
+    """Return settings with other values of some fields; raises UsageError that names `source` and the wrong one."""
+    try:
+        return Settings(**{**settings.model_dump(), **values})
+    except ValidationError as error:
+        raise UsageError(f"{source}: {_first(error)}") from error
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"SERFER_{str(first['loc'][0]).upper()}: {first['msg']}"

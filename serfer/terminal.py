@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -48,6 +50,18 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let nothing interrupt what is done within, and everything as before what comes after."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ignore_signals()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
 
@@ -65,8 +79,8 @@ def run(app: typer.Typer) -> NoReturn:
 
 def _exit_code(app: typer.Typer, arguments: list[str]) -> int:
     """Run a command; every way in which it can end without a bug becomes an exit code and at most one line."""
-    command = typer.main.get_command(app)
     try:
+        command = typer.main.get_command(app)
         # Not its main(): that one has exit codes of its own for interrupts and closed pipes.
         with command.make_context("serfer", arguments) as context:
             command.invoke(context)

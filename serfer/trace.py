@@ -38,18 +38,22 @@ _CLOCKS = (
 
 @dataclass(frozen=True)
 class TracedQuery:
-    """An answered query and what to call it; in seconds on the driver's clock, when it came, was cut, was answered."""
+    """An answered query and what to call it; in seconds on the driver's clock, when it came, was cut, was answered.
+
+    `target` is where the answer came from, where no stage ran.
+    """
 
     name: str
     asked: float
     cut: float
     answered: float
     answer: Answer
+    target: str = "cache"
 
     @classmethod
     def of(cls, name: str, result: Result) -> Self:
         """Return what a trace shows of a pipeline's result."""
-        return cls(name, *result.split, result.answered, result.answer)
+        return cls(name, *result.split, result.answered, result.answer, result.report.target)
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,8 @@ class _Spans:
     def _whole(self) -> Span:
         """Return the query as its driver saw it, from before the image was decoded until its answer was complete."""
         query, answer = self.query, self.query.answer
-        if not answer.stages:  # its answer was kept
-            return self._span(_text(query.name), "query", query.asked, query.answered, {"from": "cache"})
+        if not answer.stages:  # its answer was kept, or an instance's
+            return self._span(_text(query.name), "query", query.asked, query.answered, {"from": query.target})
         first, last = answer.stages[0], answer.stages[-1]
         parts = [self._span("split", "split", query.asked, query.cut)]
         if answer.spent.counts.puts:

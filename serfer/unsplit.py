@@ -33,6 +33,8 @@ def original(plan: Plan, directory: Path) -> Run:
 def _runner(plan: Plan, path: Path) -> Run:
     import onnxruntime as ort  # noqa: PLC0415 - only comparing needs it
 
+    if not path.is_file():
+        raise PlanError(f"{path} is missing: comparing needs the whole plan directory")
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,18 @@ import typer
 from serfer.choices import Choices
 from serfer.cli_options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
 from serfer.core.errors import UsageError
-from serfer.service_cli import HostOption, KeysOption, ModelsOption, PlansOption, check_logs, served_models
+from serfer.service_cli import (
+    CeilingOption,
+    HostOption,
+    InstancesOption,
+    KeysOption,
+    ModelsOption,
+    PlansOption,
+    RouteOption,
+    ScenarioOption,
+    check_logs,
+    served_models,
+)
 from serfer.settings import Settings, load_settings
 from serfer.terminal import err, ignore_signals, out
 
@@ -45,11 +56,16 @@ def up(
     object_store: ObjectStoreOption = None,
     driver: Annotated[str, typer.Option(help="push or poll (docs/engines.md).")] = "push",
     keys: KeysOption = None,
+    route: RouteOption = None,
+    instances: InstancesOption = None,
+    scenario: ScenarioOption = None,
+    max_usd_per_hour: CeilingOption = None,
     log_level: Annotated[str, typer.Option(help="Of the drivers: debug, info, warning or error.")] = "info",
     as_json: JsonOption = False,
 ) -> None:
     """Start store, Lambda service, drivers and a load balancer before them; Ctrl-C ends all of it (docs/api.md)."""
     from serfer.api.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
+    from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
     from serfer.local.server import listen  # noqa: PLC0415 - same
 
     if driver.startswith("stepfunctions"):
@@ -58,12 +74,16 @@ def up(
     # What is wrong is said now, not after minutes by each of the drivers.
     check_logs(log_level, "auto")
     settings = load_settings()
+    routing_of(settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour)
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
     listen(host, port).close()
     models = served_models(model, plan)
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
+    options += _given(
+        {"route": route, "instances": instances, "scenario": scenario, "max-usd-per-hour": max_usd_per_hour}
+    )
     with status_line() as progress, ExitStack() as parts:
         progress("starting the store")
         embedded = None if store else _embedded(parts)
@@ -72,6 +92,11 @@ def up(
         service = _service(models.values(), urls, settings)
         behind = _Behind(drivers, options, urls, service, embedded, settings)
         asyncio.run(_run(behind, (host, port), progress, _tell_json if as_json else _tell))
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    """Return those options of a driver's command line that were given."""
+    return [f"--{name}={value}" for name, value in options.items() if value is not None]
 
 
 @dataclass(frozen=True)
@@ -108,7 +133,7 @@ async def _run(
 ) -> None:
     """Run until a signal comes, and end in order; a second signal cuts off what runs."""
     from serfer.local.stack import Stack  # noqa: PLC0415 - the command line starts fast
-    from serfer.wiring import start_service  # noqa: PLC0415 - same
+    from serfer.wiring_local import start_service  # noqa: PLC0415 - same
 
     await start_service(behind.service)
     stack = Stack(behind.order(*address), behind.service, behind.embedded, say=_say, on_line=_pass_on)
@@ -167,7 +192,7 @@ def _embedded(parts: ExitStack) -> RedisServer:
 def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings) -> LambdaService:
     """Return one Lambda service with the functions of all plans, not started yet."""
     from serfer.core.plan import check_artefacts, load_plan  # noqa: PLC0415 - the command line starts fast
-    from serfer.wiring import local_service  # noqa: PLC0415 - same
+    from serfer.wiring_local import local_service  # noqa: PLC0415 - same
 
     plans = [(load_plan(directory), directory) for directory in directories]
     for plan, directory in plans:

@@ -23,6 +23,10 @@ MOST_AT_ONCE = 1000
 class Warmer(Protocol):
     """Sends warm-up requests."""
 
+    def called(self, function: str) -> str:
+        """Return what a function is called where it is invoked."""
+        ...
+
     async def warm(self, function: str, asked: WarmUp) -> Warmed | Failure:
         """Send one, and wait until its environment is free again."""
         ...
@@ -61,7 +65,7 @@ async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S)
             request = WarmUp(plan.digest, stage, part, hold_s)
             name = plan.function(stage, part)
             answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(asked)))
-            found.append(_warmth(name, answers))
+            found.append(_warmth(warmer.called(name), answers))
     return found
 
 

@@ -9,15 +9,12 @@ Everything in it also works unpacked under /var/task of the python3.11 runtime. 
 
 from __future__ import annotations
 
-import compileall
 import hashlib
 import importlib.metadata
 import os
-import py_compile
 import shutil
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -25,50 +22,14 @@ from packaging.utils import canonicalize_name
 from serfer.core.errors import InputError, ModelError
 from serfer.core.plan import PLAN_FILE, Plan
 from splitter.cache import assembled, in_use
+from splitter.compiling import compile_directory
+from splitter.contents import WORKER, files_of
 
 DEPENDENCY_LIMIT = 94_000_000
 """Bytes that a function's code and dependencies may take; the splitter plans with it, assembling checks it."""
 
-DISTRIBUTIONS = (
-    *("aws_lambda_powertools", "jmespath", "typing_extensions"),
-    *("botocore", "python-dateutil", "six", "urllib3"),  # a store in S3, and Redis by IAM
-    *("msgpack", "numpy", "onnxruntime", "redis"),
-)
-_ALWAYS = frozenset(map(canonicalize_name, DISTRIBUTIONS))
-_OUR_PACKAGES = ("lambdas", "serfer.core", "storage")
 HANDLER = "lambdas.bootstrap.handler"
-
-# What a worker never imports, as path prefixes inside site-packages. Each was found by importing without it.
-_PRUNED = (
-    "aws_lambda_powertools/event_handler/",
-    *(
-        f"aws_lambda_powertools/utilities/{name}/"
-        for name in ("batch", "circuit_breaker", "data_classes", "data_masking")
-    ),
-    *(f"aws_lambda_powertools/utilities/{name}/" for name in ("feature_flags", "idempotency", "kafka", "parameters")),
-    *(f"aws_lambda_powertools/utilities/{name}/" for name in ("parser", "streaming", "validation")),
-    "botocore/data/",
-    "dateutil/zoneinfo/",
-    "numpy/f2py/",
-    "numpy/distutils/",
-    "numpy/random/",
-    "numpy/_core/_simd.",
-    "numpy/_core/include/",
-    "numpy/_core/lib/",
-    "onnxruntime/backend/",
-    "onnxruntime/datasets/",
-    "onnxruntime/quantization/",
-    "onnxruntime/tools/",
-    "onnxruntime/transformers/",
-    "onnxruntime/capi/libonnxruntime.so",
-    "onnxruntime/ThirdPartyNotices.txt",
-    "storage/contract.py",
-    "urllib3/contrib/emscripten/",
-)
-# Below what is pruned: by these alone S3's address is found. No client of botocore's is made, so no other is read.
-_NEEDED = frozenset({"botocore/data/partitions.json", "botocore/data/s3/2006-03-01/endpoint-rule-set-1.json.gz"})
-_PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD"})
-_PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"})
+_ALWAYS = frozenset(map(canonicalize_name, WORKER.distributions))
 
 
 def function_directory(
@@ -89,7 +50,7 @@ def function_directory(
             return target
         shutil.rmtree(target)  # somebody has altered it
     with assembled(target) as directory:
-        shutil.copytree(base, directory, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(base, directory, copy_function=link, dirs_exist_ok=True)
         for file in files:
             (directory / file).parent.mkdir(exist_ok=True)
             shutil.copy2(plan_directory / file, directory / file)  # never linked: a plan directory is its owner's
@@ -107,7 +68,7 @@ def _same(one: Path, other: Path) -> bool:
 def dependencies(cache: Path, plugin: str | None = None) -> Path:
     """Return a directory with a worker's code and pruned dependencies, built in `cache` when anything in it changed."""
     plugged_in = _required(plugin) if plugin else set()
-    sources = sorted(_our_files(_OUR_PACKAGES) | _dependency_files({*DISTRIBUTIONS} | plugged_in))
+    sources = sorted(WORKER.our_files() | _dependency_files({*WORKER.distributions} | plugged_in))
     stamp = _stamp(sources)
     target = cache / "dependencies" / stamp
     if in_use(target):
@@ -117,7 +78,7 @@ def dependencies(cache: Path, plugin: str | None = None) -> Path:
             (directory / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, directory / relative)
         (directory / "serfer" / "__init__.py").write_text("", encoding="utf-8")
-        _compile(directory)
+        compile_directory(str(directory))
         size = directory_bytes(directory)
         if size > DEPENDENCY_LIMIT and not plugged_in:
             raise ModelError(
@@ -133,27 +94,15 @@ def directory_bytes(directory: Path) -> int:
 
 def code_stamp(packages: Sequence[str]) -> str:
     """Return 16 hex digits that change whenever a file of these packages of ours does."""
-    return _stamp(sorted(_our_files(packages)))
+    return _stamp(sorted(files_of(packages)))
 
 
 def _stamp(sources: Sequence[tuple[str, Path]]) -> str:
-    digest = hashlib.sha256(repr((_PRUNED, sorted(_NEEDED))).encode())
+    digest = hashlib.sha256(repr((WORKER.pruned, WORKER.needed)).encode())
     for relative, path in sources:
         status = path.stat()
         digest.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def _our_files(packages: Sequence[str]) -> set[tuple[str, Path]]:
-    found = set()
-    for package in packages:
-        spec = find_spec(package)
-        for root in map(Path, (spec and spec.submodule_search_locations) or ()):
-            prefix = package.replace(".", "/")
-            files = (path for path in root.rglob("*") if path.is_file())
-            named = ((f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files if _kept(path))
-            found |= {(name, path) for name, path in named if not name.startswith(_PRUNED)}
-    return found
 
 
 def _required(plugin: str) -> set[str]:
@@ -177,23 +126,12 @@ def _dependency_files(distributions: Iterable[str]) -> set[tuple[str, Path]]:
     for distribution in distributions:
         for file in importlib.metadata.files(distribution) or ():
             name = file.as_posix()
-            if _kept(file) and (name in _NEEDED or not name.startswith(_PRUNED)) and ".." not in file.parts:
+            if WORKER.keeps(name):
                 found.add((name, Path(str(file.locate()))))
     return found
 
 
-def _kept(path: Path | PurePosixPath) -> bool:
-    return not _PRUNED_PARTS & set(path.parts) and path.suffix not in _PRUNED_SUFFIXES
-
-
-def _compile(directory: Path) -> None:
-    """Compile ahead, unchecked by time stamps: Lambda's code directory is read-only, and packing changes times."""
-    compileall.compile_dir(
-        directory, quiet=2, stripdir=str(directory), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
-    )
-
-
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
     """Give a file of the cache a second name, or copy it where the file system cannot."""
     try:
         os.link(source, target)

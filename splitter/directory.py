@@ -1,4 +1,4 @@
-"""A plan directory appears whole or not at all, and in the place of nothing but a plan."""
+"""A directory that somebody asked for appears whole or not at all, and a plan in the place of nothing but a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,11 +20,35 @@ _FILES = frozenset({PLAN_FILE, _UNSPLIT, *ORIGINAL})
 _STAGE = re.compile(r"stage-\d+(/(weights-\d+\.bin|[0-9a-f]+\.onnx))?")
 
 
-def place_for(out: Path, given: Iterable[Path] = ()) -> Path:
-    """Return the real path of a plan directory to be written: links followed, `..` gone.
+def check_plan_place(place: Path) -> None:
+    """Refuse what is no plan, and a plan beside which anything else lies: all of it would be deleted.
 
-    Raises InputError where none can be, or where more than a plan would be deleted; `given` are paths that are read for
-    the new one.
+    Raises InputError.
+    """
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise InputError(f"{place} is no directory; choose another --out")
+    if not any(place.iterdir()):
+        return
+    if not _is_plan(place):
+        raise InputError(f"{place} exists and is no plan directory; choose another --out")
+    inside = (path.relative_to(place).as_posix() for path in place.rglob("*"))
+    foreign = next((name for name in inside if name not in _FILES and not _STAGE.fullmatch(name)), None)
+    if foreign is not None:
+        raise InputError(
+            f"{place} holds {foreign}, which is no part of a plan and would be deleted: move it, or choose another "
+            "--out"
+        )
+
+
+def place_for(
+    out: Path, given: Iterable[Path] = (), check_replaceable: Callable[[Path], None] = check_plan_place
+) -> Path:
+    """Return the real path of a directory to be written: links followed, `..` gone.
+
+    Raises InputError where none can be, or where `check_replaceable` refuses what lies there; `given` are paths that
+    are read for the new one.
     """
     try:
         place = out.resolve()
@@ -41,14 +65,14 @@ def place_for(out: Path, given: Iterable[Path] = ()) -> Path:
             raise InputError(f"{out} holds {inside}, which is to be read; choose another --out")
         if around == place.parent:
             with _alone_in(around):
-                _check_replaceable(place)
+                check_replaceable(place)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a loop, ValueError: a NUL in the name
         raise InputError(f"{str(out)!r} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     return place
 
 
 @contextmanager
-def appearing_whole(place: Path) -> Iterator[Path]:
+def appearing_whole(place: Path, check_replaceable: Callable[[Path], None] = check_plan_place) -> Iterator[Path]:
     """Give a directory to fill that becomes `place`, a path of `place_for`, when all went well, and vanishes otherwise.
 
     Raises UnavailableError where it cannot be written after all: a disk that is full, say.
@@ -60,31 +84,12 @@ def appearing_whole(place: Path) -> Iterator[Path]:
             yield directory
             directory.chmod(0o777 & ~_umask())
             with _alone_in(place.parent):
-                _check_replaceable(place)  # again: splitting takes its time
+                check_replaceable(place)  # again: filling it takes its time
                 _replace(place, directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     except OSError as error:
         raise UnavailableError(f"{place} cannot be written: {error.strerror or error}") from error
-
-
-def _check_replaceable(place: Path) -> None:
-    """Refuse what is no plan, and a plan beside which anything else lies: all of it would be deleted."""
-    if not place.exists():
-        return
-    if not place.is_dir():
-        raise InputError(f"{place} is no directory; choose another --out")
-    if not any(place.iterdir()):
-        return
-    if not _is_plan(place):
-        raise InputError(f"{place} exists and is no plan directory; choose another --out")
-    inside = (path.relative_to(place).as_posix() for path in place.rglob("*"))
-    foreign = next((name for name in inside if name not in _FILES and not _STAGE.fullmatch(name)), None)
-    if foreign is not None:
-        raise InputError(
-            f"{place} holds {foreign}, which is no part of a plan and would be deleted: move it, or choose another "
-            "--out"
-        )
 
 
 def _is_plan(directory: Path) -> bool:

@@ -18,7 +18,7 @@ def test_every_package_is_listed_by_name_and_none_is_forgotten():
     listed = PROJECT["tool"]["setuptools"]["packages"]
     found = {
         path.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for top in ("bench", "drivers", "lambdas", "serfer", "splitter", "storage")
+        for top in ("bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage")
         for path in (ROOT / top).rglob("__init__.py")
     }
     assert set(listed) == found
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory):
 
 def test_a_wheel_carries_the_data_files_that_the_code_reads(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"serfer/core/aws.toml", "serfer/py.typed", "serfer/local/bootstrap.py"} <= names
+    assert {"serfer/core/aws.toml", "serfer/py.typed", "serfer/local/bootstrap.py", "sam/locks/worker.txt"} <= names
     assert not any(name.startswith(("tests/", "examples/", "docs/")) for name in names)
 
 

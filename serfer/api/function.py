@@ -1,9 +1,8 @@
 """The same application as a Lambda function behind API Gateway, instead of a driver that is always there.
 
-The function's handler is `serfer.api.function.handler`. Its package holds a plan directory at its root, or SERFER_PLAN
-names some, with a colon between two. SERFER_STORE is the URL of the store that the stages' functions were deployed
-with, SERFER_OBJECT_STORE that of the second one if there is one. The other settings are those of every driver; with
-SERFER_WORKERS=inprocess the function computes everything itself.
+The function's handler is `serfer.api.function.handler`. Which plans it serves, by what store, workers and engine, its
+environment variables say (serfer/api/variables.py); its package holds the plans, of which plan.json is enough. The
+other settings are those of every driver.
 
 One invocation is one request, so nothing waits here: Lambda starts as many environments as there are requests. Between
 invocations an environment is frozen, so nothing can be promised for later: `Prefer: respond-async` is refused. What
@@ -15,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,9 +31,8 @@ from serfer.api.keys import KeyRing
 from serfer.api.logs import configure_logs
 from serfer.api.problems import MEDIA_TYPE, Problem
 from serfer.api.requests import wants_async
-from serfer.api.serving import Opening, make_service, open_model
-from serfer.core.errors import UsageError
-from serfer.core.plan import load_plan
+from serfer.api.serving import make_service, open_model
+from serfer.api.variables import named_models, named_opening
 from serfer.settings import Settings, load_settings
 
 _LONGEST_MS = 28_000
@@ -69,33 +66,18 @@ def open_application(variables: Mapping[str, str], settings: Settings, opened: E
 
     Raises UsageError that names the wrong variable, and what opening a plan raises.
     """
-    opening = Opening(
-        store=variables.get("SERFER_STORE") or None,
-        workers=variables.get("SERFER_WORKERS") or "aws",
-        object_store=variables.get("SERFER_OBJECT_STORE") or None,
-    )
+    opening = named_opening(variables)
     alone = {"api_in_flight": 1, "api_queue": 0, "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS)}
     settings = settings.model_copy(update=alone)
-    pipelines = {}
-    for directory in _plans(variables):
-        name = load_plan(directory).model
-        if name in pipelines:
-            raise UsageError(f"SERFER_PLAN: two plans are of the model {name}")
-        pipelines[name] = opened.enter_context(open_model(directory, opening, settings))
+    pipelines = {
+        name: opened.enter_context(open_model(directory, opening, settings))
+        for name, directory in named_models(variables).items()
+    }
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     service, telemetry = make_service(pipelines, settings)
     app = make_app(service, settings, keys, telemetry)
     app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside the envelope
     return app
-
-
-def _plans(variables: Mapping[str, str]) -> Sequence[Path]:
-    if named := variables.get("SERFER_PLAN"):
-        return [Path(directory) for directory in named.split(os.pathsep)]
-    root = Path(variables.get("LAMBDA_TASK_ROOT") or ".")
-    if not (root / "plan.json").is_file():
-        raise UsageError("no plan: put a plan directory's files into the function's package, or set SERFER_PLAN")
-    return [root]
 
 
 class _NotLater:

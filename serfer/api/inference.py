@@ -208,8 +208,10 @@ def _deadline_s(routes: Inferring, parameters: Mapping[str, Any]) -> float:
 
 
 def _answer(request: Request, inference: Inference, name: str, plan: Plan, answered: Answered) -> Response:
-    """Return the response to a request, compressed if the client wants that."""
-    named = {"model_name": name, "model_version": VERSION}
+    """Return the response to a request, compressed if the client wants that; what an instance answered says how."""
+    named: dict[str, Any] = {"model_name": name, "model_version": VERSION}
+    if served := answered.result.served:
+        named["parameters"] = {"batch": served.batch, "computed_ms": round(served.computed_ms, 3)}
     form = signature_of(plan, 1).gives
     body, header = encode_answer(inference, answered.result.logits, named, form, plan.labels)
     headers = {"Vary": "Accept-Encoding"}

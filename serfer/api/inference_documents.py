@@ -53,6 +53,11 @@ _RESPONSE: Final = {
         "model_name": {"type": "string"},
         "model_version": {"type": "string"},
         "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "description": "Of an instance's answer: how many images ran together, and for how long.",
+            "properties": {"batch": {"type": "integer"}, "computed_ms": {"type": "number"}},
+        },
         "outputs": {"type": "array", "items": _TENSOR},
     },
 }

@@ -142,6 +142,7 @@ def query_fields(record: Record) -> dict[str, Any]:
         "model": record.model,
         "query": result.answer.query,
         "target": report.target,
+        **({"instance": result.served.instance, "batch": result.served.batch} if result.served else {}),
         "queue_ms": round(record.answered.queued_s * 1000, 3),
         "decode_ms": round((result.split[1] - result.split[0]) * 1000, 3),
         "query_ms": report.latency_ms,

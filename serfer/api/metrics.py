@@ -20,7 +20,15 @@ from prometheus_client.registry import Collector
 from serfer import __version__
 from serfer.api.problems import Problem
 from serfer.api.service import Answered, Service
-from serfer.core.errors import DeadlineError, InputError, QueryError, SerferError, UnavailableError, UsageError
+from serfer.core.errors import (
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    QueryError,
+    SerferError,
+    UnavailableError,
+    UsageError,
+)
 from serfer.core.report import QueryReport, StageReport
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -30,6 +38,7 @@ _PATIENCE_S = 0.5  # a scrape does not wait longer for a look at store and funct
 _Metric = TypeVar("_Metric")
 _OUTCOMES = (
     (DeadlineError, "late"),
+    (OverloadedError, "shed"),
     (UnavailableError, "unavailable"),
     (QueryError, "failed"),
     (InputError, "refused"),

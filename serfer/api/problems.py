@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -11,10 +12,12 @@ from fastapi.responses import JSONResponse
 from starlette.requests import Request
 
 from serfer.core.errors import (
+    CeilingError,
     DeadlineError,
     ImageError,
     ImageTooLargeError,
     InputError,
+    OverloadedError,
     PlanError,
     SerferError,
     UsageError,
@@ -56,6 +59,10 @@ def problem_of(error: Exception) -> Problem:
     """Return what a client is told of an error; of a bug of ours, nothing but that it is one."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, OverloadedError):
+        wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        slug = "ceiling" if isinstance(error, CeilingError) else "overloaded"
+        return Problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), slug=slug, headers=wait)
     for kind, status in _OUTSIDE:
         if isinstance(error, kind):
             return Problem(status, str(error))

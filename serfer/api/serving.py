@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.keys import KeyRing
+from serfer.api.pool_metrics import PoolMetrics
 from serfer.api.server import serve
 from serfer.api.service import Service
 from serfer.api.telemetry import Telemetry, open_telemetry
+from serfer.fleet.opening import Routing, RunningPool
 from serfer.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.wiring import open_pipeline
@@ -21,13 +23,15 @@ from serfer.wiring import open_pipeline
 
 @dataclass(frozen=True)
 class Opening:
-    """How every model is opened, as for `serfer.open`."""
+    """How every model is opened, as for `serfer.open`; `routing` is the first one's alone."""
 
     store: str | None = None
-    workers: str = "local"
+    workers: str | None = None
     driver: str = "push"
     object_store: str | None = None
     cache_s: float = 0.0
+    stack: str | None = None
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,12 @@ def serve_models(
     """
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     with ExitStack() as opened:
-        pipelines = {}
+        pipelines: dict[str, Pipeline] = {}
         for name, directory in models.items():
             progress(f"starting workers and store of {name}")
-            pipelines[name] = opened.enter_context(open_model(directory, opening, settings))
+            pipelines[name] = opened.enter_context(
+                open_model(directory, _of(name, opening, first=not pipelines), settings)
+            )
         service, telemetry = make_service(pipelines, settings)
         serve(
             make_app(service, settings, keys, telemetry),
@@ -67,6 +73,12 @@ def serve_models(
             on_drain=service.drain,
             on_started=on_started,
         )
+
+
+def _of(model: str, opening: Opening, *, first: bool) -> Opening:
+    """Return how a model is opened: a pool's instances serve one, the first."""
+    routing = opening.routing
+    return replace(opening, routing=replace(routing, model=model) if routing and first else None)
 
 
 def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipeline:
@@ -82,6 +94,8 @@ def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipelin
         driver=opening.driver,
         object_store=opening.object_store,
         cache_s=opening.cache_s,
+        stack=opening.stack,
+        routing=opening.routing,
         settings=settings.model_copy(update=bounded),
     )
 
@@ -89,5 +103,8 @@ def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipelin
 def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple[Service, Telemetry]:
     """Return the service of open models, the first one its default, and what it tells of itself."""
     telemetry = open_telemetry(pipelines)
+    for pipeline in pipelines.values():
+        if isinstance(pipeline.target, RunningPool):
+            telemetry.metrics.registry.register(PoolMetrics(pipeline.target))
     admission = Admission(settings.api_in_flight, settings.api_queue)
     return Service(pipelines, admission, telemetry), telemetry

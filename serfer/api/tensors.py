@@ -98,11 +98,12 @@ def decode_request(body: bytes, header: int | None, signature: Signature) -> Inf
 
 
 def encode_answer(
-    inference: Inference, logits: Array, named: Mapping[str, str], form: TensorForm, labels: Sequence[str]
+    inference: Inference, logits: Array, named: Mapping[str, Any], form: TensorForm, labels: Sequence[str]
 ) -> tuple[bytes, int | None]:
     """Return the answer to a request, and how many of its bytes are JSON where binary data follows.
 
-    `logits` is (N, K) float32, `named` the model's name and version. Raises Problem 400 where JSON cannot say a number.
+    `logits` is (N, K) float32, `named` what comes before them: the model's name and version, and parameters where there
+    are any. Raises Problem 400 where JSON cannot say a number.
     """
     if inference.classes:
         rows = [_best(row, inference.classes, labels) for row in logits]

@@ -13,7 +13,9 @@
     │   └── PlanError
     ├── UnavailableError                4      something we need is not there
     │   ├── StoreUnavailableError
-    │   └── LambdaUnavailableError
+    │   ├── LambdaUnavailableError
+    │   └── OverloadedError                    an instance has too much to do to answer in time
+    │       └── CeilingError                   the dollars that an hour may cost are spent
     ├── StoreError                      1
     │   ├── MissingKeyError                    no value under that key
     │   └── ValueTooLargeError                 the store takes no value of that size
@@ -89,6 +91,18 @@ class StoreUnavailableError(UnavailableError):
 
 class LambdaUnavailableError(UnavailableError):
     """The Lambda service, or a function of it, does not answer."""
+
+
+class OverloadedError(UnavailableError):
+    """An instance has too much to do to answer a query in time; in `retry_after_s` seconds it may have room."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class CeilingError(OverloadedError):
+    """The dollars that an hour may cost are spent."""
 
 
 class StoreError(SerferError):

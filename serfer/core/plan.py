@@ -387,6 +387,10 @@ class Plan:
         slug = "".join(char if char.isalnum() else "-" for char in self.model)[:24]
         return f"serfer-{slug}-{self.digest[:12]}-{stage}-{number}"
 
+    def deployed(self, prefix: str, stage: int, number: int) -> str:
+        """Return the name that a function of a stage has in AWS, in the stack of functions that begin with `prefix`."""
+        return f"{prefix}-{self.digest[:12]}-{stage}-{number}"
+
 
 def _digest(plan: Plan) -> str:
     canonical = unstructure(replace(plan, digest=""))

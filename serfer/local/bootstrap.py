@@ -1,8 +1,12 @@
 """What AWS keeps at /var/runtime/bootstrap: the first code of a worker's process.
 
-Run by path with nothing but the standard library in reach: `python -S -P bootstrap.py PARENT_PID DATA_LIMIT`, with the
-environment variables that Lambda defines. `-S` keeps the host's site-packages out, `-P` this script's own directory. A
-third argument is how many times as long as it needs the handler takes (serfer/local/faults.py).
+Run by path with nothing but the standard library in reach, and with the environment variables that Lambda defines:
+
+    python -S -P bootstrap.py PARENT_PID DATA_LIMIT SLOWNESS LAYER...
+
+`-S` keeps the host's site-packages out, `-P` this script's own directory. The handler takes SLOWNESS times as long as
+it needs (serfer/local/faults.py). LAYERs are what AWS has at /opt/python: where imports look after the function itself.
+The interpreter may be another one than the service's.
 """
 
 from __future__ import annotations
@@ -72,7 +76,7 @@ def slow_down(factor: float) -> None:
     from awslambdaric import bootstrap  # noqa: PLC0415 - limits come first
 
     find = bootstrap._get_handler  # noqa: SLF001 - the only place where it can be done
-    bootstrap._get_handler = lambda name: slowed(find(name), factor)  # noqa: SLF001 - same
+    bootstrap._get_handler = lambda *wanted: slowed(find(*wanted), factor)  # noqa: SLF001 - same
 
 
 def main() -> None:
@@ -84,9 +88,9 @@ def main() -> None:
         main as serve,
     )
 
-    for factor in sys.argv[3:]:
-        slow_down(float(factor))
-    sys.path.insert(0, os.environ["LAMBDA_TASK_ROOT"])
+    if (factor := float(sys.argv[3])) > 1:
+        slow_down(factor)
+    sys.path[:0] = [os.environ["LAMBDA_TASK_ROOT"], *sys.argv[4:]]
     handler = os.environ["_HANDLER"]
     sys.argv = ["bootstrap", handler]
     serve(sys.argv)

@@ -61,7 +61,7 @@ class Host:
     """What an environment needs from the service, and what it tells it."""
 
     facts: LambdaFacts
-    runtime: Path  # holds awslambdaric
+    runtimes: Mapping[Path, Path]  # by interpreter: what holds awslambdaric
     clock: Callable[[], float]
     on_log: Callable[[str], None] | None
     on_free: Callable[[Environment], None]  # it is idle, or dead
@@ -134,11 +134,11 @@ class Environment:
 
     def _spawn(self, port: int) -> WorkerProcess:
         stream = f"{time.strftime('%Y/%m/%d', time.gmtime())}/[$LATEST]{uuid.uuid4().hex}"
-        slowness = [str(self.slowness)] if self.slowness > 1 else []
+        client = self._host.runtimes[self.function.interpreter]
         return WorkerProcess(
-            [*runtime.command(self.function), *slowness],
+            runtime.command(self.function, self.slowness),
             cwd=self.function.directory,
-            env=runtime.variables(self.function, self._host.runtime, port, stream),
+            env=runtime.variables(self.function, client, port, stream),
             log=self._log,
             on_exit=self._exited,
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +21,17 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
+_MOST_LAYERS = 5
+_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
 class FunctionConfig:
-    """What CreateFunction takes; memory in MiB, timeout in seconds, `handler` as "module.attribute"."""
+    """What CreateFunction takes; memory in MiB, timeout in seconds, `handler` as "module.attribute".
+
+    `layers` are directories whose python/ AWS mounts at /opt/python, the first one in front; `python` is another
+    interpreter than the one that runs the service.
+    """
 
     name: str
     directory: Path  # what AWS mounts at /var/task
@@ -30,6 +39,13 @@ class FunctionConfig:
     memory_mb: int = 1769
     timeout_s: float = 30.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    layers: tuple[Path, ...] = ()
+    python: Path | None = None
+
+    @property
+    def interpreter(self) -> Path:
+        """The interpreter that runs it."""
+        return self.python or Path(sys.executable)
 
     @property
     def arn(self) -> str:
@@ -53,11 +69,14 @@ def _loops(subfolder: Path) -> bool:
 
 
 def check_function(config: FunctionConfig, facts: LambdaFacts) -> int:
-    """Return the package's size in bytes; raises InputError for a function that Lambda would not create."""
+    """Return the size of package and layers in bytes; raises InputError for a function that Lambda would not create."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", config.name):
         raise InputError(f"{config.name!r} is no function name: 1 to 64 letters, digits, '-' and '_'")
-    if not config.directory.is_dir():
-        raise InputError(f"function {config.name}: its directory {config.directory} does not exist")
+    if len(config.layers) > _MOST_LAYERS:
+        raise InputError(f"function {config.name}: {len(config.layers)} layers, Lambda allows {_MOST_LAYERS}")
+    for directory in (config.directory, *config.layers):
+        if not directory.is_dir():
+            raise InputError(f"function {config.name}: its directory {directory} does not exist")
     if not facts.memory_min <= config.memory_mb <= facts.memory_max:
         raise InputError(
             f"function {config.name}: {config.memory_mb} MB of memory, "
@@ -67,13 +86,37 @@ def check_function(config: FunctionConfig, facts: LambdaFacts) -> int:
         raise InputError(
             f"function {config.name}: a timeout of {config.timeout_s} s, Lambda's limit is {facts.timeout_max} s"
         )
-    size = package_size(config.directory)
+    size = sum(map(package_size, (config.directory, *config.layers)))
     if size > facts.package_limit:
+        layers = " with its layers" if config.layers else ""
         raise InputError(
-            f"function {config.name}: its package {config.directory} has {size:,} bytes unzipped, "
+            f"function {config.name}: its package {config.directory}{layers} has {size:,} bytes unzipped, "
             f"Lambda's limit is {facts.package_limit:,}"
         )
+    python_version(config.interpreter)
     return size
+
+
+@functools.cache
+def python_version(python: Path) -> str:
+    """Return an interpreter's version, such as "3.13"; raises InputError for what is no Python."""
+    if python == Path(sys.executable):
+        return f"{sys.version_info.major}.{sys.version_info.minor}"
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        asked = subprocess.run(  # noqa: S603 - the interpreter that our caller chose
+            [str(python), "-S", "-P", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            env={},
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise InputError(f"{python} is no Python interpreter that runs here: {type(error).__name__}") from error
+    if not re.fullmatch(r"\d+\.\d+", version := asked.stdout.strip()):
+        raise InputError(f"{python} is no Python interpreter: it says {version[:40]!r}")
+    return version
 
 
 def function_name(reference: str) -> str:
@@ -84,11 +127,14 @@ def function_name(reference: str) -> str:
 
 
 def describe(config: FunctionConfig, code_size: int) -> dict[str, object]:
-    """Return the FunctionConfiguration that GetFunctionConfiguration and ListFunctions answer with."""
+    """Return the FunctionConfiguration that GetFunctionConfiguration and ListFunctions answer with.
+
+    `code_size` counts the layers too, which AWS lists beside.
+    """
     return {
         "FunctionName": config.name,
         "FunctionArn": config.arn,
-        "Runtime": "python3.11",
+        "Runtime": f"python{python_version(config.interpreter)}",
         "Role": f"arn:aws:iam::{ACCOUNT}:role/local",
         "Handler": config.handler,
         "CodeSize": code_size,

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 import uuid
 from base64 import b64decode, b64encode
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from serfer.core.errors import InputError
@@ -29,8 +31,7 @@ from serfer.local.http1 import Exchange, HttpServer
 from serfer.local.pool import EnvironmentPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping
 
     from serfer.core.aws import LambdaFacts
 
@@ -42,7 +43,8 @@ COUNTS = "/serfer/counts"
 class LambdaService:
     """The service, its functions and all of their workers; `clock` and `sleep` are in seconds.
 
-    `faults` is what it does wrong on purpose.
+    `runtime` is the directory of `runtime_directory`; functions for other interpreters than this process's find theirs
+    in `runtimes`, by the interpreter's path. `faults` is what it does wrong on purpose.
     """
 
     def __init__(  # noqa: PLR0913 - settings, all but two with defaults
@@ -51,6 +53,7 @@ class LambdaService:
         *,
         facts: LambdaFacts,
         runtime: Path,
+        runtimes: Mapping[Path, Path] | None = None,
         concurrency: int = 1000,
         keep_alive_s: float = 300.0,
         events: EventPolicy | None = None,
@@ -63,7 +66,10 @@ class LambdaService:
     ) -> None:
         self._functions: dict[str, FunctionConfig] = {}
         self._sizes: dict[str, int] = {}
+        clients = {Path(sys.executable): runtime, **(runtimes or {})}
         for function in functions:
+            if function.interpreter not in clients:
+                raise InputError(f"function {function.name}: give the directory of a runtime for {function.python}")
             if function.name in self._functions:
                 raise InputError(f"two functions are named {function.name}")
             self._sizes[function.name] = check_function(function, facts)
@@ -79,7 +85,7 @@ class LambdaService:
         self._faults = Injector(faults) if faults else None
         self._pool = EnvironmentPool(
             facts,
-            runtime,
+            clients,
             concurrency=2 * concurrency if faults and faults.twice else concurrency,
             keep_alive_s=keep_alive_s,
             clock=clock,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from serfer.local.environment import Environment, Host, Invocation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from serfer.core.aws import LambdaFacts
@@ -26,7 +26,7 @@ class EnvironmentPool:
     def __init__(
         self,
         facts: LambdaFacts,
-        runtime: Path,
+        runtimes: Mapping[Path, Path],
         *,
         concurrency: int,
         keep_alive_s: float,
@@ -35,7 +35,7 @@ class EnvironmentPool:
         counts: Counts,
         faults: Injector | None = None,
     ) -> None:
-        self._host = Host(facts, runtime, clock, on_log, self._freed, self._orphaned, self._reaped, counts)
+        self._host = Host(facts, runtimes, clock, on_log, self._freed, self._orphaned, self._reaped, counts)
         self._faults = faults
         self._concurrency = concurrency
         self._keep_alive_s = keep_alive_s

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serfer.core.errors import UnavailableError
-from serfer.local.function import REGION
+from serfer.local.function import REGION, python_version
 
 if TYPE_CHECKING:
     from serfer.local.function import FunctionConfig
@@ -61,10 +61,15 @@ def _copy(part: metadata.Distribution, target: Path) -> None:
         shutil.copyfile(source, target / file)
 
 
-def command(config: FunctionConfig) -> list[str]:
-    """Return the command line of a worker of this function, to be started by this process."""
+def command(config: FunctionConfig, slowness: float = 1.0) -> list[str]:
+    """Return the command line of a worker of this function, to be started by this process.
+
+    Its handler takes `slowness` times as long as it needs.
+    """
     data_limit = (config.memory_mb + DATA_SLACK_MB) << 20
-    return [sys.executable, "-S", "-P", str(BOOTSTRAP), str(os.getpid()), str(data_limit)]
+    layers = [str(layer.resolve() / "python") for layer in config.layers]
+    own = [str(BOOTSTRAP), str(os.getpid()), str(data_limit), str(slowness)]
+    return [str(config.interpreter), "-S", "-P", *own, *layers]
 
 
 def variables(config: FunctionConfig, runtime: Path, api_port: int, stream: str) -> dict[str, str]:
@@ -78,7 +83,7 @@ def variables(config: FunctionConfig, runtime: Path, api_port: int, stream: str)
         "PYTHONUNBUFFERED": "1",
         "AWS_REGION": REGION,
         "AWS_DEFAULT_REGION": REGION,
-        "AWS_EXECUTION_ENV": f"AWS_Lambda_python{sys.version_info.major}.{sys.version_info.minor}",
+        "AWS_EXECUTION_ENV": f"AWS_Lambda_python{python_version(config.interpreter)}",
         "AWS_LAMBDA_FUNCTION_NAME": config.name,
         "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
         "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(config.memory_mb),

@@ -128,12 +128,17 @@ class S3Server(LocalServer):
             )
 
     def _answers(self) -> bool:
-        """Ask for an object: only our own server knows the bucket and the credentials."""
+        """Write an object and delete it: only our own server knows the bucket and the credentials.
+
+        The first write makes the server allocate its volumes, which a busy machine may take seconds for: whoever
+        writes next, with a store's few seconds of patience, finds them.
+        """
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._ports[4]), timeout=_POLL_S):
             session = Session()
             session.set_credentials(self._key, self._secret)
             with contextlib.suppress(SerferError), S3Store(self.url, session=session) as store:
-                store.exists(["ready"])
+                store.put("ready", b"", ttl=60)
+                store.delete(["ready"])
                 return True
         return False
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -17,8 +18,10 @@ from redis import Redis
 import serfer
 from serfer.api.function import Function, open_application
 from serfer.api.keys import add_key
+from serfer.api.variables import named_models
 from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.plan import dump_plan, load_plan, sealed
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
@@ -209,8 +212,35 @@ class TestOpening:
             open_application({**variables, "LAMBDA_TASK_ROOT": str(tmp_path)}, settings, opened)
 
     def test_deployed_functions_need_their_store(self, variables, settings, opened):
-        with pytest.raises(UsageError, match="--store"):
+        with pytest.raises(UsageError, match="SERFER_STORE is not set"):
             open_application({**variables, "SERFER_STORE": "", "SERFER_WORKERS": ""}, settings, opened)
+
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ({"SERFER_DRIVER": "pull"}, "SERFER_DRIVER is push, poll, stepfunctions or stepfunctions-express, not"),
+            ({"SERFER_WORKERS": "moon"}, "SERFER_WORKERS is inprocess, local or aws, not 'moon'"),
+            ({"SERFER_WORKERS": "aws"}, "--store memory:// cannot be reached by functions in AWS"),
+            ({"SERFER_DRIVER": "stepfunctions"}, "--driver stepfunctions invokes functions"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_by_name(self, variables, settings, opened, wrong, words):
+        with pytest.raises(UsageError) as raised:
+            open_application({**variables, **wrong}, settings, opened)
+        assert words in str(raised.value)
+
+    def test_a_state_machine_is_one_plans(self, variables, small_plan, tmp_path):
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "plan.json").write_text(dump_plan(sealed(replace(load_plan(small_plan), model="other"))))
+        named = {**variables, "SERFER_PLAN": f"{small_plan}:{other}"}
+        assert named_models(named) == {"small": small_plan, "other": other}
+        with pytest.raises(UsageError, match="SERFER_PLAN: a state machine is one plan's"):
+            named_models({**named, "SERFER_DRIVER": "stepfunctions-express"})
+
+    def test_a_relative_plan_lies_in_the_package(self, variables, small_plan):
+        variables |= {"LAMBDA_TASK_ROOT": str(small_plan.parent), "SERFER_PLAN": small_plan.name}
+        assert named_models(variables) == {"small": small_plan}
 
     def test_a_store_that_is_away_fails_the_init(self, variables, settings, opened):
         with pytest.raises(UnavailableError):

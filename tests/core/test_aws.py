@@ -5,9 +5,11 @@ from importlib.resources import files
 
 import pytest
 
-from serfer.core.aws import STORES, LambdaFacts, StoreFacts, parse_aws, shipped_aws
+from serfer.core.aws import STORES, LambdaFacts, ServiceFacts, Source, StoreFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UsageError
 
+KINDS = ("redis", "s3", "valkey", "s3express", "redis_serverless")
+LISTS = ("zones", "regions_without")
 TABLE = tomllib.loads(files("serfer.core").joinpath("aws.toml").read_text(encoding="utf-8"))
 
 
@@ -15,13 +17,14 @@ TABLE = tomllib.loads(files("serfer.core").joinpath("aws.toml").read_text(encodi
     ("table", "name"),
     [
         (table, field.name)
-        for table, kind in {"lambda": LambdaFacts, **dict.fromkeys(("redis", "s3", "valkey"), StoreFacts)}.items()
+        for table, kind in {"lambda": LambdaFacts, "services": ServiceFacts, **dict.fromkeys(KINDS, StoreFacts)}.items()
         for field in fields(kind)
-    ],
+    ]
+    + [(table, name) for table in ("instances", "zones", "regions_without") for name in TABLE[table]],
 )
 def test_every_shipped_value_has_its_unit_date_and_source(table, name):
     entry = TABLE[table][name]
-    assert entry["value"] > 0 or name.startswith("price_")
+    assert entry["value"] or name.startswith("price_")
     assert entry["unit"]
     assert dt.datetime.strptime(entry["date"], "%Y-%m").replace(tzinfo=dt.UTC)
     assert entry["tag"] in set("DBMSK")
@@ -30,7 +33,10 @@ def test_every_shipped_value_has_its_unit_date_and_source(table, name):
 
 def test_what_ships_is_what_the_file_says():
     found = {table: {name: entry["value"] for name, entry in entries.items()} for table, entries in TABLE.items()}
-    assert asdict(shipped_aws()) == {"functions": found.pop("lambda"), **found}
+    lists = {table: {name: tuple(value) for name, value in found.pop(table).items()} for table in LISTS}
+    shipped = asdict(shipped_aws())
+    assert set(shipped.pop("sources")) == {f"{table}.{name}" for table, entries in TABLE.items() for name in entries}
+    assert shipped == {"functions": found.pop("lambda"), **found, **lists}
 
 
 @pytest.mark.parametrize("text", ["[lambda.bandwidth]\nvalue = 1e6\nunit = 'bytes/s'", "[lambda]\nbandwidth = 1e6"])
@@ -63,7 +69,7 @@ def test_a_value_that_is_no_positive_number_is_refused(value):
         parse_aws(f"[lambda]\nbandwidth = {value}", shipped_aws())
 
 
-@pytest.mark.parametrize("text", ["[lambda", "lambda = 3", "x = \x01", "lambda = []"])
+@pytest.mark.parametrize("text", ["[lambda", "lambda = 3", "x = \x01", "lambda = []", "instances = 3", "zones = []"])
 def test_what_is_no_table_of_facts_is_refused(text):
     with pytest.raises(InputError, match="AWS facts file"):
         parse_aws(text, shipped_aws())
@@ -81,3 +87,36 @@ def test_two_stores_are_a_cache_and_an_object_store():
 def test_stores_that_are_none_are_refused_with_those_that_are(kind):
     with pytest.raises(UsageError, match=r"redis, s3, valkey, redis\+s3 and valkey\+s3, not .*choose another --store"):
         shipped_aws().stores(kind)
+
+
+def test_instance_types_zones_and_features_may_have_any_names():
+    found = parse_aws('[instances]\n"x9.large" = 1.5\n[zones.mars-1]\nvalue = ["m1-az1"]', shipped_aws())
+    assert found.instances == {**shipped_aws().instances, "x9.large": 1.5}
+    assert found.zones == {**shipped_aws().zones, "mars-1": ("m1-az1",)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[instances]\n"x9.large" = "dear"', "instances.x9.large no positive number"),
+        ("[instances]\nx9 = 1", "no instance type"),
+        ("[zones]\nmars-1 = 'm1'", "zones.mars-1 no list of names"),
+        ("[zones]\nmars-1 = [1]", "zones.mars-1 no list of names"),
+    ],
+)
+def test_what_no_open_table_holds_is_refused(text, words):
+    with pytest.raises(InputError, match=words):
+        parse_aws(text, shipped_aws())
+
+
+def test_a_users_own_value_is_told_from_the_shipped_ones():
+    found = parse_aws("[services]\nprice_acl = 7\n[lambda.init]\nvalue = 1\ntag = 'M'\ndate = '2027-01'", shipped_aws())
+    assert found.sources["services.price_acl"] == Source("", "", "U")
+    assert found.sources["lambda.init"] == Source("", "2027-01", "M")
+    assert found.sources["s3.price_put"].tag == "D"
+
+
+def test_arm_differs_in_the_price_of_compute():
+    facts = shipped_aws()
+    assert facts.on("x86_64") == facts.functions
+    assert facts.on("arm64") == replace(facts.functions, price_gb_second=facts.functions.price_gb_second_arm)

@@ -36,8 +36,8 @@ def runtime(tmp_path_factory):
     return runtime_directory(tmp_path_factory.mktemp("runtime"))
 
 
-def invoker(endpoint, connections=10):
-    return LambdaInvoker(endpoint, "us-east-1", Credentials("AKID", SECRET), connections)
+def invoker(endpoint, connections=10, names=None):
+    return LambdaInvoker(endpoint, "us-east-1", Credentials("AKID", SECRET), connections, names)
 
 
 @asynccontextmanager
@@ -115,6 +115,23 @@ def test_a_function_that_does_not_exist_is_unreachable_by_name(runtime):
     assert "nobody" in failure.message
 
 
+def test_functions_by_other_names_are_asked_and_told_of_by_those(runtime):
+    names = {"plan-f": "answer:live", "plan-g": "nobody:live"}
+
+    async def main():
+        async with service(runtime) as calling:
+            other = invoker(calling._endpoint, names=names)
+            try:
+                return other.called("plan-f"), await other.invoke("plan-f", TASK, 20.0), await other.check("plan-g")
+            finally:
+                await other.close()
+
+    called, report, failure = run(main())
+    assert (called, report) == ("answer:live", REPORT)
+    assert "nobody" in failure.message
+    assert "plan-g" not in failure.message
+
+
 def test_a_closed_port_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -132,19 +149,19 @@ def test_a_closed_port_is_unreachable():
     assert SECRET not in repr(failure)
 
 
-def answering(handler, tasks=None):
+def answering(handler, tasks=None, names=None):
     """Invoke one task, or several as one, against a server of the test's own and return (result, requests seen)."""
     seen = []
 
     async def record(request):
-        seen.append((request.method, request.path, request.headers.copy(), await request.read()))
+        seen.append((request.method, request.raw_path, request.headers.copy(), await request.read()))
         return await handler(request)
 
     async def main():
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", record)
         async with TestServer(application) as server:
-            calling = invoker(f"http://127.0.0.1:{server.port}/")
+            calling = invoker(f"http://127.0.0.1:{server.port}/", names=names)
             try:
                 call = calling.invoke_shared("f", tasks, 0.1) if tasks else calling.invoke("f", TASK, 0.1)
                 return await call, server.port
@@ -159,10 +176,12 @@ async def report_response(_request):
     return web.json_response(encode_report(REPORT))
 
 
-def test_what_is_sent_is_the_invoke_api_and_its_signature_is_right():
-    result, [(method, path, headers, body)], port = answering(report_response)
+@pytest.mark.parametrize(("names", "sent"), [({}, "f"), ({"f": "demo-0-0"}, "demo-0-0"), ({"f": "g:live"}, "g%3Alive")])
+def test_what_is_sent_is_the_invoke_api_and_its_signature_is_right(names, sent):
+    """Botocore too quotes a qualifier's colon."""
+    result, [(method, path, headers, body)], port = answering(report_response, names=names)
     assert result == REPORT
-    assert (method, path) == ("POST", "/2015-03-31/functions/f/invocations")
+    assert (method, path) == ("POST", f"/2015-03-31/functions/{sent}/invocations")
     assert headers["X-Amz-Invocation-Type"] == "RequestResponse"
     assert decode_task(json.loads(body)) == TASK
 

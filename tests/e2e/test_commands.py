@@ -14,7 +14,10 @@ from serfer.core.plan import Artefact, dump_plan, file_sha256, load_plan, sealed
 from tests.e2e.conftest import keys
 from tests.e2e.small import CLASSES, LABELS, SIZE
 
-COMMANDS = ("classify", "split", "explain", "verify", "cost", "profile", "doctor", "bench", "bench overhead")
+COMMANDS = (
+    *("classify", "split", "explain", "verify", "cost", "profile", "doctor", "bench", "bench overhead"),
+    *("instance", "tune", "simulate", "bench instance", "bench route", "bench policies", "bench simulator"),
+)
 ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile"}
 FIELDS = {
     "": {

@@ -10,7 +10,7 @@ from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import load_plan
 from serfer.local.faults import Faults
-from serfer.wiring import local_service, start_service
+from serfer.wiring_local import local_service, start_service
 from tests.e2e.small import batch
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lambdas.artefacts import artefact_directory
 from lambdas.sessions import SessionCache
 from lambdas.worker import Worker
 from serfer.core.errors import InputError, MissingKeyError, PlanError, StoreUnavailableError
@@ -443,10 +444,11 @@ class TestBootstrap:
         assert "plan.json" in run.stderr.splitlines()[-1]
 
     @pytest.mark.parametrize("path", ["objects", "cache"])
-    def test_a_second_store_is_opened_for_a_plan_that_uses_it(self, plan, tmp_path, path):
+    def test_a_second_store_is_opened_for_a_plan_that_uses_it(self, plan, directory, tmp_path, path):
         first, *others = plan.stages
         apart = sealed(replace(plan, stages=(replace(first, path=path), *others)))
         (tmp_path / "plan.json").write_text(dump_plan(apart), encoding="utf-8")
+        shutil.copytree(directory / "stage-0", tmp_path / "stage-0")
         code = (
             "import lambdas.bootstrap as started; from serfer.core.keys import output_key; "
             "[started._WORKER._store.put(output_key('0' * 32, number, 0), b'x', 60) for number in (0, 1)]"
@@ -457,6 +459,43 @@ class TestBootstrap:
         assert (tmp_path / "objects").exists() == (path == "objects")
         with open_store(urls["SERFER_STORE"]) as store:
             assert store.exists([output_key("0" * 32, number, 0) for number in (0, 1)]) == [path == "cache", True]
+
+    def test_a_layer_holds_what_the_package_does_not(self, directory, tmp_path):
+        package, layer = tmp_path / "package", tmp_path / "layer"
+        package.mkdir()
+        shutil.copy(directory / "plan.json", package)
+        shutil.copytree(directory / "stage-1", layer / "serfer_plan" / "stage-1")
+        code = "import lambdas.bootstrap as started; print(started._WORKER._sessions._directory)"
+        run = self.start(package, code, PYTHONPATH=f"{ROOT}:{layer}", SERFER_STORE="memory://")
+        assert (run.returncode, run.stdout.strip()) == (0, str(layer / "serfer_plan")), run.stderr
+        run = self.start(package, SERFER_STORE="memory://")
+        assert "PlanError: neither " in run.stderr.splitlines()[-1]
+
+    def test_copies_of_a_snapshot_share_no_name_and_no_connection(self, directory):
+        """Lambda's runtime runs the hooks in each copy, before its first invocation."""
+        code = """
+import lambdas.bootstrap as started
+from snapshot_restore_py import get_after_restore
+from serfer.core.wire import WarmUp
+worker, plan = started._WORKER, started._PLAN
+asked = WarmUp(plan.digest, 0, 0, 0.0)
+first, again = worker.warm(asked), worker.warm(asked)
+assert first.init_ms > 0 and again.init_ms == 0, (first, again)
+store = worker._store
+[(hook, arguments, named)] = get_after_restore()
+hook(*arguments, **named)
+copy, later = worker.warm(asked), worker.warm(asked)
+assert copy.environment not in {"", first.environment} and worker._store is not store
+assert copy.init_ms > 0 and later.init_ms == 0, (copy, later)
+assert copy.sessions == again.sessions > 0
+"""
+        run = self.start(directory, code, SERFER_STORE="memory://")
+        assert run.returncode == 0, run.stderr
+
+    def test_a_runtime_without_snapshots_is_fine(self, directory):
+        code = "import sys; sys.modules['snapshot_restore_py'] = None; import lambdas.bootstrap"
+        run = self.start(directory, code, SERFER_STORE="memory://")
+        assert run.returncode == 0, run.stderr
 
     def test_a_stages_function_imports_no_torch_and_nothing_of_the_drivers_side(self, directory):
         code = (
@@ -576,3 +615,24 @@ class TestOtherPayloads:
         text = json.dumps(payload).replace("{digest}", plan.digest)
         with pytest.raises(InputError):
             worker.handle(json.loads(text))
+
+
+class TestArtefacts:
+    def test_the_package_goes_first_and_then_the_search_path_in_its_order(self, plan, directory, tmp_path):
+        layers = [tmp_path / name for name in ("empty", "near", "far")]
+        for layer, stage in zip(layers[1:], ("stage-0", "stage-1"), strict=True):
+            shutil.copytree(directory / stage, layer / "serfer_plan" / stage)
+        entries = ["", *map(str, layers)]
+        assert artefact_directory(plan, directory, entries) == directory
+        assert artefact_directory(plan, tmp_path, entries) == layers[1] / "serfer_plan"
+        assert artefact_directory(plan, tmp_path, entries[::-1]) == layers[2] / "serfer_plan"
+
+    @pytest.mark.parametrize("lost", ["weights-0.bin", "*.onnx"])
+    def test_half_a_function_and_another_plans_files_are_none(self, plan, directory, tmp_path, lost):
+        shutil.copytree(directory / "stage-0", tmp_path / "serfer_plan" / "stage-0")
+        file = next((tmp_path / "serfer_plan" / "stage-0").glob(lost))
+        data = file.read_bytes()
+        for change in (lambda: file.write_bytes(data + b"x"), file.unlink):
+            change()
+            with pytest.raises(PlanError, match=f"the plan {plan.digest[:12]}: package and deploy"):
+                artefact_directory(plan, tmp_path / "package", [str(tmp_path)])

@@ -43,6 +43,13 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_drain_s": 0.0,
         "api_result_ttl_s": 2.5,
         "keys_file": tmp_path / "keys.json",
+        "function_prefix": "demo",
+        "function_alias": "live",
+        "route": "auto",
+        "instances": "ec2:pool",
+        "scenario_file": tmp_path / "scenario.toml",
+        "max_usd_per_hour": 12.5,
+        "instance_key": "secret",
         "local_concurrency": 3,
         "local_url": "http://127.0.0.1:9001",
         "local_port": 4,
@@ -50,7 +57,10 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
     assert set(values) == set(Settings.model_fields)
     for name, value in values.items():
         monkeypatch.setenv(f"SERFER_{name.upper()}", str(value))
-    assert load_settings().model_dump() == values
+    settings = load_settings()
+    assert "secret" not in repr(settings)
+    assert settings.instance_key.get_secret_value() == values.pop("instance_key")
+    assert settings.model_dump(exclude={"instance_key"}) == values
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("API_MAX_IMAGES", "1025"),
         ("API_DEADLINE_MS", "86340001"),
         ("API_RESULT_TTL_S", "0"),
+        ("MAX_USD_PER_HOUR", "0"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_variable(monkeypatch, name, value):

@@ -14,6 +14,9 @@ class Functions:
     def __init__(self, limit=1000):
         self.limit, self.sent, self.busy, self.idle, self.started = limit, [], {}, {}, 0
 
+    def called(self, function):
+        return function
+
     async def warm(self, function, asked):
         self.sent.append((function, asked))
         busy, idle = self.busy.setdefault(function, set()), self.idle.setdefault(function, set())

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
@@ -204,7 +205,8 @@ def test_an_assembly_that_fails_leaves_nothing(tmp_path):
 
 def test_dependencies_that_grew_past_the_limit_are_refused(tmp_path, monkeypatch):
     (tmp_path / "big.py").write_text("x = 1\n" * 100)
-    monkeypatch.setattr(bundle, "_our_files", lambda _: {("serfer/big.py", tmp_path / "big.py")})
+    files = {("serfer/big.py", tmp_path / "big.py")}
+    monkeypatch.setattr(bundle, "WORKER", SimpleNamespace(**vars(bundle.WORKER), our_files=lambda: files))
     monkeypatch.setattr(bundle, "_dependency_files", lambda _: set())
     monkeypatch.setattr(bundle, "DEPENDENCY_LIMIT", 100)
     with pytest.raises(ModelError, match=r"dependencies take .* more than 100"):

@@ -75,10 +75,11 @@ export function account(timeline) {
 }
 
 /** Say in a few sentences why a query took what it took. */
-export function why(timeline, names) {
+export function why(timeline, names, target) {
   const spent = account(timeline);
   const total = timeline.answered_ms;
-  if (!timeline.tasks.length) return `Answered in ${duration(total)}, from an answer that was kept: no stage ran.`;
+  const source = target === "gpu" ? "by an instance of the pool, with the whole network" : "from an answer that was kept";
+  if (!timeline.tasks.length) return `Answered in ${duration(total)}, ${source}: no stage ran.`;
   const [first, second] = Object.entries(spent).sort((a, b) => b[1] - a[1]);
   const most = `Of ${duration(total)}, ${percent(first[1] / total)} was ${PARTS[first[0]]}, then ${percent(second[1] / total)} ${PARTS[second[0]]}.`;
   return [most, longestStage(timeline, names), ADVICE[first[0]]].filter(Boolean).join(" ");

@@ -36,6 +36,8 @@ function fact(name, value, note) {
   return html("div", {}, html("dt", {}, name), html("dd", { class: "value" }, value), html("dd", { class: "note" }, note));
 }
 
+const NO_STAGES = { cache: "from an answer that was kept", gpu: "on an instance of the pool, decoding included" };
+
 /** The figures of a query. */
 export function facts(report) {
   const sum = (field) => report.stages.reduce((total, stage) => total + stage[field], 0);
@@ -43,8 +45,8 @@ export function facts(report) {
   const { puts, gets, exists } = report.store;
   const again = report.retries + report.hedges + report.restarts;
   return [
-    fact("Latency", duration(report.latency_ms), report.target === "cache" ? "from an answer that was kept" : "measured, decoding included"),
-    fact("Cost", perMillion(report.cost_usd), "a million such queries, at Lambda's prices"),
+    fact("Latency", duration(report.latency_ms), NO_STAGES[report.target] ?? "measured, decoding included"),
+    fact("Cost", perMillion(report.cost_usd), report.target === "gpu" ? "a million such queries, at the instance's full load" : "a million such queries, at Lambda's prices"),
     fact("Tensors moved", bytes(came + left), `${bytes(came)} read, ${bytes(left)} written`),
     fact("Store requests", count(puts + gets + exists), `${plural(gets, "get")}, ${plural(puts, "put")}, ${count(exists)} other`),
     fact("Cold starts", count(cold), `of ${plural(tasks, "task")}`),

@@ -202,12 +202,12 @@ function showAnswer(report, asked) {
   byId("compare").replaceChildren(...comparison(asked, report));
   byId("raw-box").hidden = false;
   byId("raw").textContent = JSON.stringify(report, null, 2);
-  if (report.timeline) showTimeline(report.timeline, asked);
+  if (report.timeline) showTimeline(report, asked);
 }
 
-function showTimeline(times, asked) {
+function showTimeline({ timeline: times, target }, asked) {
   shown = times;
-  byId("why").textContent = why(times, asked.stages.map((stage) => stage.name));
+  byId("why").textContent = why(times, asked.stages.map((stage) => stage.name), target);
   byId("share").replaceChildren(...shareBar(times));
   timeline.show(times, asked.stages);
   byId("timeline-table").replaceChildren(timelineTable(times));

@@ -1,0 +1,216 @@
+"""A client of one instance: `serfer instance`, Triton, KServe, or whatever else speaks the Open Inference Protocol.
+
+It takes the whole network's answer from there, or says in one of five words why there is none. A query is pure, so
+whoever gets none asks elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from drivers.open_inference import (
+    HEADER,
+    MOST_HEAD,
+    Form,
+    Inferred,
+    answer_bytes,
+    decode_answer,
+    encode_request,
+    read_form,
+    read_index,
+)
+from serfer.core.errors import InputError
+from serfer.core.plan import Plan
+from serfer.images import normalise
+
+_CONNECT_S = 2.0
+_KEEP_ALIVE_S = 4.0  # less than servers keep connections for: uvicorn 5 s
+_AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes objects that large
+_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_LATE = (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.REQUEST_TIMEOUT)
+
+
+class FaultKind(StrEnum):
+    """Why an instance did not answer."""
+
+    REFUSED = "refused"  # it has no room now
+    LATE = "late"  # it says that it was too slow
+    HUNG = "hung"  # it said nothing in time
+    UNREACHABLE = "unreachable"  # there is no connection, or it broke
+    WRONG = "wrong"  # what it said is no answer
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an instance did in place of answering, in one line."""
+
+    kind: FaultKind
+    message: str
+
+
+def open_http(key: str = "") -> aiohttp.ClientSession:
+    """Return the connections of a driver to its instances, kept alive; `key` is an API key that they want."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),  # admission bounds queries
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),  # each request has its own
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept-Encoding"),
+        headers={"X-API-Key": key} if key else {},
+    )
+
+
+class InstanceClient:
+    """Asks the instance at `url` for what a plan's network computes, which it may call `model`, or anything else.
+
+    What its model takes and gives is read once, and again after an answer that is none.
+    """
+
+    def __init__(self, url: str, model: str, plan: Plan, http: aiohttp.ClientSession) -> None:
+        self.url = url.rstrip("/")
+        self._plan = plan
+        self._http = http
+        self._model = model
+        self._form: Form | None = None
+        self._learning = asyncio.Lock()
+
+    async def infer(
+        self, array: NDArray[Any], timeout_s: float, patience_s: float, request: str = ""
+    ) -> Inferred | Fault:
+        """Ask for the logits of (N, C, H, W) float32, or of (N, H, W, C) uint8 pixels.
+
+        The instance is told to answer within `timeout_s`, and waited for `patience_s`; `request` is the id that its log
+        is to name the query by.
+        """
+        try:
+            async with asyncio.timeout(patience_s):
+                form = await self._known()
+                name, values = await self._suited(form, array)
+                try:
+                    return await self._ask(form.output, name, values, timeout_s, request)
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    # A connection that was kept may have been closed meanwhile; one that is opened now tells.
+                    return await self._ask(form.output, name, values, timeout_s, request)
+        except TimeoutError:
+            return Fault(FaultKind.HUNG, f"{self.url} said nothing within {patience_s:.3g} s")
+        except InputError as error:
+            self._form = None
+            return Fault(FaultKind.WRONG, f"{self.url}: {error}")
+        except _StatusError as error:
+            return self._refused(error)
+        except aiohttp.ClientError as error:
+            return Fault(FaultKind.UNREACHABLE, f"{self.url} does not answer: {str(error) or type(error).__name__}")
+
+    async def ready(self, patience_s: float) -> bool:
+        """Say whether the instance is there and takes queries."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._read("GET", "/v2/health/ready", MOST_HEAD)
+        except (TimeoutError, aiohttp.ClientError, _StatusError, InputError):
+            return False
+        return True
+
+    async def _known(self) -> Form:
+        """Return what the model takes and gives; raises InputError where that does not suit the plan."""
+        async with self._learning:
+            if self._form is None:
+                try:
+                    body, _ = await self._read("GET", self._path, MOST_HEAD)
+                except _StatusError as error:
+                    if error.status != HTTPStatus.NOT_FOUND:
+                        raise
+                    self._model = await self._only_model()
+                    body, _ = await self._read("GET", self._path, MOST_HEAD)
+                self._form = read_form(body, self._plan)
+            return self._form
+
+    async def _only_model(self) -> str:
+        """Return the only model that the instance has, where it has none of the name that was expected."""
+        try:
+            body, _ = await self._read("POST", "/v2/repository/index", MOST_HEAD)
+        except _StatusError:
+            body = b""
+        name = read_index(body)
+        if name is None:
+            raise InputError(f"it has no model {self._model!r}")
+        return name
+
+    async def _suited(self, form: Form, array: NDArray[Any]) -> tuple[str, NDArray[Any]]:
+        """Return the input's name, and the array as that takes it: pixels are normalised here where it must be."""
+        if array.dtype == np.uint8:
+            if form.pixels is not None:
+                return form.pixels, array
+            preprocess = self._plan.preprocess
+            if preprocess is not None and form.floats is not None:
+                return form.floats, await asyncio.to_thread(normalise, array, preprocess)
+        if form.floats is None:
+            raise InputError("the model takes pixels alone, and this query has none")
+        return form.floats, array
+
+    async def _ask(self, output: str, name: str, values: NDArray[Any], timeout_s: float, request: str) -> Inferred:
+        query = values, name, output, timeout_s
+        large = values.nbytes > _AT_ONCE  # copying it would hold up the other queries
+        content, length = await asyncio.to_thread(encode_request, *query) if large else encode_request(*query)
+        shape = (len(values), self._plan.output.elements)
+        data = content if len(content) <= _AT_ONCE else io.BytesIO(content)
+        headers = {HEADER: str(length), "Content-Type": "application/octet-stream"}
+        if request:
+            headers["X-Request-Id"] = request
+        body, header = await self._read("POST", f"{self._path}/infer", answer_bytes(*shape), data, headers)
+        return decode_answer(body, header, output, shape)
+
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        most: int,
+        data: bytes | io.BytesIO | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[bytes, str | None]:
+        """Return a response's body, of at most `most` bytes, and how many of them are JSON.
+
+        Raises _StatusError for any status but 200, InputError for more bytes.
+        """
+        url = f"{self.url}{path}"
+        if self._http.closed:
+            raise aiohttp.ClientConnectionError("the connections to instances are closed")
+        async with self._http.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
+            if response.status != HTTPStatus.OK:
+                raise _StatusError(response.status)
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > most:
+                    raise InputError(f"it answered with more than {most:,} bytes")
+            return bytes(body), response.headers.get(HEADER)
+
+    @property
+    def _path(self) -> str:
+        return f"/v2/models/{quote(self._model, safe='')}"
+
+    def _refused(self, error: _StatusError) -> Fault:
+        status = error.status
+        if status in _BUSY:
+            return Fault(FaultKind.REFUSED, f"{self.url} has no room: HTTP {status}")
+        if status in _LATE:
+            return Fault(FaultKind.LATE, f"{self.url} was too slow: HTTP {status}")
+        self._form = None
+        return Fault(FaultKind.WRONG, f"{self.url} answered HTTP {status}")
+
+
+class _StatusError(Exception):
+    """A response with another status than 200."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status

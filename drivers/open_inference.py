@@ -1,0 +1,169 @@
+"""The client's side of the Open Inference Protocol, version 2, with binary tensors: requests and answers as bytes.
+
+    {"inputs": [{"name", "shape", "datatype", "parameters": {"binary_data_size": N}}], ...} and N bytes after it
+
+Nothing that a server says is believed before it is bounded: what is wrong with it is an InputError in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import InputError
+from serfer.core.plan import Plan
+
+HEADER: Final = "Inference-Header-Content-Length"
+MOST_HEAD: Final = 64 * 1024
+"""Bytes of JSON that a server may answer with, tensors apart."""
+_DATATYPES: Final = {"u1": "UINT8", "f4": "FP32"}
+_FLOAT_BYTES = 4
+_MOST_DIGITS = 9
+_MOST_TENSORS = 64
+_MOST_NAME = 200
+_US_PER_S = 1_000_000
+_LARGEST = 1e12
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a server's model takes and gives: the names of its inputs for pixels and for floats, and of its output.
+
+    `pixels` takes UINT8 (N, H, W, C), `floats` FP32 (N, C, H, W); None where there is no such input.
+    """
+
+    pixels: str | None
+    floats: str | None
+    output: str
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """An answer: (N, K) float32 logits; with how many images it ran, and for how long, where the server says so."""
+
+    logits: NDArray[np.float32]
+    batch: int | None
+    computed_ms: float | None
+
+
+def read_form(body: bytes, plan: Plan) -> Form:
+    """Read a model's metadata; raises InputError where it does not take the plan's input or give its output."""
+    said = _object(body)
+    shape = plan.input
+    inputs, outputs = _tensors(said, "inputs"), _tensors(said, "outputs")
+    pixels = _named(inputs, "UINT8", (shape.height, shape.width, shape.channels))
+    floats = _named(inputs, "FP32", (shape.channels, shape.height, shape.width))
+    output = _named(outputs, "FP32", (plan.output.elements,))
+    if floats is None and pixels is None:
+        raise InputError(
+            f"the model takes neither FP32 [-1, {shape.channels}, {shape.height}, {shape.width}] nor pixels"
+        )
+    if output is None:
+        raise InputError(f"the model gives no FP32 [-1, {plan.output.elements}]")
+    return Form(pixels, floats, output)
+
+
+def read_index(body: bytes) -> str | None:
+    """Return the name of the only model of a server's index, None where there are several or none."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    names = {each.get("name") for each in said if isinstance(each, dict)} if isinstance(said, list) else set()
+    only = names.pop() if len(names) == 1 else None
+    return only if isinstance(only, str) and 1 <= len(only) <= _MOST_NAME else None
+
+
+def encode_request(array: NDArray[Any], name: str, output: str, timeout_s: float) -> tuple[bytes, int]:
+    """Return the request for a uint8 or float32 array, and how many of its bytes are JSON."""
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    head = {
+        "inputs": [
+            {
+                "name": name,
+                "shape": list(array.shape),
+                "datatype": _DATATYPES[array.dtype.str[1:]],
+                "parameters": {"binary_data_size": len(data)},
+            }
+        ],
+        "outputs": [{"name": output, "parameters": {"binary_data": True}}],
+        "parameters": {"timeout": max(1, int(timeout_s * _US_PER_S))},
+    }
+    text = json.dumps(head).encode()
+    return text + data, len(text)
+
+
+def answer_bytes(images: int, classes: int) -> int:
+    """Return the most bytes that an answer may have."""
+    return MOST_HEAD + images * classes * _FLOAT_BYTES
+
+
+def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int, int]) -> Inferred:
+    """Read an answer whose `header` says how many of its bytes are JSON; raises InputError for any other shape."""
+    if header is None or not (header.isascii() and header.isdigit() and len(header) <= _MOST_DIGITS):
+        raise InputError(f"the answer has no {HEADER}: the server knows no binary tensors")
+    length = int(header)
+    if not 0 < length <= min(len(body), MOST_HEAD):
+        raise InputError(f"{HEADER} is {length}, of an answer of {len(body):,} bytes")
+    said, raw = _object(body[:length]), memoryview(body)[length:]
+    tensor = next((each for each in _tensors(said, "outputs") if each.get("name") == output), None)
+    if tensor is None or tensor.get("datatype") != "FP32" or tensor.get("shape") != list(shape):
+        raise InputError(f"the answer has no {output!r} of FP32 {list(shape)}")
+    size = _parameters(tensor).get("binary_data_size")
+    if not (size == len(raw) == math.prod(shape) * _FLOAT_BYTES):
+        raise InputError(f"{len(raw):,} bytes follow the answer's JSON, which do not make FP32 {list(shape)}")
+    about = _parameters(said)
+    batch, computed_ms = _number(about.get("batch")), _number(about.get("computed_ms"))
+    return Inferred(np.frombuffer(raw, "<f4").reshape(shape), None if batch is None else int(batch), computed_ms)
+
+
+def _named(tensors: Sequence[Mapping[str, Any]], datatype: str, shape: Sequence[int]) -> str | None:
+    """Return the name of the first tensor of a type and shape, after the batch; -1 stands for any size."""
+    return next((str(tensor["name"]) for tensor in tensors if _fits(tensor, datatype, shape)), None)
+
+
+def _fits(tensor: Mapping[str, Any], datatype: str, shape: Sequence[int]) -> bool:
+    sizes, name = tensor.get("shape"), tensor.get("name")
+    if not isinstance(sizes, list) or len(sizes) != len(shape) + 1 or tensor.get("datatype") != datatype:
+        return False
+    named = isinstance(name, str) and len(name) <= _MOST_NAME
+    return named and all(size in (-1, wanted) for size, wanted in zip(sizes[1:], shape, strict=True))
+
+
+def _number(value: object) -> float | None:
+    """Return a number that a server gave, if it is one that can be true."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST:
+        return float(value)
+    return None
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise InputError("the server answered no JSON object")
+    return said
+
+
+def _tensors(said: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    tensors = said.get(key)
+    if (
+        not isinstance(tensors, list)
+        or len(tensors) > _MOST_TENSORS
+        or not all(isinstance(one, dict) for one in tensors)
+    ):
+        raise InputError(f"the server's {key} are no list of tensors")
+    return tensors
+
+
+def _parameters(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = said.get("parameters")
+    return found if isinstance(found, dict) else {}

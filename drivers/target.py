@@ -1,0 +1,42 @@
+"""The contract of what answers queries with the whole network: an instance, or a pool of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drivers.driver import Asker
+
+
+@dataclass(frozen=True)
+class Served:
+    """What an instance answered: (N, K) float32 logits, and how it came to them.
+
+    `batch` is how many images ran together, those of other queries included. `cost_usd` is what the instance costs
+    while it answers so many images at its full load; 0 where nobody said what it costs.
+    """
+
+    logits: NDArray[np.float32]
+    instance: str
+    batch: int
+    computed_ms: float
+    cost_usd: float
+
+
+class Target(Protocol):
+    """Answers queries with the whole network, any number at once, on one event loop."""
+
+    async def run(self, batch: NDArray[Any], deadline_s: float, asker: Asker) -> Served | None:
+        """Answer one query, or return None for one that should run through the plan's functions.
+
+        `batch` is (N, C, H, W) float32, or (N, H, W, C) uint8 pixels that are to be normalised as the plan says. Raises
+        the project's errors; CeilingError where there is no money left for the query on either target.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+        ...

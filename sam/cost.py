@@ -1,0 +1,309 @@
+"""What a deployment costs: an idle month, a thousand queries, a burst, and months of several loads.
+
+What stands comes from the template (sam/standing.py), what a query uses from the cost model (sam/usage.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+from sam.intrinsics import resources
+from sam.options import DRIVERS, ENGINES, STORES, Options
+from sam.parameters import check_parameters
+from sam.standing import SECONDS_A_MONTH, Line, standing
+from sam.usage import Deployed, Usage, query_usage
+from serfer.core.aws import AwsFacts
+from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
+
+LOADS = (1_000, 100_000, 10_000_000)
+"""Queries a month, where nobody says otherwise."""
+_MOST_QUERIES = 10**12
+_AT_ONCE = 16  # queries that a driver of a fleet takes at once: SERFER_API_IN_FLIGHT's default
+_EMAIL = "AlarmEmail"
+_DRIVER, _DRIVER_MB = "DriverFunction", 1769
+_THOUSAND = 1000
+_GB = 1e9
+_SPLIT_FOR = {"s3": ("s3",), "s3express": ("s3",), "valkey": ("valkey", "redis"), "redis": ("redis", "valkey")}
+_KEPT = 0.5  # of a month that logs are kept
+Template = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Month:
+    """A month of so many queries, spread evenly; `lines` are what stands and what the queries use."""
+
+    queries: int
+    cold_share: float
+    lines: tuple[Line, ...]
+
+    @property
+    def usd(self) -> float:
+        """Dollars of all lines."""
+        return sum(line.usd for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a deployment costs: lines of an idle month, a warm and a cold query, a burst of `burst` queries, months.
+
+    `alarms_usd` is what a month of alarms would cost on top, where the template has them and they are off.
+    """
+
+    deployed: Deployed
+    idle: tuple[Line, ...]
+    warm: Usage
+    cold: Usage
+    burst: int
+    months: tuple[Month, ...]
+    alarms_usd: float
+
+    @property
+    def idle_usd(self) -> float:
+        """Dollars of a month without queries."""
+        return sum(line.usd for line in self.idle)
+
+    @property
+    def environments(self) -> int:
+        """How many environments a burst would keep busy at once, a driver function's apart."""
+        return self.burst * max(stage.grid.tiles for stage in self.deployed.plan.stages)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the bill takes for granted, a sentence each."""
+        found = self.deployed
+        facts = found.facts
+        services = facts.services
+        fleet = (
+            f"a machine takes {_AT_ONCE} queries at once; a query's image has {services.upload_bytes:,} bytes"
+            if found.options.drivers == "fleet"
+            else f"a driver function of {found.driver_mb:,} MB waits for its query and is billed for all of it"
+        )
+        said = [
+            "us-east-1's prices, on demand, without any free tier: not even the first ten alarms are subtracted",
+            fleet,
+            f"an environment is kept warm {facts.functions.kept_warm:.0f} s, so rare queries find none",
+            f"an invocation logs {services.log_bytes:,} bytes, an answer has {services.answer_bytes:,}",
+            "one image a query, each month's queries evenly at random, no retries, duplicates or health checks",
+        ]
+        if self.alarms_usd:
+            said.append(f"no alarms: they cost ${self.alarms_usd:.2f} a month where {_EMAIL} is given")
+        said += self._of_pool()
+        if found.options.snapstart:
+            said.append("a start from a snapshot takes as long as one without: what it saves was not measured")
+        if found.plan.store.partition("+")[0] not in _SPLIT_FOR[found.options.store]:
+            better = _SPLIT_FOR[found.options.store][0]
+            said.append(
+                f"the plan was split for {found.plan.store}; serfer split --store {better} may find a better one"
+            )
+        return (*said, "D AWS's documentation, M measured, S a third party, K common knowledge, U your own file")
+
+    @property
+    def _gpu_usd(self) -> float | None:
+        """Dollars an hour of one instance of the GPU pool; None where there is none."""
+        pool = self.deployed.options.gpu
+        return self.deployed.facts.instances.get(pool.instance_type) if pool else None
+
+    def _of_pool(self) -> list[str]:
+        """Say what a GPU pool costs while it has instances, which no line above has."""
+        pool = self.deployed.options.gpu
+        if pool is None:
+            return []
+        usd = self._gpu_usd or 0.0
+        said = (
+            f"a GPU instance, {pool.instance_type}, costs ${usd:.4f} an hour while it is on, its disk apart; at most "
+            f"{pool.most} are, ${pool.most * usd:.2f} an hour; what they take from functions is not subtracted"
+        )
+        return [said]
+
+    def tag(self, line: Line) -> str:
+        """Return how well a line's price is known: D, B, M, S, K, or U for a user's own."""
+        source = self.deployed.facts.sources.get(line.source)
+        return source.tag if source else "?"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `serfer cost BUILD --json` prints."""
+        return {
+            "model": self.deployed.plan.model,
+            "plan": self.deployed.plan.digest,
+            "options": asdict(self.deployed.options),
+            "idle_month": {"cost_usd": self.idle_usd, "lines": self._lines(self.idle)},
+            "query": {name: self._query(usage) for name, usage in (("warm", self.warm), ("cold", self.cold))},
+            "thousand_queries": {"cost_usd": _THOUSAND * self.warm.usd, "cold_cost_usd": _THOUSAND * self.cold.usd},
+            "burst": {
+                "queries": self.burst,
+                "cost_usd": self.burst * self.warm.usd,
+                "cold_cost_usd": self.burst * self.cold.usd,
+                "environments": self.environments,
+                "concurrency": self.deployed.facts.functions.concurrency,
+            },
+            "months": [
+                {
+                    "queries": month.queries,
+                    "cold_share": month.cold_share,
+                    "cost_usd": month.usd,
+                    "lines": self._lines(month.lines),
+                }
+                for month in self.months
+            ],
+            "gpu_usd_per_hour": self._gpu_usd,
+            "assumed": list(self.assumed),
+        }
+
+    def _query(self, usage: Usage) -> dict[str, Any]:
+        return {"cost_usd": usage.usd, "latency_ms": 1000 * usage.seconds, "lines": self._lines(usage.lines)}
+
+    def _lines(self, lines: Sequence[Line]) -> list[dict[str, Any]]:
+        return [
+            {
+                "item": line.item,
+                "quantity": line.quantity,
+                "unit": line.unit,
+                "cost_usd": line.usd,
+                "source": line.source,
+                "tag": self.tag(line),
+            }
+            for line in lines
+        ]
+
+
+def deployed(plan: Plan, options: Options, facts: AwsFacts, template: Template) -> Deployed:
+    """Return a plan in a deployment, with its driver function as the template has it."""
+    return Deployed(plan, options, facts, _driver_memory(template, options))
+
+
+def _driver_memory(template: Template, options: Options) -> int:
+    _, properties = resources(template, region=options.region).get(_DRIVER, ("", {}))
+    return int(properties.get("MemorySize", _DRIVER_MB))
+
+
+def bill(
+    found: Deployed,
+    template: Template,
+    *,
+    burst: int = _THOUSAND,
+    loads: Sequence[int] = LOADS,
+    cold_share: float | None = None,
+    packed_bytes: int = 0,
+    parameters: Mapping[str, str] | None = None,
+) -> Bill:
+    """Price a deployment, with the template's own parameters unless others are given.
+
+    Raises UsageError for loads that cannot be, or parameters that the template has not.
+    `cold_share` holds for all months; None takes for each load the share that finds no environment when queries come
+    at random. `packed_bytes` are kept in the bucket that deployments go through.
+    """
+    if burst < 1 or any(not 1 <= load <= _MOST_QUERIES for load in loads):
+        raise UsageError(f"--queries-a-month and --burst are 1 to {_MOST_QUERIES:,} queries")
+    check_parameters(template.get("Parameters") or {}, parameters or {})
+    idle = standing(template, found.facts, parameters, found.options.region)
+    if packed_bytes:
+        gigabytes = packed_bytes / _GB
+        usd = gigabytes * found.facts.services.price_s3_gb
+        idle.append(Line("packages in S3, if not compressed", gigabytes, "GB", usd, "services.price_s3_gb"))
+    months = tuple(_month(found, tuple(idle), load, cold_share) for load in loads)
+    alarms = 0.0 if (parameters or {}).get(_EMAIL) else _alarms_usd(found, template, parameters or {})
+    return Bill(found, tuple(idle), query_usage(found), query_usage(found, 1.0), burst, months, alarms)
+
+
+def _alarms_usd(found: Deployed, template: Template, parameters: Mapping[str, str]) -> float:
+    """Return the dollars a month that the alarms would cost which nobody asked for."""
+    told = standing(template, found.facts, {**parameters, _EMAIL: "someone@example.org"}, found.options.region)
+    return sum(line.usd for line in told) - sum(
+        line.usd for line in standing(template, found.facts, parameters, found.options.region)
+    )
+
+
+def _month(found: Deployed, idle: tuple[Line, ...], queries: int, cold_share: float | None) -> Month:
+    share = _cold_share(found, queries) if cold_share is None else cold_share
+    usage = query_usage(found, share)
+    used = [replace(line, quantity=queries * line.quantity, usd=queries * line.usd) for line in usage.lines]
+    return Month(queries, share, (*_grown(found, idle, queries, usage.seconds), *used, _logs(found, queries)))
+
+
+def _cold_share(found: Deployed, queries: int) -> float:
+    """Return the share of queries before which none came for as long as Lambda keeps an environment."""
+    return math.exp(-queries / SECONDS_A_MONTH * found.facts.functions.kept_warm)
+
+
+def _grown(found: Deployed, idle: tuple[Line, ...], queries: int, seconds: float) -> list[Line]:
+    """Return what stands when a fleet has as many machines as so many queries keep busy."""
+    busy = queries / SECONDS_A_MONTH * (seconds + found.facts.services.driver_seconds)
+    hours = math.ceil(busy / _AT_ONCE) * SECONDS_A_MONTH / 3600
+    return [_at_least(line, hours) if line.source.startswith("instances.") else line for line in idle]
+
+
+def _at_least(line: Line, hours: float) -> Line:
+    more = max(1.0, hours / line.quantity) if line.quantity else 1.0
+    return replace(line, quantity=more * line.quantity, usd=more * line.usd)
+
+
+def _logs(found: Deployed, queries: int) -> Line:
+    services = found.facts.services
+    gigabytes = queries * services.log_bytes * (found.plan.tasks + 1) * _KEPT / _GB
+    return Line("logs kept 14 days", gigabytes, "GB-months", gigabytes * services.price_log_gb, "services.price_log_gb")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A combination of choices: a warm query's expected milliseconds, dollars an idle month and at each load."""
+
+    drivers: str
+    store: str
+    engine: str
+    ms: float
+    idle_usd: float
+    months_usd: tuple[float, ...]
+
+
+def compare(
+    plan: Plan,
+    facts: AwsFacts,
+    options: Options,
+    make: Callable[[Options], Template],
+    loads: Sequence[int] = LOADS,
+) -> list[Row]:
+    """Price every combination of drivers, store and engine, everything else as in `options`.
+
+    `make` gives a combination's template.
+    """
+    rows = []
+    for drivers, store, engine in product(DRIVERS, STORES, ENGINES):
+        chosen = replace(
+            options,
+            drivers=drivers,
+            store=store,
+            engine=engine,
+            zone=_zone(options, facts) if store == "s3express" else None,
+            gpu=None,  # it would cost the same in each row that can have it
+        )
+        if chosen.store == "s3express" and chosen.zone is None:
+            continue
+        template = make(chosen)
+        found = bill(deployed(plan, chosen, facts, template), template, loads=loads)
+        costs = tuple(month.usd for month in found.months)
+        rows.append(Row(drivers, store, engine, 1000 * found.warm.seconds, found.idle_usd, costs))
+    return rows
+
+
+def _zone(options: Options, facts: AwsFacts) -> str | None:
+    return options.zone or next(iter(facts.zones.get(options.region, ())), None)
+
+
+def markdown(rows: Sequence[Row], loads: Sequence[int] = LOADS) -> str:
+    """Return the rows as a table for docs."""
+    months = "".join(f" {load:,} queries |" for load in loads)
+    head = f"| drivers | store | engine | warm query | idle month |{months}\n|---|---|---|---:|---:|" + "---:|" * len(
+        loads
+    )
+    body = [
+        f"| {row.drivers} | {row.store} | {row.engine} | {row.ms:.0f} ms | "
+        + " | ".join(f"${usd:,.2f}" for usd in (row.idle_usd, *row.months_usd))
+        + " |"
+        for row in rows
+    ]
+    return "\n".join([head, *body])

@@ -1,0 +1,199 @@
+"""What `serfer package` wrote: its record, `deployment.json`, and where things lie below BUILD.
+
+{"format": 1, "serfer": "0.1.0", "options": {...}, "plans": ["0123456789ab"], "precompiled": true,
+ "bytes": {"0-0": 31457280}, "digest": "..."}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sam.options import Options
+from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.plan import Plan, load_plan
+from serfer.core.structure import structure, unstructure
+
+FORMAT = 1
+RECORD = "deployment.json"
+TEMPLATE = "template.yaml"
+_MOST_RECORD_BYTES = 1024 * 1024
+_MOST_TEMPLATE_BYTES = 16 * 1024 * 1024
+_DIGEST12 = re.compile(r"[0-9a-f]{12}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_PLANS = 2
+_ADVICE = "write it anew with serfer package"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A packaged deployment: `plans` are the first twelve digits of plans' digests, what is current first.
+
+    `serfer` is the version that wrote it, `precompiled` says whether bytecode is in the packages, `bytes` has each
+    function's size unzipped with its layers by "STAGE-PART", `digest` is the SHA-256 of all that was packaged.
+    """
+
+    serfer: str
+    options: Options
+    plans: tuple[str, ...]
+    precompiled: bool
+    bytes: Mapping[str, int]
+    digest: str
+    format: int = FORMAT
+
+    @property
+    def current(self) -> str:
+        """What the plan that is deployed is called."""
+        return self.plans[0]
+
+
+def is_build(directory: Path) -> bool:
+    """Say whether a directory is one that `serfer package` wrote."""
+    return (directory / RECORD).is_file()
+
+
+def is_replaceable(directory: Path) -> bool:
+    """Say whether a directory's record is ours, of whatever format: other tools have a `deployment.json` too."""
+    try:
+        document = json.loads(_text(directory / RECORD, _MOST_RECORD_BYTES))
+    except (InputError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and {"format", "serfer", "plans"} <= document.keys()
+
+
+def dump_deployment(deployment: Deployment) -> str:
+    """Return the text of `deployment.json`; the same deployment gives the same text."""
+    document = {
+        **{field.name: unstructure(getattr(deployment, field.name)) for field in fields(deployment)},
+        "bytes": dict(deployment.bytes),
+    }
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def parse_deployment(text: str) -> Deployment:
+    """Read `deployment.json`; raises InputError for anything that `dump_deployment` would not have written."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{RECORD} is not JSON: {_ADVICE}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InputError(f"{RECORD} is of another format than {FORMAT}: {_ADVICE}")
+    names = {field.name for field in fields(Deployment)}
+    if set(document) != names:
+        raise InputError(f"{RECORD} lacks or has too many of {', '.join(sorted(names ^ set(document)))}: {_ADVICE}")
+    try:
+        return _built(document)
+    except (PlanError, UsageError) as error:
+        raise InputError(f"{RECORD}: {error}: {_ADVICE}") from error
+
+
+def _built(document: dict[str, Any]) -> Deployment:
+    found = Deployment(
+        serfer=structure(str, document["serfer"], "serfer"),
+        options=_options(document["options"]),
+        plans=structure(tuple[str, ...], document["plans"], "plans"),
+        precompiled=structure(bool, document["precompiled"], "precompiled"),
+        bytes=_sizes(document["bytes"]),
+        digest=structure(str, document["digest"], "digest"),
+    )
+    found.options.check()
+    if not 1 <= len(found.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, found.plans)):
+        raise PlanError("plans should be one or two times twelve hexadecimal digits")
+    if not _SHA256.fullmatch(found.digest):
+        raise PlanError("digest should be 64 hexadecimal digits")
+    return found
+
+
+def _options(value: Any) -> Options:  # noqa: ANN401 - any JSON value
+    """Return the choices; a record from before there were pools has none."""
+    return structure(Options, {"gpu": None, **value} if isinstance(value, dict) else value, "options")
+
+
+def _sizes(value: Any) -> Mapping[str, int]:  # noqa: ANN401 - any JSON value
+    if not isinstance(value, dict):
+        raise PlanError("bytes should be an object")
+    sizes = {name: structure(int, size, f"bytes.{name:.40}") for name, size in value.items()}
+    if any(size < 0 for size in sizes.values()):
+        raise PlanError("bytes should not be negative")
+    return sizes
+
+
+def load_deployment(build: Path) -> Deployment:
+    """Read BUILD's record; raises InputError where it is missing or unusable."""
+    return parse_deployment(_text(build / RECORD, _MOST_RECORD_BYTES))
+
+
+def load_template(build: Path) -> dict[str, Any]:
+    """Read BUILD's template, whose intrinsic functions are in their long form; raises InputError."""
+    try:
+        template = yaml.load(_text(build / TEMPLATE, _MOST_TEMPLATE_BYTES), Loader=_Loader)  # noqa: S506 - a safe one
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{build / TEMPLATE} is not YAML without tags and aliases: {_ADVICE}") from error
+    if not isinstance(template, dict) or not isinstance(template.get("Resources"), dict):
+        raise InputError(f"{build / TEMPLATE} has no Resources: {_ADVICE}")
+    for section in ("Parameters", "Mappings", "Globals", "Resources"):
+        _check_section(build / TEMPLATE, section, template.get(section, {}))
+    if not isinstance(template.get("Conditions", {}), dict):
+        raise InputError(f"{build / TEMPLATE}: Conditions should be an object: {_ADVICE}")
+    return template
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads no aliases: a few lines of them stand for a template of any size, or for one without an end."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - PyYAML's
+        """Compose a node that is written out."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)
+
+
+def _check_section(file: Path, section: str, named: Any) -> None:  # noqa: ANN401 - any YAML value
+    """Raise InputError where a section's names are no texts, or stand for anything but objects."""
+    if not isinstance(named, dict):
+        raise InputError(f"{file}: {section} should be an object: {_ADVICE}")
+    for name, said in named.items():
+        if not isinstance(name, str) or not isinstance(said, dict):
+            raise InputError(f"{file}: {section}: {name!r:.80} should be a text that names an object: {_ADVICE}")
+        kind, properties = said.get("Type"), said.get("Properties", {})
+        if section == "Resources" and not (isinstance(kind, str) and isinstance(properties, dict)):
+            raise InputError(f"{file}: {name:.80} should have a Type and Properties: {_ADVICE}")
+
+
+def plan_directory(build: Path, digest: str) -> Path:
+    """Return where a plan lies that drivers are given."""
+    return build / "driver" / "plans" / digest
+
+
+def load_current_plan(build: Path, deployment: Deployment) -> Plan:
+    """Read the plan that is current; raises PlanError where it is missing, altered or another one."""
+    return load_packaged_plan(build, deployment.current)
+
+
+def load_packaged_plan(build: Path, digest: str) -> Plan:
+    """Read a plan of BUILD by its first twelve digits; raises PlanError as `load_current_plan` does."""
+    plan = load_plan(plan_directory(build, digest))
+    if not plan.digest.startswith(digest):
+        raise PlanError(f"{plan_directory(build, digest)} holds another plan: {_ADVICE}")
+    return plan
+
+
+def _text(path: Path, most: int) -> str:
+    """Read a text file of at most so many bytes; raises InputError that names it."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise InputError(f"{path} is no file: {_ADVICE}")
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise InputError(f"{path} has more than {most:,} bytes: {_ADVICE}")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise InputError(f"{path} cannot be read: {reason}: {_ADVICE}") from error

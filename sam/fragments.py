@@ -1,0 +1,100 @@
+"""Hand-written parts of a template, sam/templates/*.yaml: read, filled in and put together.
+
+Beside a template's own sections a part may have
+    Statements: {RoleOrEndpoint: [statement, ...]}      what is appended to that resource's policy, if it is there
+    Environment: {NAME: value}                          what stage functions and drivers are told
+    DriverEnvironment: {NAME: value}                    what only drivers are told
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Part = dict[str, Any]
+_DIRECTORY = Path(__file__).parent / "templates"
+_WORD = re.compile(r"@([a-z_]+)@")
+_PLAIN = ("Ref", "Condition")
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads CloudFormation's short forms, `!Ref Name`, as the long ones."""
+
+
+def _intrinsic(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
+    value: Any
+    if isinstance(node, yaml.ScalarNode):
+        value = loader.construct_scalar(node)
+    elif isinstance(node, yaml.SequenceNode):
+        value = loader.construct_sequence(node, deep=True)
+    else:
+        assert isinstance(node, yaml.MappingNode)  # noqa: S101 - there is no other kind
+        value = loader.construct_mapping(node, deep=True)
+    if suffix == "GetAtt" and isinstance(value, str):
+        value = value.split(".", 1)
+    return {suffix if suffix in _PLAIN else f"Fn::{suffix}": value}
+
+
+_Loader.add_multi_constructor("!", _intrinsic)
+
+
+def text(name: str) -> str:
+    """Return a file of sam/templates."""
+    return (_DIRECTORY / name).read_text(encoding="utf-8")
+
+
+def parse(source: str) -> Part:
+    """Read YAML with CloudFormation's short forms; intrinsic functions come out in their long form."""
+    part: Part = yaml.load(source, Loader=_Loader)  # noqa: S506 - a SafeLoader with CloudFormation's tags
+    return part
+
+
+def load(name: str, words: Mapping[str, Any]) -> Part:
+    """Return a part with its words filled in: `@name@` in a string, or in place of the whole string."""
+    part: Part = fill(_parsed(name), words)
+    return part
+
+
+@functools.cache
+def _parsed(name: str) -> Part:
+    return parse(text(f"{name}.yaml"))
+
+
+def fill(value: Any, words: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any YAML value
+    """Return a copy of a value with its words filled in; raises KeyError for a word that nobody knows."""
+    if isinstance(value, dict):
+        return {fill(key, words): fill(item, words) for key, item in value.items()}
+    if isinstance(value, list):
+        return [fill(item, words) for item in value]
+    if not isinstance(value, str):
+        return value
+    if whole := _WORD.fullmatch(value):
+        return words[whole[1]]
+    return _WORD.sub(lambda found: str(words[found[1]]), value)
+
+
+def script(name: str, words: Mapping[str, Any]) -> str:
+    """Return what an instance runs when it starts, with its words filled in; `@fetch@` is how it fetches its code."""
+    found: str = fill(text(name), {**words, "fetch": text("user-data-fetch.sh").rstrip()})
+    return found
+
+
+def put_together(parts: Iterable[Part]) -> Part:
+    """Return all parts as one; what stands under one name in two of them is a mistake and raises ValueError."""
+    whole: Part = {"Statements": {}}
+    for part in parts:
+        for section, entries in part.items():
+            if section == "Statements":
+                for target, statements in entries.items():
+                    whole[section].setdefault(target, []).extend(statements)
+                continue
+            there = whole.setdefault(section, {})
+            if both := there.keys() & entries.keys():
+                raise ValueError(f"{section} has {', '.join(sorted(both))} twice")
+            there.update(entries)
+    return whole

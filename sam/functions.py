@@ -1,0 +1,159 @@
+"""What a template has for one plan, a generation: a function for each part of a stage, its weights, a state machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from drivers.asl import EXPRESS_LIMIT_S, compile_plan
+from sam.fragments import Part
+from sam.names import LIVE, STACK, digest12, function_id, machine_id, weights_id
+from sam.options import Options
+from sam.policies import allow
+from serfer import __version__
+from serfer.core.plan import Plan
+
+_STANDARD_LIMIT_S = 3600
+_EVENT_S = 60  # Lambda takes no less; a driver that polls has given up by then
+_LONG_ARN = "arn:aws-us-gov:lambda:us-gov-west-1:123456789012:function:" + "x" * 64 + ":live"
+_STACK = {"Ref": "AWS::StackName"}
+
+
+def generation(plan: Plan, options: Options, environment: Mapping[str, Any], timeout_s: int) -> Part:
+    """Return the resources of a plan and what they may do; `environment` is what its functions are told."""
+    digest = digest12(plan)
+    resources: dict[str, Any] = {}
+    for stage, number in plan.functions:
+        resources[weights_id(digest, stage, number)] = _weights(digest, stage, number, options)
+        resources[function_id(digest, stage, number)] = {
+            "Type": "AWS::Serverless::Function",
+            "Metadata": {"BuildMethod": "makefile"},
+            "DeletionPolicy": "Delete",  # of versions too: SAM would retain each, and SnapStart bill its snapshot
+            "Properties": _function(plan, stage, number, options, environment, timeout_s),
+        }
+    targets = [_target(function_id(digest, *part), options) for part in plan.functions]
+    statements = {"DriverRole": [allow(f"Stages{digest}", "lambda:InvokeFunction", targets)]}
+    if options.by_state_machine:
+        resources[machine_id(digest)] = _machine(plan, options)
+        statements["MachineRole"] = [allow(f"Stages{digest}", "lambda:InvokeFunction", targets)]
+        statements["DriverRole"] += _running(digest, options)
+    return {"Resources": resources, "Statements": statements}
+
+
+def state_machine(plan: Plan, options: Options, timeout_s: int = 60) -> dict[str, Any]:
+    """Return the definition of a plan's state machine, whose functions' names are the template's substitutions.
+
+    Raises PlanError where it is too large for Step Functions with the ARNs that will stand there.
+    """
+    digest = digest12(plan)
+    express = options.engine == "stepfunctions-express"
+    compiled = functools.partial(
+        compile_plan,
+        plan,
+        express=express,
+        task_timeout_s=timeout_s,
+        timeout_s=EXPRESS_LIMIT_S if express else _STANDARD_LIMIT_S,
+    )
+    stages = [range(len(stage.functions)) for stage in plan.stages]
+    compiled([[_LONG_ARN for _ in parts] for parts in stages])
+    return compiled(
+        [[f"${{{function_id(digest, stage, part)}}}" for part in parts] for stage, parts in enumerate(stages)]
+    )
+
+
+def _function(
+    plan: Plan, stage: int, number: int, options: Options, environment: Mapping[str, Any], timeout_s: int
+) -> Part:
+    digest = digest12(plan)
+    properties: Part = {
+        "FunctionName": {"Fn::Sub": plan.deployed(STACK, stage, number)},
+        "Description": f"Stage {stage} of {_plain(plan.model)}, part {number} of its weights",
+        "CodeUri": f"plans/{digest}/functions/{stage}-{number}",
+        "Handler": "lambdas.bootstrap.handler",
+        "Runtime": options.runtime,
+        "Architectures": [options.architecture],
+        "MemorySize": plan.stages[stage].memory_mb,
+        "Timeout": timeout_s,
+        "Layers": [{"Ref": "WorkerLayer"}, {"Ref": weights_id(digest, stage, number)}],
+        "Role": {"Fn::GetAtt": ["WorkerRole", "Arn"]},
+        "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "WorkersLog"}, "SystemLogLevel": "WARN"},
+        # A driver that polls tries failed tasks again itself: Lambda would do so minutes later.
+        "EventInvokeConfig": {"MaximumRetryAttempts": 0, "MaximumEventAgeInSeconds": _EVENT_S},
+        "Environment": {"Variables": {**environment, "POWERTOOLS_LOG_LEVEL": "INFO"}},
+        "Tags": {"serfer:stack": _STACK, "serfer:plan": digest, "serfer:version": __version__},
+    }
+    if options.reserved_concurrency is not None:
+        properties["ReservedConcurrentExecutions"] = options.reserved_concurrency
+    if options.store in {"valkey", "redis"}:
+        properties["VpcConfig"] = vpc("WorkersGroup")
+    if options.snapstart:
+        properties |= {
+            "AutoPublishAlias": LIVE,
+            "AutoPublishAliasAllProperties": True,
+            "SnapStart": {"ApplyOn": "PublishedVersions"},
+        }
+    return properties
+
+
+def vpc(group: str) -> Part:
+    """Return a function's place in the network, in a security group."""
+    return {
+        "SecurityGroupIds": [{"Ref": group}],
+        "SubnetIds": [{"Ref": "PrivateSubnetA"}, {"Ref": "PrivateSubnetB"}],
+    }
+
+
+def _weights(digest: str, stage: int, number: int, options: Options) -> Part:
+    return {
+        "Type": "AWS::Serverless::LayerVersion",
+        "Metadata": {"BuildMethod": "makefile", "BuildArchitecture": options.architecture},
+        "Properties": {
+            "LayerName": {"Fn::Sub": f"{STACK}-{digest}-{stage}-{number}"},
+            "Description": f"Weights of stage {stage}, part {number}",
+            "ContentUri": f"plans/{digest}/weights/{stage}-{number}",
+            "CompatibleRuntimes": [options.runtime],
+            "CompatibleArchitectures": [options.architecture],
+            "RetentionPolicy": "Delete",
+        },
+    }
+
+
+def _machine(plan: Plan, options: Options) -> Part:
+    digest, express = digest12(plan), options.engine == "stepfunctions-express"
+    ids = [function_id(digest, *part) for part in plan.functions]
+    return {
+        "Type": "AWS::Serverless::StateMachine",
+        "Properties": {
+            # Another type is another machine, made while the first one is there: so it wants another name.
+            "Name": {"Fn::Sub": f"{STACK}-{digest}{'-express' if express else ''}"},
+            "Type": "EXPRESS" if express else "STANDARD",
+            "DefinitionUri": f"plans/{digest}/statemachine.asl.json",
+            "DefinitionSubstitutions": {name: _target(name, options) for name in ids},
+            "Role": {"Fn::GetAtt": ["MachineRole", "Arn"]},
+            "Tags": {"serfer:stack": _STACK, "serfer:plan": digest, "serfer:version": __version__},
+        },
+    }
+
+
+def _running(digest: str, options: Options) -> list[Part]:
+    """Return what a driver does with a plan's state machine (drivers/executions.py)."""
+    machine = {"Ref": machine_id(digest)}
+    if options.engine == "stepfunctions-express":
+        return [allow(f"Machine{digest}", "states:StartSyncExecution", machine)]
+    executions = "arn:${AWS::Partition}:states:${AWS::Region}:${AWS::AccountId}:execution:"
+    mine = {"Fn::Sub": f"{executions}${{{machine_id(digest)}.Name}}:*"}
+    return [
+        allow(f"Machine{digest}", "states:StartExecution", machine),
+        allow(f"Executions{digest}", ["states:DescribeExecution", "states:StopExecution"], mine),
+    ]
+
+
+def _target(function: str, options: Options) -> Part:
+    """Return what is invoked: the function, or the alias that SnapStart wants."""
+    return {"Ref": f"{function}.Alias"} if options.snapstart else {"Fn::GetAtt": [function, "Arn"]}
+
+
+def _plain(words: str) -> str:
+    """Return text as any AWS description takes it."""
+    return "".join(char if char.isascii() and (char.isalnum() or char in " -._") else "-" for char in words)[:100]

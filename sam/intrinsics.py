@@ -1,0 +1,99 @@
+"""What a template makes with given parameters: its intrinsic functions, as far as they are known before deploying."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_NOTHING = object()  # what AWS::NoValue leaves
+_MOST_DEPTH = 64
+_BRANCHES, _SIDES = 3, 2  # of Fn::If, with its condition, and of Fn::Equals
+
+Properties = dict[str, Any]
+
+
+class Scope:
+    """A template's parameters, conditions and mappings, with the region that it goes to.
+
+    `parameters` take the place of the template's defaults; a parameter without either is an empty text.
+    """
+
+    def __init__(self, template: Mapping[str, Any], parameters: Mapping[str, Any], region: str) -> None:
+        declared = template.get("Parameters") or {}
+        defaults = {name: _default(said) for name, said in declared.items()}
+        self._values = {"AWS::Region": region, "AWS::NoValue": _NOTHING, **defaults, **parameters}
+        self._conditions: Mapping[str, Any] = template.get("Conditions") or {}
+        self._held: dict[str, bool] = {}
+        self._mappings: Mapping[str, Any] = template.get("Mappings") or {}
+
+    def resolved(self, value: Any, depth: int = 0) -> Any:  # noqa: ANN401 - any part of a template
+        """Return a value with what is known put in; what only AWS knows stays as it is."""
+        if depth > _MOST_DEPTH:
+            return value
+        if isinstance(value, list):
+            return [item for item in (self.resolved(each, depth + 1) for each in value) if item is not _NOTHING]
+        if not isinstance(value, dict):
+            return value
+        if len(value) == 1 and (known := self._called(*next(iter(value.items())), depth)) is not None:
+            return known
+        items = {key: self.resolved(item, depth + 1) for key, item in value.items()}
+        return {key: item for key, item in items.items() if item is not _NOTHING}
+
+    def _called(self, name: str, argument: Any, depth: int) -> Any:  # noqa: ANN401 - any part of a template
+        """Return what an intrinsic function gives, or None where only AWS knows."""
+        if name == "Ref" and isinstance(argument, str):
+            return self._values.get(argument)
+        if name == "Fn::If" and isinstance(argument, list) and len(argument) == _BRANCHES:
+            condition, yes, no = argument
+            return self.resolved(yes if self.holds(condition) else no, depth + 1)
+        if name == "Fn::FindInMap":
+            return self._found(self.resolved(argument, depth + 1)) if isinstance(argument, list) else None
+        return None
+
+    def holds(self, condition: Any) -> bool:  # noqa: ANN401 - a name, or an expression
+        """Say whether a condition holds; what is unknown, or stands for itself, does not."""
+        if isinstance(condition, str):
+            if condition not in self._held:
+                self._held[condition] = False
+                self._held[condition] = self.holds(self._conditions.get(condition, {}))
+            return self._held[condition]
+        if not isinstance(condition, dict) or len(condition) != 1:
+            return False
+        [(name, argument)] = condition.items()
+        if name == "Condition":
+            return self.holds(argument)
+        if name == "Fn::Equals" and isinstance(argument, list) and len(argument) == _SIDES:
+            one, other = (self.resolved(side) for side in argument)
+            return str(one) == str(other)
+        found = [self.holds(part) for part in argument] if isinstance(argument, list) else []
+        return {"Fn::Not": found == [False], "Fn::And": all(found), "Fn::Or": any(found)}.get(name, False)
+
+    def _found(self, path: list[Any]) -> Any:  # noqa: ANN401 - any part of a template
+        place: Any = self._mappings
+        for key in path:
+            if not isinstance(place, dict) or not isinstance(key, str):
+                return None
+            place = place.get(key)
+        return place
+
+
+def _default(said: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a parameter's value
+    value = said.get("Default", "")
+    several = str(said.get("Type", "")).startswith(("CommaDelimitedList", "List<"))
+    return [item.strip() for item in value.split(",")] if several and isinstance(value, str) else value
+
+
+def resources(
+    template: Mapping[str, Any], parameters: Mapping[str, Any] | None = None, region: str = "us-east-1"
+) -> dict[str, tuple[str, Properties]]:
+    """Return type and properties of every resource that is made, by logical id; SAM's Globals are in the properties."""
+    scope = Scope(template, parameters or {}, region)
+    shared = template.get("Globals") or {}
+    found = {}
+    for name, said in (template.get("Resources") or {}).items():
+        if "Condition" in said and not scope.holds(said["Condition"]):
+            continue
+        kind = said["Type"]
+        given = shared.get(kind.removeprefix("AWS::Serverless::"), {}) if kind.startswith("AWS::Serverless::") else {}
+        found[name] = (kind, scope.resolved({**given, **(said.get("Properties") or {})}))
+    return found

@@ -1,0 +1,181 @@
+"""The directories that go to AWS: the workers' layer, the drivers' layer, and each function with its weights.
+
+A layer is unpacked under /opt, and Python finds what lies in its `python` directory:
+
+    /opt/python/numpy, lambdas, ...                 the worker layer
+    /opt/python/serfer_plan/stage-K/...             the layer with one function's weights
+    /var/task/plan.json                             the function itself
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from lambdas.artefacts import IN_LAYER
+from sam.contents import CONTENTS
+from sam.names import digest12, function_id, weights_id
+from sam.options import Options
+from sam.pins import GPU, lock_file
+from sam.tree import Built, built, link_tree, seal
+from sam.wheels import unpack, wheels
+from serfer.core.errors import ModelError, UnavailableError
+from serfer.core.plan import PLAN_FILE, Plan
+from splitter import compiling, exactness
+from splitter.bundle import DEPENDENCY_LIMIT, link
+from splitter.cache import assembled, in_use
+
+WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
+_COMPILE_S = 600
+_TRIES = 2
+_FORMAT = "1"  # of what lies in the cache
+
+
+def worker_layer(target: Path, options: Options, cache: Path) -> Built:
+    """Write the layer of all stages' functions: handler, storage, core, and pruned dependencies.
+
+    Raises UnavailableError where wheels are neither in `cache` nor to be had, and ModelError where it takes more bytes
+    than the splitter plans with.
+    """
+    layer = _layer("worker", WORKER_LAYER, target, options, cache)
+    if layer.bytes > DEPENDENCY_LIMIT:
+        raise ModelError(f"the worker layer takes {layer.bytes:,} bytes, more than {DEPENDENCY_LIMIT:,}: prune more")
+    return layer
+
+
+def driver_layer(target: Path, options: Options, cache: Path) -> Built:
+    """Write the layer of the drivers, as functions or in a fleet; raises UnavailableError as `worker_layer` does."""
+    return _layer("driver", DRIVER_LAYER, target, options, cache)
+
+
+def gpu_layer(target: Path, options: Options, cache: Path) -> Built:
+    """Write the layer of what instances with a GPU need beside the drivers': ONNX Runtime for CUDA as a wheel.
+
+    It goes with what compares their answers. Raises UnavailableError and UsageError as `wheels` does.
+    """
+    (target / GPU).mkdir(parents=True)
+    for wheel in wheels(lock_file(GPU), options.runtime, options.architecture, cache):
+        link(str(wheel.path), str(target / GPU / wheel.path.name))
+    package = target / "python" / "splitter"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shutil.copyfile(exactness.__file__, package / Path(exactness.__file__).name)
+    return seal(target, GPU_LAYER)
+
+
+def weights_layer(target: Path, plan: Plan, plan_directory: Path, stage: int, number: int) -> Built:
+    """Write the layer with the weights and graphs of one function, copied: a plan directory is its owner's."""
+    part = plan.stages[stage].functions[number]
+    for file in (part.weights.path, *(graph.path for graph in part.graphs)):
+        place = target / "python" / IN_LAYER / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(plan_directory / file, place)
+    return seal(target, weights_id(digest12(plan), stage, number))
+
+
+def function_directory(target: Path, plan: Plan, plan_directory: Path, stage: int, number: int) -> Built:
+    """Write one function's own package: the plan alone."""
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(plan_directory / PLAN_FILE, target / PLAN_FILE)
+    return seal(target, function_id(digest12(plan), stage, number))
+
+
+def check_size(name: str, parts: Iterable[Built], limit: int) -> int:
+    """Return the bytes of a function with its layers, unzipped; raises ModelError where it is more than `limit`."""
+    size = sum(part.bytes for part in parts)
+    if size > limit:
+        raise ModelError(
+            f"function {name} takes {size:,} bytes unzipped with its layers, and AWS allows {limit:,}: split the "
+            "network again with more --stages, with --precision fp16, or with a smaller --limit-mb"
+        )
+    return size
+
+
+def interpreter(runtime: str) -> Path | None:
+    """Return a Python of the runtime's version that works here, None where there is none."""
+    own = Path(sys.prefix) / runtime / "bin" / runtime  # what make setup brings
+    for place in (str(Path(sys.executable).with_name(runtime)), str(own), shutil.which(runtime)):
+        if place and (_version(Path(place)) or "").startswith(f"{runtime.removeprefix('python')}."):
+            return Path(place)
+    return None
+
+
+def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) -> Built:
+    """Link a layer's files to those in the cache, where it is assembled unless it is there already and as it was."""
+    python = interpreter(options.runtime)
+    compiled_by = _version(python) if python else None
+    kept = cache / "layers" / _stamp(kind, options, compiled_by)
+    for _ in range(_TRIES):
+        try:
+            if not in_use(kept):
+                _assemble(kept, kind, name, options, cache, python)
+            layer = _unaltered(kept, compiled_by)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UnavailableError(f"{cache} cannot be written: {reason}: choose another SERFER_CACHE_DIR") from error
+        if layer is not None:
+            link_tree(kept / "layer", target)
+            return layer
+        shutil.rmtree(kept, ignore_errors=True)  # somebody has altered it, or a link to it
+    raise UnavailableError(f"something alters {kept} all the time: choose another SERFER_CACHE_DIR")
+
+
+def _unaltered(kept: Path, compiled_by: str | None) -> Built | None:
+    """Describe the layer of a cache's directory, None where it is not as it was assembled."""
+    try:
+        expected = (kept / "digest").read_bytes()
+        layer = built(kept / "layer", compiled_by)
+    except FileNotFoundError:
+        return None
+    return layer if layer.digest.encode() == expected else None
+
+
+def _stamp(kind: str, options: Options, compiled_by: str | None) -> str:
+    """Return a name that changes with anything that a layer is made of."""
+    contents = CONTENTS[kind]
+    known = (_FORMAT, contents.pruned, contents.needed, options.runtime, options.architecture, compiled_by)
+    digest = hashlib.sha256(repr(known).encode() + lock_file(kind).read_bytes())
+    for path in (Path(compiling.__file__), *(path for _, path in sorted(contents.our_files()))):
+        digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return f"{kind}-{options.runtime}-{options.architecture}-{digest.hexdigest()[:16]}"
+
+
+def _assemble(kept: Path, kind: str, name: str, options: Options, cache: Path, python: Path | None) -> None:
+    contents = CONTENTS[kind]
+    with assembled(kept) as directory:
+        root = directory / "layer" / "python"
+        for wheel in wheels(lock_file(kind), options.runtime, options.architecture, cache):
+            unpack(wheel, root, contents.keeps)
+        for relative, path in sorted(contents.our_files()):
+            (root / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, root / relative)
+        (root / "serfer" / "__init__.py").touch()
+        if python is not None:
+            _compile(python, root)
+        layer = seal(directory / "layer", name)
+        (directory / "digest").write_text(layer.digest, encoding="ascii")
+
+
+def _compile(python: Path, root: Path) -> None:
+    """Compile under the runtime's own Python, hashing as in every other run: the same code gives the same bytes."""
+    command = [str(python), "-S", "-P", compiling.__file__, str(root)]
+    environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=_COMPILE_S)  # noqa: S603
+    if done.returncode:
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise UnavailableError(f"{python} could not compile a layer: {' '.join(words):.300}")
+
+
+def _version(python: Path) -> str | None:
+    """Return the version of the Python at a path as in "3.13.5", None where it does not run."""
+    command = [str(python), "-I", "-S", "-c", "import compileall, sys; print('%d.%d.%d' % sys.version_info[:3])"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)  # noqa: S603
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,108 @@
+"""What can be chosen for a deployment, and which choices go together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sam.names import check_name
+from serfer.core.errors import UsageError
+
+DRIVERS = ("function", "fleet")
+STORES = ("s3", "s3express", "valkey", "redis")
+ENGINES = ("push", "poll", "stepfunctions", "stepfunctions-express")
+RUNTIMES = ("python3.13", "python3.12", "python3.14")
+ARCHITECTURES = ("x86_64", "arm64")
+_OLD_RUNTIME = "python3.11"
+_GPU_TYPE = re.compile(r"g\d[a-z]*\.[a-z0-9]{1,12}")
+_MOST_GPUS = 100
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """Instances that take load which lasts: of one type, at most `most`, of which `warm` are kept prepared, stopped."""
+
+    instance_type: str
+    most: int
+    warm: int = 0
+
+    def check(self) -> None:
+        """Raise UsageError that names the first choice that cannot be."""
+        if not _GPU_TYPE.fullmatch(self.instance_type):
+            raise UsageError(
+                f"--gpu-instance-type is one of EC2's G types such as g6.xlarge, not {self.instance_type!r}"
+            )
+        if not 1 <= self.most <= _MOST_GPUS:
+            raise UsageError(f"--gpu-max is 1 to {_MOST_GPUS} instances, not {self.most}")
+        if not 0 <= self.warm <= self.most:
+            raise UsageError(f"--gpu-warm-pool is 0 to {self.most}, which is --gpu-max, not {self.warm}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """A deployment's choices; `name` is the stack's, `zone` the id of S3 Express's availability zone, as use1-az4.
+
+    `reserved_concurrency` is how many environments each stage's function is given, and may have at most.
+    """
+
+    name: str
+    region: str = "us-east-1"
+    drivers: str = "function"
+    store: str = "s3"
+    engine: str = "push"
+    runtime: str = "python3.13"
+    architecture: str = "x86_64"
+    snapstart: bool = False
+    reserved_concurrency: int | None = None
+    zone: str | None = None
+    gpu: GpuPool | None = None
+
+    @property
+    def in_vpc(self) -> bool:
+        """Whether functions and drivers need a network of their own."""
+        return self.drivers == "fleet" or self.store in {"valkey", "redis"}
+
+    @property
+    def by_state_machine(self) -> bool:
+        """Whether Step Functions takes queries through the stages."""
+        return self.engine.startswith("stepfunctions")
+
+    def check(self) -> None:
+        """Raise UsageError that names the first choice that cannot be."""
+        check_name(self.name)
+        if self.runtime == _OLD_RUNTIME:
+            raise UsageError(
+                "--runtime python3.11 runs on Amazon Linux 2 with glibc 2.26, where ONNX Runtime and numpy cannot be "
+                f"loaded: they need 2.28. Choose {_listed(RUNTIMES)}"
+            )
+        for option, value, known in (
+            ("--drivers", self.drivers, DRIVERS),
+            ("--store", self.store, STORES),
+            ("--driver", self.engine, ENGINES),
+            ("--runtime", self.runtime, RUNTIMES),
+            ("--architecture", self.architecture, ARCHITECTURES),
+        ):
+            if value not in known:
+                raise UsageError(f"{option} is {_listed(known)}, not {value!r}")
+        if (self.store == "s3express") != (self.zone is not None):
+            raise UsageError("--zone, an availability zone's id such as use1-az4, goes with --store s3express")
+        if self.reserved_concurrency is not None and self.reserved_concurrency < 1:
+            raise UsageError(f"--reserved-concurrency is 1 or more, not {self.reserved_concurrency}")
+        if self.gpu is not None:
+            self._check_pool(self.gpu)
+
+    def _check_pool(self, pool: GpuPool) -> None:
+        if self.drivers != "fleet":
+            raise UsageError(
+                "--gpu-instance-type goes with --drivers fleet: a driver function runs only while a request does, and "
+                "somebody has to watch a pool"
+            )
+        if self.architecture != "x86_64":
+            raise UsageError(
+                "--gpu-instance-type goes with --architecture x86_64, which the instances share with the drivers"
+            )
+        pool.check()
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,184 @@
+"""What AWS would refuse, told before anything is built; and where SAM CLI is."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from botocore.session import Session
+
+from drivers.asl import compile_plan, local_functions
+from sam.intrinsics import resources
+from sam.options import Options
+from serfer.core.aws import AwsFacts
+from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.core.plan import Plan
+
+_SERVICES = ("lambda", "s3", "cloudformation", "logs")
+_MS_PER_S = 1000
+_MOST_NAMED = 3
+
+
+def check_deployable(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
+    """Raise UsageError for the first thing that AWS would refuse, naming the option that helps.
+
+    Returns, a sentence each, what an account may have to ask for first.
+    """
+    options.check()
+    check_region(options, facts)
+    _check_functions(plan, facts)
+    _check_times(plan, options, facts)
+    if options.by_state_machine:
+        _check_machine(plan, options)
+    return _notes(plan, options, facts)
+
+
+def check_region(options: Options, facts: AwsFacts) -> None:
+    """Raise UsageError for a region or a zone that AWS has not, or that lacks what was chosen."""
+    session, region = Session({"profile": (None, None, None, None)}), options.region  # whatever AWS_PROFILE says
+    known = {
+        name: partition
+        for partition in session.get_available_partitions()
+        for name in session.get_available_regions("lambda", partition)
+    }
+    if region not in known:
+        near = difflib.get_close_matches(region, known, _MOST_NAMED)
+        raise UsageError(f"--region {region} is none that has Lambda{f': did you mean {near[0]}?' if near else ''}")
+    for service in _services(options):
+        if region not in session.get_available_regions(service, known[region]):
+            raise UsageError(
+                f"--region {region} has no {service}: choose another region or other --drivers and --store"
+            )
+    if options.snapstart and region in facts.regions_without.get("snapstart", ()):
+        raise UsageError(f"--snapstart: {region} has none; leave it out, or choose another --region")
+    _check_zone(options, facts)
+
+
+def _services(options: Options) -> list[str]:
+    more = {
+        "apigateway": options.drivers == "function",
+        "elbv2": options.drivers == "fleet",
+        "wafv2": options.drivers == "fleet",
+        "elasticache": options.store in {"valkey", "redis"},
+        "stepfunctions": options.by_state_machine,
+    }
+    return [*_SERVICES, *(name for name, needed in more.items() if needed)]
+
+
+def _check_zone(options: Options, facts: AwsFacts) -> None:
+    if options.store != "s3express":
+        return
+    zones = facts.zones.get(options.region, ())
+    if not zones:
+        has = ", ".join(sorted(facts.zones))
+        raise UsageError(f"--store s3express: {options.region} has no zone with S3 Express; these regions have: {has}")
+    if options.zone not in zones:
+        raise UsageError(f"--zone {options.zone} has no S3 Express: in {options.region} these have: {', '.join(zones)}")
+
+
+def _check_functions(plan: Plan, facts: AwsFacts) -> None:
+    functions = facts.functions
+    for number, stage in enumerate(plan.stages):
+        if not functions.memory_min <= stage.memory_mb <= functions.memory_max:
+            raise UsageError(
+                f"stage-{number} has {stage.memory_mb:,} MB, Lambda allows {functions.memory_min} to "
+                f"{functions.memory_max:,}: split with another --memory"
+            )
+        for part, function in enumerate(stage.functions):
+            size = function.bytes + plan.limit.dependencies
+            if size > functions.package_limit:
+                raise UsageError(
+                    f"stage-{number}/{part} has {size:,} bytes with its dependencies, a function may have "
+                    f"{functions.package_limit:,}: split without --limit-mb"
+                )
+
+
+def _check_times(plan: Plan, options: Options, facts: AwsFacts) -> None:
+    predicted = [stage.predicted_ms / _MS_PER_S for stage in plan.stages]
+    if max(predicted) > facts.functions.timeout_max:
+        raise UsageError(
+            f"a stage is predicted to take {max(predicted):.0f} s, a function may take "
+            f"{facts.functions.timeout_max:.0f} s: split with more --stages or finer --grids"
+        )
+    limits = [
+        (options.drivers == "function", facts.services.api_timeout, "a REST API waits", "--drivers fleet"),
+        (
+            options.engine == "stepfunctions-express",
+            facts.services.express_timeout,
+            "an Express workflow runs",
+            "--driver stepfunctions",
+        ),
+    ]
+    for concerned, most, what, other in limits:
+        if concerned and sum(predicted) > most:
+            raise UsageError(f"a query is predicted to take {sum(predicted):.0f} s, {what} {most:.0f} s: use {other}")
+
+
+def _check_machine(plan: Plan, options: Options) -> None:
+    try:
+        compile_plan(plan, local_functions(plan), express=options.engine == "stepfunctions-express")
+    except PlanError as error:
+        raise UsageError(f"--driver {options.engine}: {error}") from error
+
+
+def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
+    functions, notes = facts.functions, []
+    large = max(stage.memory_mb for stage in plan.stages)
+    if large > functions.memory_new_account:
+        notes.append(
+            f"a stage has {large:,} MB; new accounts may have {functions.memory_new_account:,} MB until AWS support "
+            "raises it, or split with a smaller --memory"
+        )
+    reserved = (options.reserved_concurrency or 0) * len(plan.functions)
+    if reserved > functions.concurrency - functions.concurrency_kept:
+        notes.append(
+            f"--reserved-concurrency takes {reserved:,} environments for {len(plan.functions)} functions, an account "
+            f"may reserve {functions.concurrency - functions.concurrency_kept:,} unless its quota was raised"
+        )
+    return notes
+
+
+def check_template(template: Mapping[str, Any], facts: AwsFacts) -> None:
+    """Raise UsageError for a template that has more resources, or more bytes, than a stack may have."""
+    count, size = stack_resources(template), len(json.dumps(template))
+    advice = "split the model into fewer functions (--stages), or package it with --no-previous"
+    if count > facts.services.stack_resources:
+        raise UsageError(
+            f"the stack would have {count} resources, {facts.services.stack_resources} are allowed: {advice}"
+        )
+    if size > facts.services.template_limit:
+        raise UsageError(f"the template has {size:,} bytes, {facts.services.template_limit:,} are allowed: {advice}")
+
+
+def stack_resources(template: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> int:
+    """Count what a stack has when SAM has put in what its resources stand for."""
+    return sum(_expanded(kind, properties) for kind, properties in resources(template, parameters).values())
+
+
+def _expanded(kind: str, properties: Mapping[str, Any]) -> int:
+    role = "Role" not in properties
+    if kind == "AWS::Serverless::Function":
+        version = 2 * ("AutoPublishAlias" in properties)
+        return 1 + role + version + len(properties.get("Events") or {})
+    if kind == "AWS::Serverless::StateMachine":
+        return 1 + role
+    return 3 if kind == "AWS::Serverless::Api" else 1  # an API with a deployment and a stage
+
+
+def find_sam(beside: Path | None = None, path: str | None = None) -> Path:
+    """Return SAM CLI's program: of the environment `sam` in this one's, or else what `path` (PATH) has.
+
+    Raises UnavailableError that says how to get it.
+    """
+    own = (beside or Path(sys.prefix)) / "sam" / "bin" / "sam"
+    if own.is_file():
+        return own
+    found = shutil.which("sam", path=path)
+    if found is None:
+        raise UnavailableError(f"SAM CLI is missing: run make setup, or install aws-sam-cli into {own.parents[1]}")
+    return Path(found)

@@ -1,0 +1,143 @@
+"""What routing reckons with in a deployment that has a GPU pool: scenario.toml, beside each plan that drivers follow.
+
+What a query costs and how long it takes on functions is the cost model's; what an instance costs stands in aws.toml;
+how fast it is has been measured on one by `serfer tune`: nobody assumes speeds.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from sam.options import Options
+from sam.usage import Deployed, query_usage, serverless_usd
+from serfer.control.scenario import InstanceType, LambdaTarget, Scenario, parse_scenario
+from serfer.core.aws import AwsFacts
+from serfer.core.errors import InputError, UsageError
+from serfer.core.plan import Plan
+
+_MOST_BYTES = 64 * 1024
+_MS_PER_S = 1000
+_MB_PER_GB = 1024
+_MISSING = (
+    "--gpu-profile is missing: run serfer tune --name {} --out FILE.toml on such an instance to measure its speed"
+)
+_PLACEHOLDER = {"usd_per_query": 1, "latency_ms": 1, "cold_ms": 0, "concurrency": 1, "memory_gb": 1, "keep_alive_s": 0}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `serfer tune` measured on an instance; `slo_ms` is the objective that its `qps` was found for."""
+
+    instance: InstanceType
+    slo_ms: float
+
+
+def read_profile(file: Path | None, slo_ms: float | None, options: Options, facts: AwsFacts) -> Profile:
+    """Read the one [[instance]] table of a file, at the price that `facts` have for the pool's type of instance.
+
+    Raises UsageError for a profile of another type or an objective that is missing, InputError for what is no profile.
+    """
+    pool = options.gpu
+    if pool is None:
+        raise UsageError("--gpu-profile and --gpu-slo-ms go with --gpu-instance-type")
+    if file is None:
+        raise UsageError(_MISSING.format(pool.instance_type))
+    if slo_ms is None:
+        raise UsageError("--gpu-slo-ms is missing: the --slo-ms that serfer tune was told")
+    price = facts.instances.get(pool.instance_type)
+    if price is None:
+        raise UsageError(
+            f"--gpu-instance-type {pool.instance_type} has no price among {', '.join(sorted(facts.instances))}: add "
+            "its USD per hour to a file (SERFER_AWS_FILE)"
+        )
+    try:
+        table = _table(file)
+        found = parse_scenario(
+            {"slo_ms": slo_ms, "lambda": _PLACEHOLDER, "instance": [{**table, "usd_per_hour": price}]}
+        )
+    except InputError as error:
+        raise InputError(f"--gpu-profile {file}: {error}") from error
+    if found.instance.name != pool.instance_type:
+        raise UsageError(
+            f"--gpu-profile {file} is of {found.instance.name!r:.80}, not of {pool.instance_type}: run serfer tune "
+            f"--name {pool.instance_type} on one"
+        )
+    return Profile(found.instance, found.slo_ms)
+
+
+def _table(file: Path) -> dict[str, object]:
+    """Return a file's only [[instance]] table."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise InputError(f"it has more than {_MOST_BYTES:,} bytes")
+        document = tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"it cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"it is not TOML: {str(error)[:200]}") from error
+    found = document.get("instance")
+    if set(document) != {"instance"} or not isinstance(found, list) or len(found) != 1:
+        raise InputError("it should be one [[instance]] table, as serfer tune writes it")
+    if not isinstance(found[0], dict):
+        raise InputError("its [[instance]] is no table")
+    return found[0]
+
+
+def check_pool(plan: Plan, options: Options, profile: Profile | None) -> None:
+    """Raise UsageError where a pool cannot serve a plan, or where nobody measured how fast it is."""
+    if options.gpu is None:
+        return
+    if profile is None:
+        raise UsageError(_MISSING.format(options.gpu.instance_type))
+    if plan.original:
+        raise UsageError(
+            "--gpu-instance-type: this plan alters its network (fp16 storage, or another head), and instances would "
+            "need the original beside it: split without"
+        )
+
+
+def make_scenario(plan: Plan, options: Options, facts: AwsFacts, profile: Profile) -> str:
+    """Return the text of a plan's scenario; parse_scenario takes it, and the same inputs give the same text."""
+    deployed = Deployed(plan, options, facts, 0)
+    warm, cold = query_usage(deployed), query_usage(deployed, 1.0)
+    widest = max(stage.grid.tiles for stage in plan.stages)
+    environments = min(options.reserved_concurrency or facts.functions.concurrency, facts.functions.concurrency)
+    functions = LambdaTarget(
+        usd_per_query=serverless_usd(deployed),
+        latency_ms=_MS_PER_S * warm.seconds,
+        cold_ms=_MS_PER_S * (cold.seconds - warm.seconds),
+        concurrency=max(1, environments // widest),
+        memory_gb=sum(stage.memory_mb * stage.grid.tiles for stage in plan.stages) / _MB_PER_GB,
+        keep_alive_s=facts.functions.kept_warm,
+    )
+    scenario = Scenario(profile.slo_ms, functions, (profile.instance,))
+    text = _written(scenario, plan)
+    again = parse_scenario(tomllib.loads(text))
+    assert again == scenario, again  # noqa: S101 - what is written here is read there
+    return text
+
+
+def _written(scenario: Scenario, plan: Plan) -> str:
+    functions, kind = scenario.serverless, scenario.instance
+    lines = [
+        f"# The plan {plan.digest[:12]}, by serfer package: Lambda as the cost model predicts it, an instance at the",
+        "# price of aws.toml and as fast as serfer tune measured it.",
+        f"slo_ms = {scenario.slo_ms!r}",
+        "",
+        "[lambda]",
+        *(f"{name} = {getattr(functions, name)!r}" for name in _PLACEHOLDER),
+        "",
+        "[[instance]]",
+        f"name = {json.dumps(kind.name)}",
+        *(
+            f"{name} = {getattr(kind, name)!r}"
+            for name in ("usd_per_hour", "spot_usd_per_hour", "boot_s", "min_billing_s", "qps")
+        ),
+        f"batches = [{', '.join(f'[{size}, {ms!r}]' for size, ms in kind.batches)}]",
+    ]
+    return "\n".join(lines) + "\n"

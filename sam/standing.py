@@ -1,0 +1,266 @@
+"""What stands in a deployment and bills by the hour or by the month, whether queries come or not.
+
+Nothing is listed twice: the resources are those of the template itself. Each type is either priced here or said to
+cost nothing by itself; a test holds every template that SerFer writes against both lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sam.intrinsics import Properties, resources
+from serfer.core.aws import AwsFacts
+from serfer.core.cost import HOURS_A_MONTH
+from serfer.core.errors import InputError
+
+SECONDS_A_MONTH = HOURS_A_MONTH * 3600
+_MB_PER_GB = 1024
+_ZONES = 2  # of an endpoint or a balancer whose subnets are not known
+_ROOT_GB = 8  # of an Amazon Linux image whose disk nobody chose
+
+FREE = frozenset(
+    {
+        "AWS::ApiGateway::Account",
+        "AWS::ApiGateway::ApiKey",
+        "AWS::ApiGateway::Deployment",
+        "AWS::ApiGateway::Method",
+        "AWS::ApiGateway::RequestValidator",
+        "AWS::ApiGateway::Resource",
+        "AWS::ApiGateway::RestApi",
+        "AWS::ApiGateway::Stage",
+        "AWS::ApiGateway::UsagePlan",
+        "AWS::ApiGateway::UsagePlanKey",
+        "AWS::ApiGateway::GatewayResponse",
+        "AWS::AutoScaling::LifecycleHook",
+        "AWS::AutoScaling::ScalingPolicy",
+        "AWS::AutoScaling::ScheduledAction",
+        "AWS::CloudFormation::WaitConditionHandle",
+        "AWS::EC2::InternetGateway",
+        "AWS::EC2::LaunchTemplate",
+        "AWS::EC2::NetworkAcl",
+        "AWS::EC2::NetworkAclEntry",
+        "AWS::EC2::Route",
+        "AWS::EC2::RouteTable",
+        "AWS::EC2::SecurityGroup",
+        "AWS::EC2::SecurityGroupEgress",
+        "AWS::EC2::SecurityGroupIngress",
+        "AWS::EC2::Subnet",
+        "AWS::EC2::SubnetNetworkAclAssociation",
+        "AWS::EC2::SubnetRouteTableAssociation",
+        "AWS::EC2::VPC",
+        "AWS::EC2::VPCGatewayAttachment",
+        "AWS::ElastiCache::User",
+        "AWS::ElastiCache::UserGroup",
+        "AWS::ElasticLoadBalancingV2::Listener",
+        "AWS::ElasticLoadBalancingV2::ListenerRule",
+        "AWS::ElasticLoadBalancingV2::TargetGroup",
+        "AWS::IAM::InstanceProfile",
+        "AWS::IAM::ManagedPolicy",
+        "AWS::IAM::Policy",
+        "AWS::IAM::Role",
+        "AWS::KMS::Alias",
+        "AWS::Lambda::Alias",
+        "AWS::Lambda::EventInvokeConfig",
+        "AWS::Lambda::Permission",
+        "AWS::Logs::LogGroup",
+        "AWS::Logs::ResourcePolicy",
+        "AWS::S3::Bucket",
+        "AWS::S3::BucketPolicy",
+        "AWS::S3Express::BucketPolicy",
+        "AWS::S3Express::DirectoryBucket",
+        "AWS::SNS::Subscription",
+        "AWS::SNS::Topic",
+        "AWS::SNS::TopicPolicy",
+        "AWS::SSM::Parameter",
+        "AWS::Serverless::Api",
+        "AWS::Serverless::LayerVersion",
+        "AWS::Serverless::StateMachine",
+        "AWS::StepFunctions::StateMachine",
+        "AWS::WAFv2::WebACLAssociation",
+    }
+)
+"""Types that cost nothing by themselves: what is done with them, or stands in them, is priced elsewhere."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One item of a bill: `quantity` of `unit`, and dollars for all of it; `source` is the price's name in aws.toml."""
+
+    item: str
+    quantity: float
+    unit: str
+    usd: float
+    source: str
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """The resources that are made, and prices."""
+
+    resources: Mapping[str, tuple[str, Properties]]
+    facts: AwsFacts
+
+    def of(self, kind: str) -> Iterator[Properties]:
+        return (properties for found, properties in self.resources.values() if found == kind)
+
+    def service(self, name: str, item: str, quantity: float, unit: str) -> Line:
+        """Price a quantity by a field of the services."""
+        return Line(item, quantity, unit, quantity * getattr(self.facts.services, name), f"services.{name}")
+
+
+def standing(
+    template: Mapping[str, Any],
+    facts: AwsFacts,
+    parameters: Mapping[str, Any] | None = None,
+    region: str = "us-east-1",
+) -> list[Line]:
+    """Price what a template's resources cost a month in which no query comes, equal items together.
+
+    Parameters are the template's defaults unless given. Raises InputError for an instance type without a price.
+    """
+    stack = _Stack(resources(template, parameters, region), facts)
+    lines: dict[tuple[str, str, str], Line] = {}
+    for kind, properties in stack.resources.values():
+        for line in _PRICED[kind](stack, properties) if kind in _PRICED else ():
+            key = (line.item, line.unit, line.source)
+            known = lines.get(key)
+            lines[key] = line if known is None else _sum(known, line)
+    return sorted(lines.values(), key=lambda line: -line.usd)
+
+
+def unpriced(template: Mapping[str, Any]) -> list[str]:
+    """Return the types of a template's resources of which nobody said what they cost."""
+    kinds = {said["Type"] for said in (template.get("Resources") or {}).values()}
+    return sorted(kinds - FREE - set(_PRICED))
+
+
+def _sum(one: Line, other: Line) -> Line:
+    return Line(one.item, one.quantity + other.quantity, one.unit, one.usd + other.usd, one.source)
+
+
+def _function(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price a function's snapshot; a function without one costs nothing while it is not called."""
+    if (properties.get("SnapStart") or {}).get("ApplyOn") != "PublishedVersions":
+        return []
+    quantity = float(properties.get("MemorySize", 128)) / _MB_PER_GB * SECONDS_A_MONTH
+    usd = quantity * stack.facts.functions.price_snapstart_cached
+    return [Line("SnapStart snapshots", quantity, "GB-s", usd, "lambda.price_snapstart_cached")]
+
+
+def _balancer(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price a load balancer's hours, and its public addresses: one for each zone."""
+    found = [stack.service("price_balancer_hour", "load balancer", HOURS_A_MONTH, "hours")]
+    if properties.get("Scheme", "internet-facing") == "internet-facing":
+        hours = HOURS_A_MONTH * _length(properties.get("Subnets"))
+        found.append(stack.service("price_ipv4_hour", "public IPv4 addresses", hours, "hours"))
+    return found
+
+
+def _machines(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price the least number of machines that a group has, with their disks and public addresses."""
+    count = int(properties.get("MinSize", 0))
+    if not count:  # a pool, which is empty while nobody asks
+        return []
+    launched = _launched(stack, properties)
+    kind = str(launched.get("InstanceType"))
+    if kind not in stack.facts.instances:
+        raise InputError(f"SERFER_AWS_FILE: instances has no price for {kind!r}: add USD per hour, or choose another")
+    hours = count * HOURS_A_MONTH
+    gigabytes = _disk_gb(launched)
+    found = [
+        Line(f"drivers, {kind}", hours, "hours", hours * stack.facts.instances[kind], f"instances.{kind}"),
+        stack.service("price_disk_gb", "drivers' disks", count * gigabytes, "GB"),
+    ]
+    if _is_public(stack, launched, properties):
+        found.append(stack.service("price_ipv4_hour", "public IPv4 addresses", hours, "hours"))
+    return found
+
+
+def _disk_gb(launched: Properties) -> float:
+    """Return the gigabytes of one machine's disks."""
+    disks = [mapping["Ebs"] for mapping in launched.get("BlockDeviceMappings", []) if "Ebs" in mapping]
+    return sum(float(disk.get("VolumeSize", _ROOT_GB)) for disk in disks) or _ROOT_GB
+
+
+def _warm_pool(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price the disks of a pool's machines that are kept stopped, for which nothing else is billed."""
+    name = (properties.get("AutoScalingGroupName") or {}).get("Ref")
+    _, group = stack.resources.get(str(name), ("", {}))
+    gigabytes = int(properties.get("MaxGroupPreparedCapacity", 0)) * _disk_gb(_launched(stack, group))
+    return [stack.service("price_disk_gb", "disks of the GPU pool's stopped instances", gigabytes, "GB")]
+
+
+def _launched(stack: _Stack, group: Properties) -> Properties:
+    """Return what a group's machines are like."""
+    said = (group.get("LaunchTemplate") or {}).get("LaunchTemplateId") or {}
+    name = said.get("Ref") if isinstance(said, dict) else None
+    _, properties = stack.resources.get(str(name), ("", {}))
+    data: Properties = properties.get("LaunchTemplateData", {})
+    return data
+
+
+def _is_public(stack: _Stack, launched: Properties, group: Properties) -> bool:
+    """Say whether a group's machines have public addresses: as they are launched, or else as their subnets say."""
+    for interface in launched.get("NetworkInterfaces", []):
+        if "AssociatePublicIpAddress" in interface:
+            return bool(interface["AssociatePublicIpAddress"])
+    names = [str(subnet.get("Ref")) for subnet in group.get("VPCZoneIdentifier", []) if isinstance(subnet, dict)]
+    subnets = [stack.resources[name][1] for name in names if name in stack.resources]
+    return any(subnet.get("MapPublicIpOnLaunch") for subnet in subnets)
+
+
+def _endpoint(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price an interface endpoint's hours in each zone; a gateway endpoint is free."""
+    if properties.get("VpcEndpointType", "Gateway") != "Interface":
+        return []
+    hours = HOURS_A_MONTH * _length(properties.get("SubnetIds"))
+    return [stack.service("price_endpoint_hour", "interface endpoints", hours, "hours")]
+
+
+def _cache(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price the least that a serverless cache bills."""
+    valkey = properties.get("Engine") == "valkey"
+    table, prices = ("valkey", stack.facts.valkey) if valkey else ("redis_serverless", stack.facts.redis_serverless)
+    usd = HOURS_A_MONTH * prices.price_hour
+    return [Line(f"cache, {properties.get('Engine')}", HOURS_A_MONTH, "hours", usd, f"{table}.price_hour")]
+
+
+def _acl(stack: _Stack, properties: Properties) -> list[Line]:
+    rules = len(properties.get("Rules", []))
+    return [
+        stack.service("price_acl", "web ACL", 1, "web ACLs"),
+        *([stack.service("price_acl_rule", "web ACL rules", rules, "rules")] if rules else []),
+    ]
+
+
+def _alarm(stack: _Stack, properties: Properties) -> list[Line]:
+    """Price an alarm: by the metrics that it looks at."""
+    metrics = sum("MetricStat" in metric for metric in properties.get("Metrics", [])) or 1
+    return [stack.service("price_alarm", "alarms", metrics, "metrics")]
+
+
+def _each(name: str, item: str, unit: str) -> Callable[[_Stack, Properties], list[Line]]:
+    """Return what prices each resource of a type alike."""
+    return lambda stack, _properties: [stack.service(name, item, 1, unit)]
+
+
+_PRICED: dict[str, Callable[[_Stack, Properties], list[Line]]] = {
+    "AWS::AutoScaling::AutoScalingGroup": _machines,
+    "AWS::AutoScaling::WarmPool": _warm_pool,
+    "AWS::Budgets::Budget": _each("price_budget", "budgets", "budgets"),
+    "AWS::CloudWatch::Alarm": _alarm,
+    "AWS::CloudWatch::Dashboard": _each("price_dashboard", "dashboards", "dashboards"),
+    "AWS::EC2::VPCEndpoint": _endpoint,
+    "AWS::ElastiCache::ServerlessCache": _cache,
+    "AWS::ElasticLoadBalancingV2::LoadBalancer": _balancer,
+    "AWS::KMS::Key": _each("price_key", "KMS keys", "keys"),
+    "AWS::Logs::MetricFilter": _each("price_metric", "custom metrics", "metrics"),
+    "AWS::Serverless::Function": _function,
+    "AWS::WAFv2::WebACL": _acl,
+}
+
+
+def _length(value: Any) -> int:  # noqa: ANN401 - a list, or what only AWS knows
+    return len(value) if isinstance(value, list) else _ZONES

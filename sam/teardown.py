@@ -1,0 +1,117 @@
+"""Delete a stack and all that it made: `make destroy`.
+
+CloudFormation deletes no bucket that still holds objects, and what others write (a load balancer's logs) may come
+between emptying and deleting; so both are tried a few times. SAM CLI's copies of the packages go as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from serfer.core.errors import UnavailableError, UsageError
+
+BUCKETS = ("AWS::S3::Bucket", "AWS::S3Express::DirectoryBucket")
+_TAG, _OUTPUTS = "serfer:stack", frozenset({"FunctionPrefix", "Store"})
+"""What samconfig.toml gives the stack, and what its template says of it: others' stacks are left alone."""
+_TRIES = 3
+_WAIT_S, _WAITS = 15, 240
+_AT_ONCE = 1000  # keys that one request deletes
+_ARTEFACTS = "aws-sam-cli-managed-default"
+"""The stack in which SAM CLI keeps the bucket that it uploads to."""
+
+
+def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - boto3 has no types here
+    """Empty the stack's buckets, delete it, wait, and delete what SAM CLI uploaded for it.
+
+    Raises UsageError where there is no such stack, UnavailableError with what is left where it cannot be deleted.
+    """
+    formation, store = session.client("cloudformation"), session.client("s3")
+    identity = _find(formation, stack)
+    for attempt in range(_TRIES):
+        for bucket in _buckets(formation, identity):
+            progress(f"emptying {bucket}")
+            _empty(store, bucket)
+        progress(f"deleting {stack}: CloudFormation takes minutes")
+        formation.delete_stack(StackName=identity)
+        left = _left(formation, identity)
+        if not left:
+            _forget_artefacts(formation, store, stack, progress)
+            return
+        progress(f"try {attempt + 1}: {', '.join(left)} could not be deleted")
+    raise UnavailableError(
+        f"{stack} is not gone: {', '.join(left)} could not be deleted; see its events, and try again"
+    )
+
+
+def _find(formation: Any, stack: str) -> str:  # noqa: ANN401 - same
+    """Return the stack's id, by which it can be asked for when it is gone."""
+    try:
+        found = formation.describe_stacks(StackName=stack)["Stacks"][0]
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "ValidationError":
+            raise UsageError(
+                f"there is no stack {stack} in {formation.meta.region_name}: is samconfig.toml right, or AWS_PROFILE?"
+            ) from error
+        raise
+    outputs = {each["OutputKey"] for each in found.get("Outputs", ())}
+    if _TAG not in {each["Key"] for each in found.get("Tags", ())} and not outputs >= _OUTPUTS:
+        raise UsageError(
+            f"{stack} is no stack of serfer package: it has neither the tag {_TAG} nor the outputs "
+            f"{' and '.join(sorted(_OUTPUTS))}: is samconfig.toml right, or AWS_PROFILE?"
+        )
+    identity: str = found["StackId"]
+    return identity
+
+
+def _buckets(formation: Any, identity: str) -> Iterator[str]:  # noqa: ANN401 - same
+    pages = formation.get_paginator("list_stack_resources").paginate(StackName=identity)
+    for page in pages:
+        for resource in page["StackResourceSummaries"]:
+            gone = resource["ResourceStatus"] == "DELETE_COMPLETE"
+            if resource["ResourceType"] in BUCKETS and not gone and resource.get("PhysicalResourceId"):
+                yield resource["PhysicalResourceId"]
+
+
+def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 - same
+    """Delete every object of a bucket below a prefix, every version of one, and what was begun to be uploaded."""
+    directory = bucket.endswith("--x-s3")  # which has no versions
+    kinds = ("Contents",) if directory else ("Versions", "DeleteMarkers")
+    pages = store.get_paginator("list_objects_v2" if directory else "list_object_versions")
+    for page in pages.paginate(Bucket=bucket, Prefix=prefix, PaginationConfig={"PageSize": _AT_ONCE}):
+        found = [item for kind in kinds for item in page.get(kind, ())]
+        named = [{name: item[name] for name in ("Key", "VersionId") if name in item} for item in found]
+        if named:
+            failed = store.delete_objects(Bucket=bucket, Delete={"Objects": named, "Quiet": True}).get("Errors")
+            if failed:
+                raise UnavailableError(f"{bucket}: {failed[0]['Key']} cannot be deleted: {failed[0]['Code']}")
+    for upload in store.list_multipart_uploads(Bucket=bucket, Prefix=prefix).get("Uploads", ()):
+        store.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
+    """Wait for a stack's end, and return what of it could not be deleted."""
+    from botocore.exceptions import WaiterError  # noqa: PLC0415 - only where one waits
+
+    try:
+        waiter = formation.get_waiter("stack_delete_complete")
+        waiter.wait(StackName=identity, WaiterConfig={"Delay": _WAIT_S, "MaxAttempts": _WAITS})
+    except WaiterError:
+        pages = formation.get_paginator("list_stack_resources").paginate(StackName=identity)
+        every = [resource for page in pages for resource in page["StackResourceSummaries"]]
+        left = [each["LogicalResourceId"] for each in every if each["ResourceStatus"] != "DELETE_COMPLETE"]
+        return left or ["the stack itself"]
+    return []
+
+
+def _forget_artefacts(formation: Any, store: Any, stack: str, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same
+    """Delete what SAM CLI uploaded under the stack's name, which samconfig.toml gives as prefix."""
+    try:
+        outputs = formation.describe_stacks(StackName=_ARTEFACTS)["Stacks"][0].get("Outputs", ())
+    except ClientError:  # SAM CLI never made one here
+        return
+    for bucket in (each["OutputValue"] for each in outputs if each["OutputKey"] == "SourceBucket"):
+        progress(f"deleting {stack}/ from {bucket}")
+        _empty(store, bucket, f"{stack}/")

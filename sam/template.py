@@ -1,0 +1,196 @@
+"""The template of a deployment: hand-written parts and what is generated for the plan, as one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from sam import fragments
+from sam.fragments import Part
+from sam.functions import generation, vpc
+from sam.names import LIVE, digest12, machine_id
+from sam.options import Options
+from sam.policies import give, network_statements
+from sam.pools import pools, routing
+from serfer import __version__
+from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
+
+CURRENT = "current"
+"""What the parameter Serving says for the plan that was packaged last."""
+_CACHES = ("valkey", "redis")
+_CACHE_VERSIONS = {"valkey": "8", "redis": "7"}
+_CACHE_USERS = {"valkey": ("CacheUser",), "redis": ("CacheUser", "NobodyUser")}
+_INSTANCES = {"x86_64": "c7i.large", "arm64": "c7g.large"}
+_ORDER = (
+    *("AWSTemplateFormatVersion", "Transform", "Description", "Metadata", "Parameters", "Conditions"),
+    *("Resources", "Outputs"),
+)
+_HEAD = """\
+# Made by `serfer package` from sam/templates and the plan: change those, not this file, and package again.
+# Then: sam build && sam deploy --guided (docs/deploy.md).
+"""
+
+
+def make_template(
+    options: Options, plans: Sequence[Plan], timeout_s: int = 60, pooled: Collection[str] | None = None
+) -> Part:
+    """Return the SAM template of a deployment, its intrinsic functions in their long form.
+
+    `plans` are the current one and, after an update, the one before, which keeps its functions until the next update;
+    the parameter Serving says which of them drivers use. A stage's function may take `timeout_s` seconds. Where the
+    deployment has a GPU pool, `pooled` are the plans, by twelve digits, that have one; None: all. Raises UsageError for
+    options that cannot be, PlanError for a plan of too many functions.
+    """
+    options.check()
+    if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
+        raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
+    words = _words(options)
+    parts = [fragments.load(name, words) for name in _chosen(options)]
+    environment = fragments.put_together(parts)["Environment"]
+    parts += [generation(plan, options, environment, timeout_s) for plan in plans]
+    digests = [digest12(plan) for plan in plans]
+    with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
+    parts += pools(options, [plan for plan in plans if digest12(plan) in with_pool])
+    whole = fragments.put_together([*parts, _serving(digests, options, with_pool)])
+    whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
+    resources = whole["Resources"]
+    _place(resources, whole["Statements"], options)
+    give(resources, whole["Statements"])
+    _tell_drivers(resources, {**environment, **whole["DriverEnvironment"]})
+    whole |= {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Transform": "AWS::Serverless-2016-10-31",
+        "Description": f"SerFer {__version__}: images classified by functions, engine {options.engine}, "
+        f"store {options.store}, drivers {options.drivers}",
+    }
+    return {section: copy.deepcopy(whole[section]) for section in _ORDER if section in whole}
+
+
+def dump(template: Part) -> str:
+    """Write a template as YAML; the same template gives the same text."""
+    written: str = yaml.dump(template, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    return _HEAD + written
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes every value out, and texts of several lines as such."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - PyYAML's
+        """Say that nothing is written as a reference to what was written before."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _words(options: Options) -> dict[str, Any]:
+    words: dict[str, Any] = {
+        "architecture": options.architecture,
+        "cache_users": [{"Ref": user} for user in _CACHE_USERS.get(options.store, ())],
+        "cache_version": _CACHE_VERSIONS.get(options.store),
+        "engine": options.engine,
+        "environment": "@environment@",  # when it is known
+        "instance": _INSTANCES[options.architecture],
+        "machine": options.architecture,
+        "runtime": options.runtime,
+        "store": options.store,
+        "version": __version__,
+        "zone": options.zone,
+    }
+    return {**words, "user_data": fragments.script("user-data.sh", words)}
+
+
+def _chosen(options: Options) -> list[str]:
+    """Return the names of the parts that a deployment is made of."""
+    fleet, cache = options.drivers == "fleet", options.store in _CACHES
+    machine = options.by_state_machine
+    kind = "express" if options.engine == "stepfunctions-express" else "standard"
+    parts = {
+        "base": True,
+        "network": options.in_vpc,
+        "store-s3": options.store == "s3",
+        "store-s3-clean-up": options.store == "s3" and machine,
+        "store-s3express": options.store == "s3express",
+        "endpoint-s3express": options.store == "s3express" and fleet,
+        "store-cache": cache,
+        "store-redis": options.store == "redis",
+        "machine": machine,
+        f"endpoint-machine-{kind}": machine and options.in_vpc,
+        "driver-function": not fleet,
+        "driver-fleet": fleet,
+        "alarms": True,
+        "alarms-function": not fleet,
+        "alarms-fleet": fleet,
+        "alarms-cache": cache,
+    }
+    return [name for name, chosen in parts.items() if chosen]
+
+
+def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) -> Part:
+    """Return the parameter that says which plan drivers use, what follows from it, and the outputs that tell."""
+    told: Part = {
+        "SERFER_WORKERS": "aws",
+        "SERFER_DRIVER": options.engine,
+        "SERFER_FUNCTION_PREFIX": {"Ref": "AWS::StackName"},
+        "SERFER_PLAN": _served([f"plans/{digest}" for digest in digests]),
+    }
+    outputs: Part = {
+        "Plans": {"Description": "The plans whose functions there are.", "Value": ",".join(digests)},
+        "Serving": {"Description": "The plan that drivers use.", "Value": _served(digests)},
+    }
+    if options.gpu:
+        routes = [routing(digest, pooled=digest in pooled) for digest in digests]
+        told |= {name: _served([route[name] for route in routes]) for name in routes[0]}
+    if options.snapstart:
+        told["SERFER_FUNCTION_ALIAS"] = LIVE
+        outputs["Alias"] = {"Description": "The alias by which functions are invoked.", "Value": LIVE}
+    if options.by_state_machine:
+        machine = _served([{"Ref": machine_id(digest)} for digest in digests])
+        told["SERFER_STATE_MACHINE"] = machine
+        outputs["StateMachine"] = {"Description": "The state machine of the plan that drivers use.", "Value": machine}
+    serving = {
+        "Type": "String",
+        "Default": CURRENT,
+        "AllowedValues": [CURRENT, *digests],
+        "Description": "The plan that drivers use: current, or one by name. To go back, deploy with the other.",
+    }
+    previous = {"ServesPrevious": {"Fn::Equals": [{"Ref": "Serving"}, digests[-1]]}}
+    return {
+        "Parameters": {"Serving": serving},
+        "Conditions": previous,
+        "DriverEnvironment": told,
+        "Outputs": outputs,
+    }
+
+
+def _served(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
+    """Return the value of the plan that is served, out of one for each plan; the first is the previous one too."""
+    return {"Fn::If": ["ServesPrevious", values[-1], values[0]]}
+
+
+def _place(resources: Part, statements: Part, options: Options) -> None:
+    """Put into the network what has to be there, with the permissions that Lambda wants for it."""
+    if options.store not in _CACHES:
+        return
+    statements["WorkerRole"] += network_statements("WorkersGroup")
+    if options.drivers == "function":
+        resources["DriverFunction"]["Properties"]["VpcConfig"] = vpc("DriversGroup")
+        statements["DriverRole"] += network_statements("DriversGroup")
+
+
+def _tell_drivers(resources: Part, environment: Mapping[str, Any]) -> None:
+    """Give drivers their environment: a function's variables, or a file of an instance."""
+    if "DriverFunction" in resources:
+        resources["DriverFunction"]["Properties"]["Environment"]["Variables"].update(environment)
+        return
+    lines = [{"Fn::Join": ["", [f"{name}=", value]]} for name, value in environment.items()]
+    data = resources["DriverTemplate"]["Properties"]["LaunchTemplateData"]
+    data["UserData"] = fragments.fill(data["UserData"], {"environment": {"Fn::Join": ["\n", lines]}})

@@ -1,0 +1,287 @@
+"""What one query uses of a deployment, item by item, by the cost model of serfer/core/cost.py.
+
+A driver waits while workers run, so a driver function is billed for the whole of each query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from drivers.asl import compile_plan, local_functions
+from drivers.poll import Backoff
+from sam.options import Options
+from sam.standing import Line
+from serfer.core.aws import AwsFacts, StoreFacts
+from serfer.core.cost import (
+    FLOAT_BYTES,
+    Platform,
+    StageLoad,
+    billed_usd,
+    cold_seconds,
+    plan_load,
+    stage_price,
+    task_seconds,
+)
+from serfer.core.plan import CACHE, Plan, Stage
+
+_BASE64 = 4 / 3
+_MB_PER_GB = 1024
+_CHUNK_S = 0.1  # of an Express workflow's time
+_REPLY_BYTES = 500
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A plan in a deployment; `driver_mb` is the memory of a driver function."""
+
+    plan: Plan
+    options: Options
+    facts: AwsFacts
+    driver_mb: int
+
+    @property
+    def store(self) -> StoreFacts:
+        """How the deployment's store answers, and what it charges."""
+        facts = self.facts
+        return {
+            "s3": facts.s3,
+            "s3express": facts.s3express,
+            "valkey": facts.valkey,
+            "redis": facts.redis_serverless,
+        }[self.options.store]
+
+    @property
+    def table(self) -> str:
+        """Where the store's prices stand in aws.toml."""
+        return "redis_serverless" if self.options.store == "redis" else self.options.store
+
+    def platform(self, cold_share: float) -> Platform:
+        """Return where the plan runs."""
+        return Platform(self.facts.on(self.options.architecture), self.store, cold_share)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one query costs: its lines, and the expected seconds that its driver waits for it."""
+
+    lines: tuple[Line, ...]
+    seconds: float
+
+    @property
+    def usd(self) -> float:
+        """Dollars of all lines."""
+        return sum(line.usd for line in self.lines)
+
+
+def query_usage(deployed: Deployed, cold_share: float = 0.0) -> Usage:
+    """Return what a query of one image uses, where a share of the environments has to be started for it."""
+    loads = _loads(deployed)
+    platform = deployed.platform(cold_share)
+    memory = [stage.memory_mb for stage in deployed.plan.stages]
+    seconds = sum(float(stage_price(load, mb, platform)[0]) for load, mb in zip(loads, memory, strict=True)) + _waiting(
+        deployed, loads
+    )
+    lines = [
+        *_workers(deployed, loads, platform),
+        *_store(deployed, loads),
+        *_engine(deployed, seconds),
+        *_driver(deployed, seconds, cold_share),
+        *_network(deployed, loads),
+    ]
+    return Usage(tuple(line for line in lines if line.quantity), seconds)
+
+
+def serverless_usd(deployed: Deployed) -> float:
+    """Return the dollars of a warm query that only functions cost: what lies before them is paid for either way."""
+    loads = _loads(deployed)
+    lines = [*_workers(deployed, loads, deployed.platform(0.0)), *_store(deployed, loads), *_network(deployed, loads)]
+    return sum(line.usd for line in (*lines, *_engine(deployed, query_usage(deployed).seconds)))
+
+
+def _loads(deployed: Deployed) -> list[StageLoad]:
+    """Return what each stage's tasks do; only the push engine carries outputs, state machines carry no crops either."""
+    plan, engine = deployed.plan, deployed.options.engine
+    if engine != "push":
+        plan = replace(plan, stages=tuple(replace(stage, path=CACHE) for stage in plan.stages))
+    else:
+        plan = replace(plan, stages=tuple(_handed_on(stage) for stage in plan.stages))
+    loads = [plan_load(plan, number) for number in range(len(plan.stages))]
+    if deployed.options.by_state_machine:
+        crops = loads[0].carried_in
+        ones = np.ones(loads[0].tasks)
+        loads[0] = replace(loads[0], bytes_read=crops, ranges=ones, carried_in=np.zeros(loads[0].tasks))
+    return loads
+
+
+def _handed_on(stage: Stage) -> Stage:
+    """Return a stage whose objects go where everything goes: a deployment has one store."""
+    return stage if stage.inline else replace(stage, path=CACHE)
+
+
+def _workers(deployed: Deployed, loads: list[StageLoad], platform: Platform) -> list[Line]:
+    functions, options = platform.functions, deployed.options
+    tasks = sum(load.tasks for load in loads) + options.by_state_machine  # a state machine's is cleaning up
+    usd = seconds = restored = 0.0
+    for stage, load in zip(deployed.plan.stages, loads, strict=True):
+        times = task_seconds(load, stage.memory_mb, platform)
+        if options.engine == "poll":
+            times = times + deployed.store.request_latency  # the reply
+        times = times + platform.cold_share * cold_seconds(load.weight_bytes, platform)
+        usd += float(billed_usd(stage.memory_mb, times, functions).sum())
+        seconds += stage.memory_mb / _MB_PER_GB * float(times.sum())
+        restored += platform.cold_share * load.tasks * stage.memory_mb / _MB_PER_GB
+    price = "price_gb_second_arm" if options.architecture == "arm64" else "price_gb_second"
+    found = [
+        Line("workers' invocations", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
+        Line("workers' compute", seconds, "GB-s", usd, f"lambda.{price}"),
+    ]
+    if options.snapstart:
+        usd = restored * functions.price_snapstart_restored
+        found.append(Line("SnapStart restores", restored, "GB", usd, "lambda.price_snapstart_restored"))
+    return found
+
+
+def _store(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
+    """Price the requests of workers and driver to the store; deleting costs nothing."""
+    written = sum(float(load.bytes_written.sum()) for load in loads)
+    read = sum(float(load.bytes_read.sum()) for load in loads)
+    puts = sum(int((load.bytes_written > 0).sum()) for load in loads)
+    gets = sum(int(load.ranges.sum()) for load in loads)
+    tasks, last = sum(load.tasks for load in loads), deployed.plan.output.elements * FLOAT_BYTES
+    engine = deployed.options.engine
+    if engine != "push":  # the driver reads the answer
+        gets, read = gets + 1, read + last
+    if engine == "poll":  # replies, and the looks for them
+        puts, written = puts + tasks, written + tasks * _REPLY_BYTES
+        gets, read = gets + tasks, read + tasks * _REPLY_BYTES
+        gets += sum(load.tasks * _looks(_stage_seconds(deployed, load, number)) for number, load in enumerate(loads))
+    if deployed.options.by_state_machine:  # the driver writes the crops
+        puts, written = puts + loads[0].tasks, written + float(loads[0].bytes_read.sum())
+    store, table = deployed.store, deployed.table
+    found = [
+        Line("store: writes", puts, "requests", puts * store.price_put, f"{table}.price_put"),
+        Line("store: reads and looks", gets, "requests", gets * store.price_get, f"{table}.price_get"),
+    ]
+    if deployed.options.store == "s3express":
+        services = deployed.facts.services
+        up, down = written * services.price_s3express_upload, read * services.price_s3express_download
+        return [
+            *found,
+            Line("store: bytes written", written, "bytes", up, "services.price_s3express_upload"),
+            Line("store: bytes read", read, "bytes", down, "services.price_s3express_download"),
+        ]
+    moved = written + read
+    return [*found, Line("store: bytes", moved, "bytes", moved * store.price_byte, f"{table}.price_byte")]
+
+
+def _stage_seconds(deployed: Deployed, load: StageLoad, number: int) -> float:
+    memory = deployed.plan.stages[number].memory_mb
+    return float(stage_price(load, memory, deployed.platform(0.0))[0])
+
+
+def _looks(seconds: float) -> int:
+    """Return how often the poll driver looks for the reply of a task of so many seconds."""
+    backoff, elapsed, looks = Backoff(), 0.0, 0
+    while elapsed < seconds:
+        elapsed += backoff.after(looks)
+        looks += 1
+    return looks
+
+
+def _waiting(deployed: Deployed, loads: list[StageLoad]) -> float:
+    """Return the seconds that an engine adds to a query: looks that come late, transitions one after the other."""
+    if deployed.options.engine == "poll":
+        late = [Backoff().after(_looks(_stage_seconds(deployed, load, number))) for number, load in enumerate(loads)]
+        return sum(late) / 2 + len(loads) * 2 * deployed.store.request_latency
+    if not deployed.options.by_state_machine:
+        return 0.0
+    steps = 2 + sum(1 + (stage.grid.tiles > 1) for stage in deployed.plan.stages)
+    return steps * deployed.facts.services.transition_latency + 2 * deployed.store.request_latency
+
+
+def _engine(deployed: Deployed, seconds: float) -> list[Line]:
+    """Price a state machine's execution."""
+    services = deployed.facts.services
+    if deployed.options.engine == "stepfunctions":
+        count = transitions(compile_plan(deployed.plan, local_functions(deployed.plan), express=False))
+        return [Line("transitions", count, "transitions", count * services.price_transition, _named("transition"))]
+    if deployed.options.engine == "stepfunctions-express":
+        chunks = -(-seconds // _CHUNK_S) * _CHUNK_S
+        used = chunks * services.express_memory / _MB_PER_GB
+        return [
+            Line("executions", 1, "requests", services.price_express_request, _named("express_request")),
+            Line(
+                "executions' time", used, "GB-s", used * services.price_express_gb_second, _named("express_gb_second")
+            ),
+        ]
+    return []
+
+
+def _named(name: str) -> str:
+    return f"services.price_{name}"
+
+
+def transitions(machine: Mapping[str, Any]) -> int:
+    """Count the states that an execution of a compiled plan enters where nothing fails."""
+    lists = machine["States"][machine["StartAt"]]["Result"]
+    return _entered(machine["States"], machine["StartAt"], lists)
+
+
+def _entered(states: Mapping[str, Any], first: str | None, lists: Any) -> int:  # noqa: ANN401 - the tiles of each stage
+    count, name = 0, first
+    while name is not None:
+        state = states[name]
+        count += 1
+        if state["Type"] == "Map":
+            items = lists[state["ItemsPath"].rsplit(".", 1)[-1]] if isinstance(lists, dict) else lists
+            inner = state["ItemProcessor"]
+            count += sum(_entered(inner["States"], inner["StartAt"], item) for item in items)
+        name = state.get("Next")
+    return count
+
+
+def _driver(deployed: Deployed, seconds: float, cold_share: float) -> list[Line]:
+    """Price what comes between a client and the plan: an API and a function, or a balancer and a web ACL."""
+    services, functions = deployed.facts.services, deployed.facts.functions
+    logged = services.log_bytes * (deployed.plan.tasks + 1)
+    common = [
+        Line("logs taken in", logged, "bytes", logged * services.price_log_byte, _named("log_byte")),
+        Line(
+            "answers out",
+            services.answer_bytes,
+            "bytes",
+            services.answer_bytes * services.price_egress_byte,
+            _named("egress_byte"),
+        ),
+    ]
+    if deployed.options.drivers == "fleet":
+        moved = services.upload_bytes + services.answer_bytes
+        capacity = moved / services.lcu_bytes
+        return [
+            Line("balancer's capacity", capacity, "LCU-hours", capacity * services.price_lcu_hour, _named("lcu_hour")),
+            Line("web ACL", 1, "requests", services.price_acl_request, _named("acl_request")),
+            *common,
+        ]
+    busy = seconds + services.driver_seconds + cold_share * services.driver_init
+    used = deployed.driver_mb / _MB_PER_GB * busy
+    usd = float(billed_usd(deployed.driver_mb, busy, deployed.facts.on(deployed.options.architecture)))
+    price = "price_gb_second_arm" if deployed.options.architecture == "arm64" else "price_gb_second"
+    return [
+        Line("API", 1, "requests", services.price_api_request, _named("api_request")),
+        Line("driver's invocation", 1, "requests", functions.price_request, "lambda.price_request"),
+        Line("driver's compute", used, "GB-s", usd, f"lambda.{price}"),
+        *common,
+    ]
+
+
+def _network(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
+    """Price what goes through a VPC's endpoints: payloads and answers of the workers."""
+    if not deployed.options.in_vpc:
+        return []
+    carried = _BASE64 * sum(float((load.carried_in + load.carried_out).sum()) for load in loads)
+    usd = carried * deployed.facts.services.price_endpoint_byte
+    return [Line("through endpoints", carried, "bytes", usd, _named("endpoint_byte"))]

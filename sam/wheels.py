@@ -1,0 +1,167 @@
+"""Wheels for a runtime of Lambda's, got by pip on whatever machine this is, and kept in the cache.
+
+Lambda's python3.12 and later run on Amazon Linux 2023 with glibc 2.34 and libstdc++ of GCC 11: a wheel that needs newer
+ones would install here and fail there at its first import, so tags and symbol versions are both checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from sam.pins import Pin, pins
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from splitter.cache import assembled, in_use
+
+MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
+"""AWS's names of architectures, and those in the tags of wheels."""
+_NEWEST = {b"GLIBC": (2, 34), b"GLIBCXX": (3, 4, 29), b"CXXABI": (1, 3, 13)}
+_OLDEST_GLIBC = 17  # manylinux2014, the oldest that anything pinned here is built for
+_SYMBOL_VERSION = re.compile(rb"\b(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)\0")
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_NO_WHEEL = re.compile(r"No matching distribution found for (\S+)")
+_UNREACHABLE = re.compile(
+    r"Retrying \(|Connection|Max retries|Temporary failure|Could not fetch|timed out", re.IGNORECASE
+)
+_TIMEOUT_S = 1800
+_SHOWN = 300  # characters of pip's last words
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel in the cache; `sha256` are hex digits of the whole file."""
+
+    path: Path
+    name: str
+    version: str
+    sha256: str
+
+
+def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wheel, ...]:
+    """Return the wheels that a lock file pins, in its order, downloaded when first asked for.
+
+    They lie below `cache`. Raises UnavailableError where pip cannot reach its index, UsageError for a runtime and
+    architecture that some wheel does not exist for.
+    """
+    pinned = pins(lock)
+    stamp = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
+    target = cache / "wheels" / f"{lock.stem}-{runtime}-{architecture}-{stamp}"
+    if in_use(target):
+        if (found := _read(target, pinned)) is not None:
+            return found
+        shutil.rmtree(target, ignore_errors=True)  # somebody has altered it
+    with assembled(target) as directory:
+        download(lock, runtime, architecture, directory, "--require-hashes")
+        found = _read(directory, pinned)
+        if found is None:
+            raise InputError(f"pip brought other files than {lock.name} pins: run python -m sam.relock")
+        for wheel in found:
+            check_glibc(wheel.path)
+    return tuple(Wheel(target / wheel.path.name, wheel.name, wheel.version, wheel.sha256) for wheel in found)
+
+
+def unpack(wheel: Wheel, root: Path, keeps: Callable[[str], bool]) -> None:
+    """Write the files of a wheel that are kept below `root`, as pip would; its scripts and headers are not."""
+    with zipfile.ZipFile(wheel.path) as archive:
+        for info in archive.infolist():
+            name = _installed(info.filename)
+            if name is None or info.is_dir() or not keeps(name):
+                continue
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(archive.read(info))
+
+
+def _installed(name: str) -> str | None:
+    """Return where a file of a wheel goes inside site-packages, None for one that goes elsewhere."""
+    top, _, rest = name.partition("/")
+    if not top.endswith(".data"):
+        return name
+    kind, _, below = rest.partition("/")
+    return below if kind in {"purelib", "platlib"} else None
+
+
+def download(requirements: Path, runtime: str, architecture: str, directory: Path, *options: str) -> None:
+    """Have pip download the wheels of a requirements file for a runtime; raises what `wheels` does."""
+    machine = MACHINES[architecture]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST[b"GLIBC"][1], _OLDEST_GLIBC - 1, -1)]
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"),
+        *("--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", str(directory), *options),
+        *("--implementation", "cp", "--python-version", runtime.removeprefix("python")),
+        *(word for tag in (*tags, f"manylinux2014_{machine}") for word in ("--platform", tag)),
+        *("--requirement", str(requirements)),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)  # noqa: S603 - pip
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"pip brought no wheels within {_TIMEOUT_S} s: try again") from error
+    if done.returncode:
+        raise _refusal(done.stderr, runtime, architecture)
+
+
+def _refusal(words: str, runtime: str, architecture: str) -> Exception:
+    """Return the error that says what pip's last words mean; they may hold an index's password, and go no further."""
+    missing = _NO_WHEEL.search(words)
+    if missing and not _UNREACHABLE.search(words):
+        return UsageError(
+            f"pip's package index (PIP_INDEX_URL) has no wheel of {missing[1]} for --runtime {runtime} --architecture "
+            f"{architecture}: choose others, or another index"
+        )
+    errors = " ".join(line for line in words.splitlines() if line.startswith("ERROR"))
+    shown = _CREDENTIALS.sub("//", errors or words)[-_SHOWN:].strip()
+    return UnavailableError(
+        f"pip could not bring the wheels for {runtime} on {architecture}: connect once to a package index "
+        f"(PIP_INDEX_URL), then they are in the cache: {' '.join(shown.split())}"
+    )
+
+
+def _read(directory: Path, pinned: tuple[Pin, ...]) -> tuple[Wheel, ...] | None:
+    """Return the pinned wheels of a directory, None where one is missing or another file than was locked."""
+    files = {canonicalize_name(path.name.split("-")[0]): path for path in directory.glob("*.whl")}
+    found = []
+    for pin in pinned:
+        path = files.get(canonicalize_name(pin.name))
+        if path is None:
+            return None
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if digest not in pin.hashes:
+            return None
+        found.append(Wheel(path, pin.name, pin.version, digest))
+    return tuple(found)
+
+
+def check_glibc(wheel: Path) -> None:
+    """Raise InputError for a wheel that could not be loaded on Amazon Linux 2023."""
+    platforms = {tag.platform for tag in parse_wheel_filename(wheel.name)[3]}
+    if not any(platform == "any" or _glibc(platform) <= _NEWEST[b"GLIBC"] for platform in platforms):
+        raise InputError(f"{wheel.name} is not for glibc 2.34, which Lambda's runtimes have")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if ".so" in name:
+                for library, version in newer_than_lambda(archive.read(name)):
+                    raise InputError(
+                        f"{wheel.name}: {name} needs {library} {version}, newer than Lambda's runtimes have"
+                    )
+
+
+def newer_than_lambda(library: bytes) -> list[tuple[str, str]]:
+    """Return the symbol versions in a shared library's bytes that Amazon Linux 2023 does not have."""
+    found = {(kind, tuple(map(int, version.split(b".")))) for kind, version in _SYMBOL_VERSION.findall(library)}
+    return [(kind.decode(), ".".join(map(str, version))) for kind, version in sorted(found) if version > _NEWEST[kind]]
+
+
+def _glibc(platform: str) -> tuple[int, ...]:
+    """Return the C library that a platform tag asks for, a huge one for a tag that says nothing of glibc."""
+    if platform.startswith("manylinux2014_"):
+        return (2, _OLDEST_GLIBC)
+    match = re.match(r"manylinux_(\d+)_(\d+)_", platform)
+    return (int(match[1]), int(match[2])) if match else (sys.maxsize,)

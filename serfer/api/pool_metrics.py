@@ -1,0 +1,54 @@
+"""What Prometheus reads of a pool of instances; docs/api.md lists every name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from drivers.instance import FaultKind
+from serfer.control.router import Reason
+from serfer.fleet.opening import RunningPool
+
+_CHANGES = ("started", "stopped")
+_TROUBLES = ("store", "provisioner", "controller")
+
+
+class PoolMetrics(Collector):
+    """One driver's view of its pool."""
+
+    def __init__(self, running: RunningPool) -> None:
+        self._pool = running.pool
+        self._controller = running.controller
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything as it is now."""
+        status, pool = self._controller.status, self._pool
+        states = {"wanted": status.wanted, "on": status.on, "serving": pool.serving}
+        yield _gauges("serfer_pool_instances", "Instances wanted, there, and used here.", "state", states)
+        yield GaugeMetricFamily("serfer_pool_leading", "1 while this driver leads.", float(status.leads))
+        usd = {"serverless": status.serverless_usd, "gpu": status.instances_usd}
+        yield _gauges("serfer_pool_hour_usd", "Dollars of the last hour, of all drivers.", "target", usd)
+        decisions = {reason.name.lower(): pool.router.counts[reason] for reason in Reason}
+        yield _counters("serfer_route_decisions", "Where queries were sent, by why.", "reason", decisions)
+        faults = {kind.value: pool.faults[kind] for kind in FaultKind}
+        yield _counters("serfer_instance_faults", "Queries that an instance did not answer.", "kind", faults)
+        changes = {name: self._controller.changes[name] for name in _CHANGES}
+        yield _counters("serfer_pool_changes", "Instances that this driver started and stopped.", "change", changes)
+        troubles = {name: self._controller.troubles[name] for name in _TROUBLES}
+        yield _counters("serfer_pool_troubles", "What the pool's loop met and went on from.", "of", troubles)
+
+
+def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, words, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], float(number))
+    return family
+
+
+def _counters(name: str, words: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, words, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], float(number))
+    return family

@@ -1,0 +1,58 @@
+"""Break-even rules with thresholds of many sizes, run in the shadow: what would each of them have cost?
+
+A rule of sizes (a, s) starts a level once Lambda has cost a starts more than the instance would have, and stops it once
+it has been idle for s starts. (1, 1) is the plain rule; (0, 64) starts at once and hardly ever stops.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from serfer.control.policies.levels import Bools, Floats
+from serfer.control.scenario import Scenario
+
+SIZES: Final = tuple(product((0.0, 0.3, 1.0), (1.0, 4.0, 16.0, 64.0)))  # (start, stop), in starts
+PLAIN: Final = SIZES.index((1.0, 1.0))
+
+
+class Thresholds:
+    """Every rule on every level: whether it is on, (levels, rules); its cost, in units, the older the less."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._boot_s = scenario.instance.boot_s
+        self._starts, self._stops = (np.array(sizes) * self._boot_s for sizes in zip(*SIZES, strict=True))
+        self.on: Bools = np.zeros((0, len(SIZES)), np.bool_)
+        self.cost: Floats = np.zeros((0, len(SIZES)))
+        self._boot: Floats = self.cost.copy()
+        self._walk: Floats = self.cost.copy()
+
+    def grow(self, levels: int) -> None:
+        """Run on so many levels."""
+        more = levels - len(self.on)
+        self.on = np.vstack([self.on, np.zeros((more, len(SIZES)), np.bool_)])
+        self.cost, self._boot, self._walk = (
+            np.vstack([each, np.zeros((more, len(SIZES)))]) for each in (self.cost, self._boot, self._walk)
+        )
+
+    def resume(self, levels: int) -> None:
+        """Take so many levels for on and serving, by every rule."""
+        self.on[:levels], self._boot[:levels], self._walk[:levels] = True, 0.0, 0.0
+
+    def pass_time(self, elapsed_s: float, lambda_units: Floats, fading: float) -> Floats:
+        """Let earlier cost fade, pay for the last `elapsed_s` seconds, start and stop; return what was paid."""
+        units = lambda_units[:, None]
+        booting = np.minimum(self._boot, elapsed_s)
+        paid: Floats = np.where(self.on, elapsed_s + units * booting, units * elapsed_s)
+        self.cost = self.cost * fading + paid
+        self._boot -= booting
+        step = np.where(self.on, 1.0 - units, units - 1.0) * elapsed_s
+        self._walk = np.maximum(self._walk + step, 0.0)
+        start = ~self.on & (self._walk >= self._starts) & (units > 1.0)
+        stop = self.on & (self._walk >= self._stops) & (units < 1.0)
+        self.on = (self.on | start) & ~stop
+        self._boot = np.where(start, self._boot_s, np.where(stop, 0.0, self._boot))
+        self._walk[start | stop] = 0.0
+        return paid

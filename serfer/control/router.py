@@ -1,0 +1,125 @@
+"""Where a query runs: on an instance that will answer in time, else on Lambda, as long as there is money for it.
+
+             tick: load ──> policy ──> instances wanted ──> min(ceiling) ──> whoever starts and stops them
+query ──> route: seats (instances that serve, and what waits at each), Lambda's tasks in flight
+             ──> targets in order of preference, and the reason
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from serfer.control.policy import Policy, Wanted
+from serfer.control.scenario import Scenario
+from serfer.control.spending import Spending
+
+SERVERLESS: Final = "serverless"
+
+
+class Reason(StrEnum):
+    """Why a query goes where it goes; the values are what metrics count."""
+
+    ROOM = "an instance answers in time"
+    NO_INSTANCE = "no instance serves"
+    FULL = "instances would be late"
+    LATE = "lambda is full: an instance answers late"
+    LAMBDA_FULL = "lambda is full and no instance serves"
+    CEILING = "the hour's dollars are spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """An instance that serves, and how many images it was sent and has not answered."""
+
+    name: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The targets to try, best first, each SERVERLESS or an instance's name; none: refuse with 429."""
+
+    targets: tuple[str, ...]
+    reason: Reason
+
+
+class Router:
+    """Routes queries, and asks its policy for instances; `counts` is how many decisions each reason took.
+
+    `overflow` allows Lambda where instances cannot serve in time: without it every query waits for an instance.
+    """
+
+    def __init__(
+        self, scenario: Scenario, policy: Policy, *, max_usd_per_hour: float = math.inf, overflow: bool = True
+    ) -> None:
+        self.scenario = scenario
+        self.policy = policy
+        self.spending = Spending(max_usd_per_hour)
+        self.counts: Counter[Reason] = Counter()
+        self._overflow = overflow
+
+    def tick(self, now: float, elapsed_s: float, rate: float, on: int) -> Wanted:
+        """Decide how many instances there should be.
+
+        `rate` is the queries a second of all drivers in the `elapsed_s` seconds up to `now`, `on` the instances that
+        were paid for.
+        """
+        price = self.scenario.instance.usd_per_hour
+        self.spending.instances_cost(now, elapsed_s, on * price)
+        wanted = self.policy.observe(elapsed_s, rate)
+        most = self.spending.most_instances(now, price)
+        if wanted.instances > most:
+            wanted = Wanted(int(most), f"{wanted.reason}; the ceiling allows {most:g}")
+        self.spending.instances_go_on(now, max(on, wanted.instances) * price)
+        return wanted
+
+    def route(self, now: float, seats: Sequence[Seat], in_flight: int, images: int = 1) -> Decision:
+        """Decide where a query of `images` images runs, while Lambda answers `in_flight` queries.
+
+        What Lambda will cost is noted when SERVERLESS comes first; a caller that falls back to it calls `fall_back`.
+        """
+        decision = self._decide(now, seats, in_flight, images)
+        self.counts[decision.reason] += 1
+        if decision.targets[:1] == (SERVERLESS,):
+            self.spending.pay(now, images * self.scenario.serverless.usd_per_query)
+        return decision
+
+    def fall_back(self, now: float, images: int = 1) -> bool:
+        """Say whether a query that an instance failed may run on Lambda, and note what it costs there."""
+        usd = images * self.scenario.serverless.usd_per_query
+        if not self._overflow or not self.spending.allows(now, usd):
+            return False
+        self.spending.pay(now, usd)
+        return True
+
+    def wait_ms(self, waiting: int, images: int = 1) -> float:
+        """Predict when an instance answers: the batches before, in full ones, then the query's own."""
+        kind = self.scenario.instance
+        own = kind.batch_ms(min(images + waiting % kind.most, kind.most))
+        if images > kind.most:
+            whole, rest = divmod(images, kind.most)
+            own = whole * kind.batch_ms(kind.most) + (kind.batch_ms(rest) if rest else 0.0)
+        return math.ceil(waiting / kind.most) * kind.batch_ms(min(waiting, kind.most)) + own
+
+    def _decide(self, now: float, seats: Sequence[Seat], in_flight: int, images: int) -> Decision:
+        best = min(seats, key=_waiting) if seats else None
+        if best is not None and self.wait_ms(best.waiting, images) <= self.scenario.slo_ms:
+            targets = (best.name, SERVERLESS) if self._overflow else (best.name,)
+            return Decision(targets, Reason.ROOM)
+        late = (best.name,) if best is not None else ()
+        if not self._overflow:
+            return Decision(late, Reason.FULL if late else Reason.NO_INSTANCE)
+        if not self.spending.allows(now, images * self.scenario.serverless.usd_per_query):
+            return Decision((), Reason.CEILING)
+        if in_flight >= self.scenario.serverless.concurrency:
+            return Decision(late, Reason.LATE if late else Reason.LAMBDA_FULL)
+        return Decision((SERVERLESS, *late), Reason.FULL if late else Reason.NO_INSTANCE)
+
+
+def _waiting(seat: Seat) -> int:
+    return seat.waiting

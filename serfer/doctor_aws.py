@@ -1,0 +1,474 @@
+"""What an AWS account has of what a deployment needs, before anything is created; every call only reads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from boto3 import Session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from sam.deployer import policy
+from sam.deployment import Deployment, load_current_plan, load_deployment, load_template
+from sam.intrinsics import Properties, resources
+from sam.options import RUNTIMES, Options
+from sam.quotas import check_deployable, check_region, check_template, find_sam
+from sam.samconfig import FILE as SAMCONFIG
+from sam.samconfig import read_samconfig
+from serfer.core.aws import AwsFacts
+from serfer.core.errors import InputError, SerferError, UnavailableError
+from serfer.core.plan import Plan
+from serfer.doctor import Check
+
+_CONFIG = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2, "mode": "standard"})
+_SAM_PATIENCE_S = 30
+_AT_ONCE = 8
+_ACTIONS_A_CALL = 50
+_BURST = 1000
+_SHOWN = 6
+_GB = 1024**3
+_TAG = "serfer:stack"
+_UNKNOWN = "could not be checked"
+_REFUSED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"})
+_MAKING = threading.Lock()  # a session makes one client at a time
+_STEP = re.compile(r"arn:([a-z-]+):sts::(\d{12}):assumed-role/([\w+=,.@-]+)/.+")
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is to be deployed: its record, plan and template, and the resources that the template makes."""
+
+    deployment: Deployment
+    plan: Plan
+    template: dict[str, Any]
+    stacks: tuple[str, ...]
+
+    @classmethod
+    def load(cls, directory: Path) -> Build:
+        """Read what `serfer package` wrote; raises InputError."""
+        deployment = load_deployment(directory)
+        plan, template = load_current_plan(directory, deployment), load_template(directory)
+        return cls(deployment, plan, template, _stacks(directory) or (deployment.options.name,))
+
+    @property
+    def resources(self) -> dict[str, tuple[str, Properties]]:
+        """Types and properties of what is made with the template's defaults, by logical id."""
+        return resources(self.template, region=self.deployment.options.region)
+
+    @property
+    def types(self) -> set[str]:
+        """The types of all resources that may be made, whatever the parameters."""
+        return {said["Type"] for said in self.template["Resources"].values()}
+
+
+def _stacks(directory: Path) -> tuple[str, ...]:
+    """Return what SAM CLI's settings call the stacks; raises InputError for a file that is none of SAM CLI's."""
+    try:
+        said = tomllib.loads((read_samconfig(directory) or b"").decode())
+        names = [one["deploy"]["parameters"]["stack_name"] for one in said.values() if _deploys(one)]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"{directory / SAMCONFIG} is not what SAM CLI reads: correct it, or move it away") from error
+    return tuple(str(name) for name in names)
+
+
+def _deploys(environment: Any) -> bool:  # noqa: ANN401 - plain TOML
+    """Say whether an environment of SAM CLI's settings names a stack."""
+    return isinstance(environment, dict) and "stack_name" in environment.get("deploy", {}).get("parameters", {})
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom the credentials belong to, and where."""
+
+    session: Session
+    region: str
+    id: str
+    arn: str
+    facts: AwsFacts
+
+    def client(self, service: str, region: str | None = None) -> Any:  # noqa: ANN401 - a client of boto3's, untyped
+        """Return a client that gives up soon."""
+        with _MAKING:
+            return self.session.client(service, region_name=region or self.region, config=_CONFIG)  # type: ignore[call-overload]
+
+
+_Look = Callable[[Account, Build | None], Check]
+
+
+def examine_aws(facts: AwsFacts, build: Path | None = None, region: str | None = None) -> list[Check]:
+    """Look at SAM CLI, the account and the region, and at whether what BUILD holds can be deployed there.
+
+    Raises InputError where BUILD is not what `serfer package` wrote.
+    """
+    found = Build.load(build) if build else None
+    checks = [_sam(), *([_limits(found, facts, region)] if found else [])]
+    session, place = _region(found, region)
+    checks.append(place)
+    if session is None or not place.ok:
+        return checks
+    checks.append(_exists(replace(_options(found), region=place.found), facts))
+    account, identity = _identity(session, place.found, facts)
+    checks.append(identity)
+    if account is None:
+        return checks
+    looks = [_concurrency, _storage, *_needed(found)]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return [*checks, *threads.map(lambda look: look(account, found), looks)]
+
+
+def _options(build: Build | None) -> Options:
+    return build.deployment.options if build else Options("serfer")
+
+
+def _sam() -> Check:
+    try:
+        program = find_sam()
+    except UnavailableError as error:
+        return Check("sam", ok=False, found="none", remedy=str(error))
+    try:
+        said = subprocess.run(  # noqa: S603 - the program that was found
+            [program, "--version"], capture_output=True, text=True, timeout=_SAM_PATIENCE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("sam", ok=False, found=f"{program}: {type(error).__name__}", remedy="install aws-sam-cli anew")
+    return Check("sam", ok=True, found=said.stdout.strip())
+
+
+def _limits(build: Build, facts: AwsFacts, region: str | None) -> Check:
+    """Say whether the plan and the template keep AWS's limits."""
+    options = replace(build.deployment.options, region=region or build.deployment.options.region)
+    try:
+        notes = check_deployable(build.plan, options, facts)
+        check_template(build.template, facts)
+    except SerferError as error:
+        return Check("limits", ok=False, found=f"{build.plan.model}: refused", remedy=str(error))
+    return Check("limits", ok=True, found="; ".join(notes) or f"{build.plan.model} keeps them all")
+
+
+def _region(build: Build | None, given: str | None) -> tuple[Session | None, Check]:
+    """Return a session, and which region it is for: the one asked for, the build's, or the environment's."""
+    try:
+        session = Session()
+    except BotoCoreError as error:
+        return None, Check("region", ok=False, found=str(error), remedy="correct AWS_PROFILE, or unset it")
+    region = given or (build.deployment.options.region if build else session.region_name)
+    if not region:
+        return session, Check("region", ok=False, found="none", remedy="give --region, or set AWS_DEFAULT_REGION")
+    return session, Check("region", ok=True, found=region)
+
+
+def _exists(options: Options, facts: AwsFacts) -> Check:
+    """Say whether the region has what is chosen, by botocore's own tables."""
+    try:
+        check_region(options, facts)
+    except SerferError as error:
+        return Check("services", ok=False, found=options.region, remedy=str(error))
+    runtimes = Session().client("lambda", region_name=options.region).meta.service_model.shape_for("Runtime").enum
+    if options.runtime not in runtimes:
+        remedy = f"choose another --runtime: {', '.join(RUNTIMES)}"
+        return Check("services", ok=False, found=f"botocore does not know {options.runtime}", remedy=remedy)
+    return Check("services", ok=True, found=f"{options.region} has them; {options.runtime}")
+
+
+def _identity(session: Session, region: str, facts: AwsFacts) -> tuple[Account | None, Check]:
+    """Say whose credentials these are, asked in the region itself: one that is not enabled does not know them."""
+    remedy = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret, or sign in with aws sso login"
+    try:
+        if session.get_credentials() is None:
+            return None, Check("credentials", ok=False, found="none", remedy=remedy)
+        said = session.client("sts", region_name=region, config=_CONFIG).get_caller_identity()
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        if code == "InvalidClientTokenId":
+            remedy += f"; or enable {region} for the account"
+        return None, Check("credentials", ok=False, found=f"refused: {code}", remedy=remedy)
+    except (BotoCoreError, ResponseParserError) as error:
+        return None, Check("credentials", ok=False, found=_name(error), remedy=f"{remedy}; and see that AWS is reached")
+    account = Account(session, region, said["Account"], said["Arn"], facts)
+    return account, Check("credentials", ok=True, found=f"account {account.id}, {account.arn}")
+
+
+def _name(error: Exception) -> str:
+    """Return what an error is called, by AWS or by botocore."""
+    return error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+
+
+def _asked(name: str, remedy: str) -> Callable[[_Look], _Look]:
+    """Turn what AWS refuses, and what does not answer, into checks: a refusal tells nothing of what was asked about."""
+
+    def wrapped(look: _Look) -> _Look:
+        def safe(account: Account, build: Build | None) -> Check:
+            try:
+                return look(account, build)
+            except ClientError as error:
+                if _name(error) in _REFUSED:
+                    return Check(name, ok=True, found=f"{_UNKNOWN}: {error.operation_name} is not allowed")
+                return Check(name, ok=False, found=_name(error), remedy=remedy)
+            except (BotoCoreError, ResponseParserError) as error:
+                return Check(name, ok=False, found=_name(error), remedy="see that this machine reaches AWS")
+
+        return safe
+
+    return wrapped
+
+
+_MORE = "ask for more in the Service Quotas console"
+
+
+@_asked("concurrency", _MORE)
+def _concurrency(account: Account, build: Build | None) -> Check:
+    """Hold what the build reserves, and what a burst would take, against the account's concurrency."""
+    limits = account.client("lambda").get_account_settings()["AccountLimit"]
+    total, free = limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"]
+    found = f"{total:,} environments at once, {free:,} of them not reserved"
+    if build is None:
+        return Check("concurrency", ok=True, found=found)
+    reserved = sum(int(properties.get("ReservedConcurrentExecutions", 0)) for _, properties in build.resources.values())
+    kept = account.facts.functions.concurrency_kept
+    if reserved and reserved > free - kept:
+        remedy = f"reserve fewer (--reserved-concurrency): {kept} must stay for all others; or {_MORE}"
+        return Check("concurrency", ok=False, found=f"{found}; {reserved:,} would be", remedy=remedy)
+    widest = max(stage.grid.tiles for stage in build.plan.stages)
+    if widest > free:
+        remedy = f"split into fewer tiles (--max-tiles {free}), or {_MORE}"
+        return Check("concurrency", ok=False, found=f"{found}; a query's widest stage takes {widest}", remedy=remedy)
+    at_once = f"{free // widest:,} queries run at once, a burst of {_BURST:,} would take {_BURST * widest:,}"
+    return Check("concurrency", ok=True, found=f"{found}: {at_once}")
+
+
+@_asked("code storage", _MORE)
+def _storage(account: Account, build: Build | None) -> Check:
+    said = account.client("lambda").get_account_settings()
+    most, used = said["AccountLimit"]["TotalCodeSize"], said["AccountUsage"]["TotalCodeSize"]
+    needed = sum(build.deployment.bytes.values()) if build else 0
+    found = f"{used / _GB:.1f} of {most / _GB:.0f} GB used, {needed / _GB:.1f} GB come"
+    return Check("code storage", used + needed <= most, found, f"delete functions and layers, or {_MORE}")
+
+
+def _needed(build: Build | None) -> Sequence[_Look]:
+    """Return what is looked at for a build only, as far as its resources need it."""
+    if build is None:
+        return ()
+    kinds = [kind for kind, _ in build.resources.values()]
+    looks: list[_Look] = [_stack(name) for name in build.stacks]
+    looks += [_reached(*asked) for prefix, asked in _REACHED.items() if _any(kinds, prefix)]
+    looks += [_quota(quota, kinds.count(quota.kind)) for quota in _QUOTAS if quota.kind in kinds]
+    if build.deployment.options.gpu:
+        looks.append(_gpus)
+    if "AWS::Budgets::Budget" in build.types:
+        looks.append(_cost_tag)
+    return [*looks, _permissions]
+
+
+def _any(kinds: Iterable[str], prefix: str) -> bool:
+    return any(kind.startswith(prefix) for kind in kinds)
+
+
+def _stack(name: str) -> _Look:
+    """Return a look at whether a stack's name is free, or ours."""
+    label = f"stack {name}"
+
+    @_asked(label, "give the deployment another --name")
+    def look(account: Account, _build: Build | None) -> Check:
+        try:
+            [stack] = account.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
+        except ClientError as error:
+            if "does not exist" in error.response["Error"].get("Message", ""):
+                return Check(label, ok=True, found="the name is free")
+            raise
+        state, ours = stack["StackStatus"], any(tag["Key"] == _TAG for tag in stack.get("Tags", []))
+        if not ours:
+            return Check(label, ok=False, found=f"{state}, and not SerFer's", remedy="choose another --name")
+        if state.endswith("_IN_PROGRESS") or state in {"ROLLBACK_COMPLETE", "DELETE_FAILED", "UPDATE_ROLLBACK_FAILED"}:
+            return Check(label, ok=False, found=state, remedy="wait until it is done, or delete it with make destroy")
+        return Check(label, ok=True, found=f"ours, {state}: it would be updated")
+
+    return look
+
+
+_REACHED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "AWS::ApiGateway::": ("API Gateway", "apigateway", "get_rest_apis", {"limit": 1}),
+    "AWS::S3::": ("S3", "s3", "list_buckets", {}),
+    "AWS::S3Express::": ("S3 Express", "s3", "list_directory_buckets", {"MaxDirectoryBuckets": 1}),
+    "AWS::ElastiCache::": ("ElastiCache", "elasticache", "describe_serverless_caches", {"MaxResults": 10}),
+    "AWS::StepFunctions::": ("Step Functions", "stepfunctions", "list_state_machines", {"maxResults": 1}),
+    "AWS::Serverless::StateMachine": ("Step Functions", "stepfunctions", "list_state_machines", {"maxResults": 1}),
+    "AWS::ElasticLoadBalancingV2::": ("load balancers", "elbv2", "describe_load_balancers", {"PageSize": 1}),
+    "AWS::AutoScaling::": ("Auto Scaling", "autoscaling", "describe_auto_scaling_groups", {"MaxRecords": 1}),
+    "AWS::WAFv2::": ("WAF", "wafv2", "list_web_acls", {"Scope": "REGIONAL", "Limit": 1}),
+}
+
+
+def _reached(name: str, service: str, operation: str, arguments: dict[str, Any]) -> _Look:
+    """Return a look at whether a service answers."""
+
+    @_asked(name, f"see that the account may use {name} in this region")
+    def look(account: Account, _build: Build | None) -> Check:
+        getattr(account.client(service), operation)(**arguments)
+        return Check(name, ok=True, found=f"answers in {account.region}")
+
+    return look
+
+
+@dataclass(frozen=True)
+class _Quota:
+    """A quota by its name in Service Quotas, and the paginated call that lists what counts against it."""
+
+    kind: str
+    label: str
+    service: str
+    name: str
+    listing: tuple[str, str, str]
+
+
+_QUOTAS = (
+    _Quota("AWS::EC2::VPC", "VPCs", "vpc", "VPCs per Region", ("ec2", "describe_vpcs", "Vpcs")),
+    _Quota(
+        "AWS::ElasticLoadBalancingV2::LoadBalancer",
+        "balancers",
+        "elasticloadbalancing",
+        "Application Load Balancers per Region",
+        ("elbv2", "describe_load_balancers", "LoadBalancers"),
+    ),
+    _Quota(
+        "AWS::ElastiCache::ServerlessCache",
+        "serverless caches",
+        "elasticache",
+        "Serverless caches per Region",
+        ("elasticache", "describe_serverless_caches", "ServerlessCaches"),
+    ),
+    _Quota(
+        "AWS::EC2::EIP", "elastic addresses", "ec2", "EC2-VPC Elastic IPs", ("ec2", "describe_addresses", "Addresses")
+    ),
+)
+
+
+def _quota(quota: _Quota, needed: int) -> _Look:
+    """Return a look at whether there is room for what the build makes of something."""
+
+    @_asked(quota.label, _MORE)
+    def look(account: Account, _build: Build | None) -> Check:
+        most = _limit(account, quota)
+        service, operation, field = quota.listing
+        client = account.client(service)
+        if client.can_paginate(operation):
+            there = sum(len(page[field]) for page in client.get_paginator(operation).paginate())
+        else:
+            there = len(getattr(client, operation)()[field])
+        if most is None:
+            return Check(quota.label, ok=True, found=f"{there} there; their quota {_UNKNOWN}")
+        found = f"{there} of {most:,} there, {needed} more to come"
+        return Check(quota.label, there + needed <= most, found, f"{_MORE}: {quota.name}")
+
+    return look
+
+
+def _limit(account: Account, quota: _Quota) -> int | None:
+    """Return the account's own value of a quota, or else AWS's default; None where neither is told."""
+    client = account.client("service-quotas")
+    for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
+        for page in client.get_paginator(operation).paginate(ServiceCode=quota.service):
+            for one in page["Quotas"]:
+                if one["QuotaName"].casefold() == quota.name.casefold():
+                    return int(one["Value"])
+    return None
+
+
+@_asked("cost tag", "activate the tag in the Billing console under Cost allocation tags")
+def _cost_tag(account: Account, build: Build | None) -> Check:
+    """Say whether a budget can tell the stack's cost from the account's."""
+    said = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[_TAG], Status="Active")
+    if said["CostAllocationTags"]:
+        return Check("cost tag", ok=True, found=f"{_TAG} is active")
+    wanted = build is not None and any(kind == "AWS::Budgets::Budget" for kind, _ in build.resources.values())
+    remedy = f"activate {_TAG} in the Billing console under Cost allocation tags, once a stack has it"
+    return Check("cost tag", not wanted, f"{_TAG} is not active: MonthlyBudgetUsd would count nothing", remedy)
+
+
+_GPU_QUOTA = ("ec2", "L-DB2E81BA")  # Running On-Demand G and VT instances, in vCPUs (K)
+
+
+@_asked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller --gpu-max")
+def _gpus(account: Account, build: Build | None) -> Check:
+    """Say whether the account may run as many instances as the pool may have; others that run count as well."""
+    pool = build.deployment.options.gpu if build else None
+    if pool is None:
+        return Check("GPU quota", ok=True, found="no pool")
+    [kind] = account.client("ec2").describe_instance_types(InstanceTypes=[pool.instance_type])["InstanceTypes"]
+    needed = pool.most * kind["VCpuInfo"]["DefaultVCpus"]
+    service, code = _GPU_QUOTA
+    said = account.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)
+    most = int(said["Quota"]["Value"])
+    found = f"{most:,} vCPUs of G instances at once, {pool.most} {pool.instance_type} would take {needed:,}"
+    return Check(
+        "GPU quota", needed <= most, found, f"{_MORE}: Running On-Demand G and VT instances; or a lower --gpu-max"
+    )
+
+
+_POLICY = "ask an administrator for the policy of serfer doctor --aws --build BUILD --deployer-policy"
+
+
+@_asked("permissions", _POLICY)
+def _permissions(account: Account, build: Build | None) -> Check:
+    """Ask IAM whether the caller may do what deploying takes, on resources with the stack's name."""
+    if build is None or account.arn.endswith(":root"):
+        return Check(
+            "permissions", ok=True, found="the account's root user may do everything: deploy with a role instead"
+        )
+    client, source, partition = account.client("iam"), _source(account), account.arn.split(":")[1]
+    wanted: set[str] = set()
+    allowed: set[str] = set()
+    for said in policy(build.types, build.stacks[0], account.region, account.id, partition)["Statement"]:
+        wanted |= set(said["Action"])
+        for resource in [said["Resource"]] if said["Resource"] == "*" else said["Resource"]:
+            allowed |= _allowed(client, source, said["Action"], resource, account.region)
+    denied = sorted(wanted - allowed)
+    if not denied:
+        return Check("permissions", ok=True, found=f"all {len(wanted)} actions are allowed")
+    shown = ", ".join(denied[:_SHOWN]) + (f" and {len(denied) - _SHOWN} more" if len(denied) > _SHOWN else "")
+    return Check("permissions", ok=False, found=f"not allowed: {shown}", remedy=_POLICY)
+
+
+def _allowed(client: Any, source: str, names: list[str], resource: str, region: str) -> set[str]:  # noqa: ANN401 - boto3's
+    """Return which actions the simulator lets a principal do on a resource."""
+    where = {"ContextKeyName": "aws:RequestedRegion", "ContextKeyValues": [region], "ContextKeyType": "string"}
+    found: set[str] = set()
+    for start in range(0, len(names), _ACTIONS_A_CALL):
+        said = client.simulate_principal_policy(
+            PolicySourceArn=source,
+            ActionNames=names[start : start + _ACTIONS_A_CALL],
+            ResourceArns=[resource if resource == "*" else resource.replace("*", "check")],
+            ContextEntries=[where],
+            MaxItems=1000,
+        )
+        found |= {one["EvalActionName"] for one in said["EvaluationResults"] if one["EvalDecision"] == "allowed"}
+    return found
+
+
+def _source(account: Account) -> str:
+    """Return whose policies count: for a session of a role, the role, with the path that only IAM knows."""
+    match = _STEP.fullmatch(account.arn)
+    if match is None:
+        return account.arn
+    partition, number, role = match.groups()
+    try:
+        arn: str = account.client("iam").get_role(RoleName=role)["Role"]["Arn"]
+    except ClientError:
+        return f"arn:{partition}:iam::{number}:role/{role}"
+    return arn
+
+
+def deployer_policy(build: Path) -> dict[str, Any]:
+    """Return the IAM policy that deploying BUILD takes; ACCOUNT stands for the account's number. Raises InputError."""
+    found = Build.load(build)
+    options = found.deployment.options
+    return policy(found.types, options.name, options.region, "ACCOUNT")

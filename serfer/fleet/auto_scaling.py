@@ -1,0 +1,210 @@
+"""A pool of EC2 instances in an Auto Scaling group, which this is told about and changes through boto3.
+
+    start: the group's desired capacity goes up         stop: one instance ends, and the capacity goes down with it
+    an instance that nobody asks any more ends itself the same way (release_this_instance)
+
+Machines of a warm pool are no members: they are stopped, and Auto Scaling takes them first when the capacity goes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from serfer.core.errors import UnavailableError
+from serfer.fleet.metadata import this_instance
+from serfer.fleet.provisioner import Member, State
+
+_CONNECT_S, _READ_S, _TRIES = 5, 10, 4
+_MOST_IDS = 100  # in one question about addresses
+_STATES: Mapping[str, State] = {"Pending": "booting", "InService": "serving"}
+_NO_MEMBERS = ("Warmed:", "Terminated", "Detached")
+_ASKED_FOR = "asked-"
+_log = logging.getLogger(__name__)
+
+
+class AutoScalingProvisioner:
+    """Starts and stops the instances of one group, in `region` or else boto3's, which serve at `port`.
+
+    What was asked for and isn't there yet is a member too, called asked-1 and so on until it has its id. Methods raise
+    UnavailableError where AWS refuses, or doesn't answer after a few tries.
+    """
+
+    def __init__(self, group: str, *, region: str | None = None, port: int = 8000) -> None:
+        self._group = group
+        self._region = region
+        self._port = port
+        self._addresses: dict[str, str] = {}
+        self._clients: dict[str, Any] = {}
+        self._lock = Lock()
+        self._said: str | None = None
+
+    async def members(self) -> list[Member]:
+        """Return the group's instances, and what it was asked for beyond them."""
+        return await asyncio.to_thread(self._members)
+
+    async def start(self, count: int) -> None:
+        """Raise the group's desired capacity by `count`, to its MaxSize at most; beyond that a line is logged."""
+        await asyncio.to_thread(self._start, count)
+
+    async def stop(self, name: str) -> None:
+        """End an instance of this group, and lower the desired capacity; its MinSize stays, and a line is logged."""
+        await asyncio.to_thread(self._stop, name)
+
+    async def close(self) -> None:
+        """Close the connections; the instances go on."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await asyncio.to_thread(client.close)
+
+    def _members(self) -> list[Member]:
+        group = self._described()
+        there = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
+        addresses = self._known_addresses(there)
+        found = [self._member(name, state, addresses.get(name)) for name, state in there.items()]
+        coming = group["DesiredCapacity"] - sum(each.state != "draining" for each in found)
+        return found + [Member(f"{_ASKED_FOR}{number}", None, "booting") for number in range(1, coming + 1)]
+
+    def _member(self, name: str, state: str, address: str | None) -> Member:
+        url = f"http://{address}:{self._port}" if address else None
+        return Member(name, url, _STATES.get(state.partition(":")[0], "draining"))
+
+    def _start(self, count: int) -> None:
+        group = self._described()
+        desired, most = group["DesiredCapacity"], group["MaxSize"]
+        wanted = min(desired + count, most)
+        if wanted < desired + count:
+            self._say(
+                f"{self._name}: {count} more instances are wanted and {max(0, wanted - desired)} may be: "
+                f"its MaxSize is {most}"
+            )
+        if wanted > desired:
+            self._call("autoscaling", "set_desired_capacity", DesiredCapacity=wanted, AutoScalingGroupName=self._group)
+
+    def _stop(self, name: str) -> None:
+        """End an instance if it is one of this group's, for AWS would end any other group's as well."""
+        group = self._described()
+        states = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
+        if name not in states or states[name].startswith(("Terminating", "Detaching")):
+            return
+        if group["DesiredCapacity"] <= group["MinSize"]:
+            self._say(f"{self._name}: {name} could end and does not: the group's MinSize is {group['MinSize']}")
+            return
+        self._call(
+            "autoscaling",
+            "terminate_instance_in_auto_scaling_group",
+            InstanceId=name,
+            ShouldDecrementDesiredCapacity=True,
+        )
+
+    def _described(self) -> Mapping[str, Any]:
+        said = self._call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[self._group])
+        found: list[Mapping[str, Any]] = said["AutoScalingGroups"]
+        if not found:
+            region = self._client("autoscaling").meta.region_name
+            raise UnavailableError(
+                f"{self._name}: there is no Auto Scaling group of that name in {region}: correct it, or set "
+                "AWS_PROFILE or AWS_DEFAULT_REGION"
+            )
+        return found[0]
+
+    def _known_addresses(self, names: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the private addresses of these instances as far as they have one; an instance keeps its own."""
+        asked = [name for name in names if name not in self._addresses]
+        for start in range(0, len(asked), _MOST_IDS):
+            # By a filter, since ids that EC2 does not know yet would be an error otherwise.
+            ids = [{"Name": "instance-id", "Values": asked[start : start + _MOST_IDS]}]
+            said = self._call("ec2", "describe_instances", Filters=ids)
+            for each in (one for some in said["Reservations"] for one in some["Instances"]):
+                if address := each.get("PrivateIpAddress"):
+                    self._addresses[each["InstanceId"]] = address
+        self._addresses = {name: address for name, address in self._addresses.items() if name in names}
+        return self._addresses
+
+    def _call(self, service: str, operation: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - AWS's
+        with _named(self._name, operation):
+            said: Mapping[str, Any] = getattr(self._client(service), operation)(**arguments)
+        return said
+
+    def _client(self, service: str) -> Any:  # noqa: ANN401 - a client of boto3's, untyped
+        with self._lock:  # threads of several calls
+            if service not in self._clients:
+                with _named(self._name, "look for credentials"):
+                    self._clients[service] = _connect(service, self._region)
+            return self._clients[service]
+
+    def _say(self, line: str) -> None:
+        """Log a line once, and not for every second that it stays true."""
+        if line != self._said:
+            self._said = line
+            _log.warning("%s", line)
+
+    @property
+    def _name(self) -> str:
+        return f"--instances ec2:{self._group}"
+
+
+def release_this_instance() -> bool:
+    """Take this machine out of its Auto Scaling group, which ends it and starts no other; say whether that was asked.
+
+    For an instance that ends because nobody asks it any more. Nothing is raised: what goes wrong is logged.
+    """
+    try:
+        found = this_instance()
+        with _named("--auto-scaling-release", "terminate_instance_in_auto_scaling_group"):
+            client = _connect("autoscaling", found.region)
+            try:
+                client.terminate_instance_in_auto_scaling_group(
+                    InstanceId=found.id, ShouldDecrementDesiredCapacity=True
+                )
+            finally:
+                client.close()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the process ends next
+        _log.warning("this machine stays in its Auto Scaling group, and is billed: %s", error)
+        return False
+    _log.info("instance %s has left its Auto Scaling group", found.id)
+    return True
+
+
+def _instances(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the instances of a group that run or are about to, or to end."""
+    return [each for each in group["Instances"] if not each["LifecycleState"].startswith(_NO_MEMBERS)]
+
+
+def _connect(service: str, region: str | None) -> Any:  # noqa: ANN401 - a client of botocore's, untyped
+    from botocore.config import Config  # noqa: PLC0415 - only pools in AWS need botocore
+    from botocore.session import get_session  # noqa: PLC0415 - same
+
+    config = Config(
+        connect_timeout=_CONNECT_S,
+        read_timeout=_READ_S,
+        retries={"mode": "standard", "total_max_attempts": _TRIES},  # of throttling too
+    )
+    return get_session().create_client(service, region_name=region, config=config)
+
+
+@contextmanager
+def _named(option: str, operation: str) -> Iterator[None]:
+    """Turn what AWS and botocore raise into an error of ours that names the option."""
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only pools in AWS need botocore
+    from botocore.parsers import ResponseParserError  # noqa: PLC0415 - same
+
+    try:
+        yield
+    except ClientError as error:
+        said = error.response.get("Error", {})
+        code, message = said.get("Code", ""), " ".join(str(said.get("Message", "")).split())
+        if code.startswith(("AccessDenied", "UnauthorizedOperation")):
+            raise UnavailableError(
+                f"{option}: these credentials may not {operation}: allow it, or set AWS_PROFILE"
+            ) from error
+        raise UnavailableError(f"{option}: AWS refuses to {operation}: {code}: {message:.300}") from error
+    except (BotoCoreError, ResponseParserError, ValueError) as error:  # ValueError: an AWS_ENDPOINT_URL that is none
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UnavailableError(
+            f"{option}: {reason:.300}: set AWS_DEFAULT_REGION and AWS_PROFILE, and see that AWS is reached"
+        ) from error

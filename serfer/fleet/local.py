@@ -1,0 +1,195 @@
+"""A pool of processes on this machine, each of them `serfer instance`; they outlive the controller that started them.
+
+What is known of them lies in a directory, so that whoever leads next finds them:
+
+    NAME.json    which process it is, and since when it is to end
+    NAME.out     what it prints: the line of `--json` says where it serves
+    NAME.err     what it logs
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from serfer.core.errors import UnavailableError
+from serfer.fleet import boot_delay
+from serfer.fleet.processes import Identity, launch
+from serfer.fleet.provisioner import Member
+
+END_S = 30.0
+"""How long a process that is to end may take, before it is killed."""
+_MOST_BYTES = 64 * 1024
+_SHOWN = 300
+_FEWEST = 8  # processes that a pool may have on any machine
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A process of the pool; `ends` is when it was asked to end, in seconds of the machine's boot clock."""
+
+    process: Identity
+    ends: float | None = None
+
+
+class LocalProvisioner:
+    """Runs `command` as often as instances are wanted, `boot_delay_s` seconds after each was asked for.
+
+    The command's first word is an absolute path. It prints a line of JSON with its "url" once it serves, at a port that
+    it chooses itself, and ends by itself when nobody asks it any more: nothing else would end it if every controller
+    died for good. `registry` is a directory that no other pool uses; UnavailableError where it can't be written.
+    There are never more than `most` processes, by default two for each processor: more would only be slower.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        registry: Path,
+        *,
+        boot_delay_s: float = 0.0,
+        end_s: float = END_S,
+        most: int | None = None,
+    ) -> None:
+        self._command = tuple(command)
+        if boot_delay_s:
+            waiting = (sys.executable, "-I", "-S", boot_delay.__file__, str(boot_delay_s))
+            self._command = (*waiting, *self._command)
+        self._registry = registry
+        self._end_s = end_s
+        self._most = max(_FEWEST, 2 * len(os.sched_getaffinity(0))) if most is None else most
+        self._said = ""
+        self._strange: set[str] = set()
+
+    async def members(self) -> list[Member]:
+        """Return the processes that run; those that take too long to end are killed on this occasion."""
+        found = []
+        for path in sorted(self._registry.glob("*.json")):
+            record = self._read(path)
+            if record is None:
+                continue
+            record.process.reap()
+            if not record.process.lives:
+                self._forget(path, record)
+                continue
+            if record.ends is not None and _now() > record.ends + self._end_s:
+                record.process.send(signal.SIGKILL)
+            found.append(_member(path, record))
+        return found
+
+    async def start(self, count: int) -> None:
+        """Start `count` more processes, to `most` at most; beyond that a line is logged."""
+        room = max(0, self._most - len(await self.members()))
+        self._tell_beyond(count, room)
+        try:
+            self._registry.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for _ in range(min(count, room)):
+                path = self._registry / f"local-{secrets.token_hex(6)}.json"
+                process = launch(self._command, path.with_suffix(".out"), path.with_suffix(".err"))
+                # Whoever dies before the next line leaves a process that nobody knows, and that ends as nobody asks it.
+                _write(path, _Record(process))
+        except OSError as error:
+            reason = error.strerror or error
+            raise UnavailableError(f"--instances local: no instance could be started: {reason}") from error
+
+    async def stop(self, name: str) -> None:
+        """Ask a process to end."""
+        path = self._registry / f"{name}.json"
+        record = self._read(path) if path.parent == self._registry else None
+        if record is None or record.ends is not None:
+            return
+        _write(path, replace(record, ends=_now()))
+        record.process.send(signal.SIGTERM)
+
+    async def close(self) -> None:
+        """Do nothing: what is known of the processes lies in the registry."""
+
+    def _tell_beyond(self, count: int, room: int) -> None:
+        """Say that not all instances may be, once and not for every second that it stays true."""
+        line = f"{count} more instances are wanted and {room} may be: this machine runs {self._most} at most"
+        if count > room and line != self._said:
+            self._said = line
+            _log.warning("--instances local: %s", line)
+
+    def _read(self, path: Path) -> _Record | None:
+        """Return a record, None where it has gone meanwhile or is none of ours."""
+        try:
+            with path.open("rb") as file:
+                said = json.loads(file.read(_MOST_BYTES))
+            return _parsed(said)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            if path.name not in self._strange:
+                self._strange.add(path.name)
+                _log.warning("%s is no record of an instance: passed over", path)
+            return None
+
+    def _forget(self, path: Path, record: _Record) -> None:
+        """Remove what is known of a process that has ended, and say so where nobody had asked it to."""
+        if record.ends is None:
+            _log.warning("instance %s has ended by itself: %s", path.stem, _last_words(path.with_suffix(".err")))
+        for suffix in (".out", ".err", ".json"):
+            path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _member(path: Path, record: _Record) -> Member:
+    url = _printed_url(path.with_suffix(".out"))
+    if record.ends is not None:
+        return Member(path.stem, url, "draining")
+    return Member(path.stem, url, "serving" if url else "booting")
+
+
+def _write(path: Path, record: _Record) -> None:
+    """Write a record, whole or not at all."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(asdict(record)), encoding="utf-8")
+    scratch.replace(path)
+
+
+def _parsed(said: Any) -> _Record:  # noqa: ANN401 - any JSON value
+    process, ends = said["process"], said["ends"]
+    found = Identity(int(process["pid"]), int(process["started"]), str(process["boot"]))
+    if found.pid <= 1:
+        raise ValueError("no process of ours")
+    return _Record(found, None if ends is None else float(ends))
+
+
+def _printed_url(path: Path) -> str | None:
+    """Return where a process says that it serves: the "url" of the first line of JSON that has one."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MOST_BYTES).split(b"\n")[:-1]  # the last one may be half written
+    except OSError:
+        return None
+    for line in lines:
+        try:
+            url = json.loads(line)["url"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if isinstance(url, str) and url.startswith(("http://", "https://")):
+            return url
+    return None
+
+
+def _last_words(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MOST_BYTES))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return "it left no log"
+    return next((line.strip()[:_SHOWN] for line in reversed(lines) if line.strip()), "it logged nothing")
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

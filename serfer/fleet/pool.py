@@ -1,0 +1,266 @@
+"""The pool as a target of queries: each goes to an instance that will answer in time, else to the plan's functions.
+
+    query ──> Router.route ──> an instance ──> its answer
+                 │                 └── refused, too slow, gone ──> another target, in what is left of its time
+                 ├──> None: the plan's functions
+                 └──> OverloadedError, CeilingError: neither
+
+A query is pure, so what an instance took and never answered is simply asked elsewhere: nothing is lost with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from drivers.driver import NOBODY, Answer, Asker, Driver
+from drivers.instance import Fault, FaultKind, InstanceClient
+from drivers.open_inference import Inferred
+from drivers.target import Served
+from serfer.control.router import SERVERLESS, Reason, Router, Seat
+from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
+from serfer.core.wire import Crop
+from serfer.fleet.hour import HourSum
+from serfer.fleet.telling import tell
+
+_SLOS = 4.0  # an instance that is silent for so many times the objective hangs
+_LEAST_S = 1.0  # and is given this long where the objective is short
+_SOON_S = 1.0  # when room on Lambda is looked for again
+_LONGEST_S = 60.0
+_MS_PER_S = 1000.0
+_SILENT = (FaultKind.UNREACHABLE, FaultKind.HUNG)
+
+
+@dataclass
+class _Place:
+    """An instance as this driver knows it: `waiting` images were sent to it and not answered.
+
+    `heard` is when it last said something, or else was sent the first of these.
+    """
+
+    name: str
+    client: InstanceClient
+    waiting: int = 0
+    heard: float = 0.0
+    listed: bool = True
+    down: bool = False
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A query that an instance is asked first; `spare` where the functions may be asked next."""
+
+    batch: NDArray[Any]
+    deadline: float
+    request: str
+    spare: bool
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a driver did since it was last asked, and does now."""
+
+    images: int
+    in_flight: int
+    paid_usd: float
+    hour_usd: float
+    busy: tuple[str, ...]
+
+
+class Pool:
+    """Routes one driver's queries; `connect` makes the client of a URL. It lives on one event loop.
+
+    `drivers` is how many drivers send to the same instances, `elsewhere` how many queries the others have on Lambda.
+    """
+
+    def __init__(
+        self, router: Router, connect: Callable[[str], InstanceClient], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.router = router
+        self.drivers = 1
+        self.elsewhere = 0
+        self.faults: Counter[FaultKind] = Counter()
+        self._connect = connect
+        self._clock = clock
+        self._places: dict[str, _Place] = {}
+        self._images = 0
+        self._in_flight = 0
+        self._paid_usd = 0.0
+        self._hour = HourSum()
+
+    async def run(self, batch: NDArray[Any], deadline_s: float, asker: Asker = NOBODY) -> Served | None:
+        """Answer a query, or return None where it should run through the plan's functions.
+
+        Raises CeilingError where the hour's dollars are spent, OverloadedError where no target has room, DeadlineError.
+        """
+        deadline, images = self._clock() + deadline_s, len(batch)
+        self._images += images
+        decision = self.router.route(self._clock(), self._seats(), self._in_flight + self.elsewhere, images)
+        if not decision.targets:
+            raise self._refusal(decision.reason, images)
+        if decision.targets[0] == SERVERLESS:
+            self._pay(images)
+            return None
+        query = _Query(batch, deadline, asker.request, SERVERLESS in decision.targets)
+        return await self._ask_in_turn(decision.targets[0], query)
+
+    def counted(self, driver: Driver) -> Driver:
+        """Return a driver whose queries count as in flight on Lambda."""
+        return _Counted(driver, self._count)
+
+    def use(self, members: Mapping[str, str]) -> None:
+        """Send queries to these instances, URLs by name, and to no others; what was sent already may be answered."""
+        for name, place in list(self._places.items()):
+            place.listed = members.get(name, "").rstrip("/") == place.client.url
+            if not place.listed and not place.waiting:
+                del self._places[name]
+        for name, url in members.items():
+            known = self._places.get(name)
+            if known is None or known.client.url != url.rstrip("/"):
+                self._places[name] = _Place(name, self._connect(url))
+
+    def stock(self) -> Stock:
+        """Return what this driver did since this was last called, and does now."""
+        images, self._images = self._images, 0
+        busy = tuple(place.name for place in self._places.values() if place.waiting)
+        return Stock(images, self._in_flight, self._paid_usd, self._hour.total(self._clock()), busy)
+
+    def down(self) -> Sequence[InstanceClient]:
+        """Return the clients of instances that get no queries because they did not answer one."""
+        return [place.client for place in self._places.values() if place.down and place.listed]
+
+    def revive(self, client: InstanceClient) -> None:
+        """Send queries again to an instance that is there again."""
+        for place in self._places.values():
+            if place.client is client:
+                place.down = False
+
+    @property
+    def serving(self) -> int:
+        """How many instances this driver sends queries to."""
+        return sum(place.listed and not place.down for place in list(self._places.values()))  # metrics' thread asks
+
+    def _seats(self) -> list[Seat]:
+        """Return what the router may choose from: other drivers are taken to have sent as much as this one."""
+        return [
+            Seat(place.name, place.waiting * self.drivers)
+            for place in self._places.values()
+            if place.listed and not place.down
+        ]
+
+    async def _ask_in_turn(self, name: str, query: _Query) -> Served | None:
+        """Ask an instance; where it fails, the functions if they may, else the other instances."""
+        tried: set[str] = set()
+        found: str | None = name
+        while found is not None:
+            served = await self._ask(self._places[found], query)
+            if served is not None:
+                return served
+            if self._clock() >= query.deadline:
+                raise DeadlineError("no answer by the deadline: an instance had it and gave none")
+            if self.router.fall_back(self._clock(), len(query.batch)):
+                self._pay(len(query.batch))
+                return None
+            tried.add(found)
+            left = [seat for seat in self._seats() if seat.name not in tried]
+            found = min(left, key=lambda seat: seat.waiting).name if left else None
+        raise self._refusal(Reason.CEILING if query.spare else Reason.NO_INSTANCE, len(query.batch))
+
+    async def _ask(self, place: _Place, query: _Query) -> Served | None:
+        """Ask an instance, for as long as leaves the functions time enough if they are to be asked next."""
+        begun = self._clock()
+        timeout_s = patience_s = query.deadline - begun
+        if query.spare:
+            patience_s, slo_s = self._patience_s(patience_s), self.router.scenario.slo_ms / _MS_PER_S
+            timeout_s = min(patience_s, slo_s)
+        if not place.waiting:
+            place.heard = begun
+        place.waiting += len(query.batch)
+        try:
+            found = await place.client.infer(query.batch, timeout_s, patience_s, query.request)
+        finally:
+            place.waiting -= len(query.batch)
+            if not place.listed and not place.waiting and self._places.get(place.name) is place:
+                del self._places[place.name]
+        if isinstance(found, Fault):
+            self._note(place, found, patience_s)
+            return None
+        place.heard = self._clock()
+        return self._served(place, found, (self._clock() - begun) * _MS_PER_S)
+
+    def _patience_s(self, left_s: float) -> float:
+        target = self.router.scenario.serverless
+        spared_s = (target.latency_ms + target.cold_ms) / _MS_PER_S
+        return min(self._hangs_s, max(left_s - spared_s, left_s / 2))
+
+    @property
+    def _hangs_s(self) -> float:
+        return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / _MS_PER_S)
+
+    def _served(self, place: _Place, found: Inferred, took_ms: float) -> Served:
+        images, kind = len(found.logits), self.router.scenario.instance
+        return Served(
+            found.logits,
+            place.name,
+            found.batch or images,  # a server that does not say: the query's own images, and the round trip
+            took_ms if found.computed_ms is None else found.computed_ms,
+            images * kind.usd_per_s / kind.qps,
+        )
+
+    def _note(self, place: _Place, fault: Fault, patience_s: float) -> None:
+        """Count a fault of an instance that a query waited for so long; what is gone gets no more of them."""
+        self.faults[fault.kind] += 1
+        if fault.kind not in _SILENT:
+            place.heard = self._clock()
+        # One query's short deadline says nothing about an instance that answers others.
+        hangs = max(patience_s, self._clock() - place.heard) >= self._hangs_s
+        gone = fault.kind is FaultKind.UNREACHABLE or (fault.kind is FaultKind.HUNG and hangs)
+        if (gone and not place.down) or fault.kind is FaultKind.WRONG:
+            tell(logging.WARNING, "instance failed", instance=place.name, fault=fault.kind.value, message=fault.message)
+        place.down = place.down or gone
+
+    def _pay(self, images: int) -> None:
+        usd = images * self.router.scenario.serverless.usd_per_query
+        self._paid_usd += usd
+        self._hour.add(self._clock(), usd)
+
+    def _refusal(self, reason: Reason, images: int) -> OverloadedError:
+        """Return what a query is refused with, and when it may come again."""
+        scenario = self.router.scenario
+        if reason is Reason.CEILING:
+            usd = images * scenario.serverless.usd_per_query
+            wait_s = self.router.spending.wait_s(self._clock(), usd)
+            return CeilingError(
+                "the dollars that an hour may cost are spent (--max-usd-per-hour)", retry_after_s=wait_s
+            )
+        wait_s = _SOON_S
+        if reason is Reason.NO_INSTANCE:
+            wait_s = min(max(scenario.instance.boot_s, _SOON_S), _LONGEST_S)
+        return OverloadedError(f"no target has room for the query: {reason}", retry_after_s=wait_s)
+
+    def _count(self, change: int) -> None:
+        self._in_flight += change
+
+
+class _Counted:
+    """A driver that tells when a query begins and ends."""
+
+    def __init__(self, driver: Driver, count: Callable[[int], None]) -> None:
+        self._driver = driver
+        self._count = count
+
+    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float, asker: Asker = NOBODY) -> Answer:
+        self._count(1)
+        try:
+            return await self._driver.run(crops, batch, deadline_s, asker)
+        finally:
+            self._count(-1)
+
+    async def close(self) -> None:
+        await self._driver.close()

@@ -1,0 +1,45 @@
+"""The contract of a provisioner: who can say which instances there are, start more of them, and stop one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+State = Literal["booting", "serving", "draining"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """An instance that is there, whoever started it; `name` is never given to another one.
+
+    `url` is where it serves, None while that isn't known. "serving" says that it was started, not that it answers:
+    that is asked over HTTP by whoever sends it queries.
+    """
+
+    name: str
+    url: str | None
+    state: State
+
+
+class Provisioner(Protocol):
+    """Starts and stops the instances of a pool.
+
+    What it knows lies outside of it, with the instances: another one that is opened later, by another process, goes on
+    with what it finds. Its methods raise UnavailableError where that place can't be asked just now.
+    """
+
+    async def members(self) -> list[Member]:
+        """Return every instance that costs something, those that are on their way or end included, by name."""
+        ...
+
+    async def start(self, count: int) -> None:
+        """Ask for `count` more instances: counted by `members` at once, there later; fewer where no more may be."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """Have an instance end that gets no queries any more; one that isn't there is no mistake."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the pool; its instances go on serving."""
+        ...

@@ -1,0 +1,170 @@
+"""What the leader decides of each instance, from what it sees: no clock, no network.
+
+booting ── ready ──> serving ── surplus ──> draining ── nobody waits for it ──> stopped
+   │                    └── not ready so often ──────────────────────────────────┘  and another one
+   └── not ready for so long ─────────────────────────────────────────────────────┘   is started
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from serfer.fleet.board import Fleet, Listed
+from serfer.fleet.provisioner import Member
+
+_MOST_FAILURES = 5  # looks that an instance which served may fail in a row
+_BOOTS, _BOOT_MARGIN_S = 3.0, 60.0  # what an instance with an address may take until it is ready
+_UNKNOWN_BOOTS, _UNKNOWN_MARGIN_S = 10.0, 600.0  # and one that has no address yet
+_LEAVE_S = 3.0  # until every driver has read that an instance gets no queries any more
+_DRAIN_S = 120.0  # how long an answer is waited for
+_AGAIN_S = 30.0  # between two requests to stop one
+_STAYS_S = 10.0  # after one that it outlives: whoever started it keeps so many
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # after a start that brought no instance, or one that ended while it booted
+
+
+@dataclass
+class _Known:
+    """An instance: when it was first seen, whether it was ever ready, how often in a row it was not."""
+
+    seen: float
+    order: int
+    was_ready: bool = False
+    failures: int = 0
+    leaves: float | None = None
+    broken: bool = False
+    asked_to_stop: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What is to be done now: start so many, stop these; and what every driver should know of the instances."""
+
+    start: int
+    stop: tuple[str, ...]
+    listed: tuple[Listed, ...]
+
+
+@dataclass
+class Roster:
+    """The leader's book of instances, each of which takes about `boot_s` seconds to boot."""
+
+    boot_s: float
+    _known: dict[str, _Known] = field(default_factory=dict)
+    _count: int = 0
+    _after_start: int | None = None
+    _pause_s: float = 0.0
+    _paused_until: float = -math.inf
+
+    def adopt(self, fleet: Fleet, now: float) -> None:
+        """Go on with what the leader before told of: which instances served, and which were to leave."""
+        for listed in fleet.members:
+            known = self._known.setdefault(listed.name, self._new(now))
+            known.was_ready = known.was_ready or listed.state != "booting"
+            if listed.state == "draining" and known.leaves is None:
+                known.leaves = now
+
+    def decide(
+        self,
+        now: float,
+        members: Sequence[Member],
+        ready: Mapping[str, bool],
+        wanted: int,
+        busy: Collection[str],
+    ) -> Orders:
+        """Return what is to be done so that `wanted` instances are on.
+
+        `ready` says of those that were asked whether they take queries, `busy` has those that owe some driver answers.
+        """
+        self._look(now, members, ready)
+        staying = [member.name for member in members if self._known[member.name].leaves is None]
+        for name in self._surplus(staying, wanted):
+            self._known[name].leaves = now
+        missing = wanted - len(staying)
+        missing -= self._take_back(now, members, missing)
+        start = self._allowed(now, missing, len(members))
+        stop = tuple(member.name for member in members if self._may_stop(member.name, now, busy))
+        for name in stop:
+            self._known[name].asked_to_stop = now
+        return Orders(start, stop, tuple(self._listed(member) for member in members))
+
+    def _look(self, now: float, members: Sequence[Member], ready: Mapping[str, bool]) -> None:
+        """Note what is there, and which of it does not work."""
+        self._compare(now, [member.name for member in members])
+        for member in members:
+            known = self._known[member.name]
+            if ready.get(member.name):
+                known.failures, self._pause_s = 0, 0.0 if not known.was_ready else self._pause_s
+                known.was_ready = True
+            elif member.name in ready:
+                known.failures += 1
+            if known.leaves is None and (member.state == "draining" or self._is_broken(known, member, now)):
+                known.leaves, known.broken = now, member.state != "draining"
+
+    def _compare(self, now: float, names: Sequence[str]) -> None:
+        """Forget those that are gone; where more ended while they booted than came, starting is no use for a while."""
+        gone = [self._known.pop(name) for name in self._known.keys() - set(names)]
+        new = [name for name in names if name not in self._known]
+        ended = sum(known.leaves is None and not known.was_ready for known in gone)
+        if ended > len(new):
+            self._pause(now)
+        for name in new:
+            self._known[name] = self._new(now)
+
+    def _pause(self, now: float) -> None:
+        self._pause_s = min(max(_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
+        self._paused_until = now + self._pause_s
+
+    def _is_broken(self, known: _Known, member: Member, now: float) -> bool:
+        if known.was_ready:
+            return known.failures >= _MOST_FAILURES
+        allowed_s = _BOOTS * self.boot_s + _BOOT_MARGIN_S
+        if member.url is None:
+            allowed_s = _UNKNOWN_BOOTS * self.boot_s + _UNKNOWN_MARGIN_S
+        return now - known.seen > allowed_s
+
+    def _surplus(self, staying: Sequence[str], wanted: int) -> list[str]:
+        """Return which of those that stay are too many: first what does not serve yet, then the youngest."""
+        order = sorted(staying, key=lambda name: (self._known[name].was_ready, -self._known[name].order))
+        return order[: max(0, len(staying) - wanted)]
+
+    def _take_back(self, now: float, members: Sequence[Member], missing: int) -> int:
+        """Let those serve on that were to leave, and have not ended: that is cheaper than a start."""
+        back = [
+            known
+            for member in members
+            if (known := self._known[member.name]).leaves is not None
+            and not (known.broken or member.state == "draining" or now - known.asked_to_stop < _STAYS_S)
+        ]
+        taken = sorted(back, key=lambda known: (not known.was_ready, known.order))[: max(0, missing)]
+        for known in taken:
+            known.leaves, known.asked_to_stop = None, -math.inf
+        return len(taken)
+
+    def _allowed(self, now: float, missing: int, there: int) -> int:
+        """Return how many to start now: after a start that brought nothing, only after a pause that grows."""
+        if self._after_start is not None and there <= self._after_start:
+            self._pause(now)
+        self._after_start = None
+        if missing <= 0 or now < self._paused_until:
+            return 0
+        self._after_start = there
+        return missing
+
+    def _may_stop(self, name: str, now: float, busy: Collection[str]) -> bool:
+        known = self._known[name]
+        if known.leaves is None or now - known.asked_to_stop < _AGAIN_S:
+            return False
+        left_s = now - known.leaves
+        idle = name not in busy and left_s >= _LEAVE_S
+        return known.broken or not known.was_ready or idle or left_s > _DRAIN_S
+
+    def _listed(self, member: Member) -> Listed:
+        known = self._known[member.name]
+        state = "draining" if known.leaves is not None else "serving" if known.was_ready else "booting"
+        return Listed(member.name, member.url, state)
+
+    def _new(self, now: float) -> _Known:
+        self._count += 1
+        return _Known(now, self._count)

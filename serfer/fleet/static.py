@@ -1,0 +1,34 @@
+"""A pool of addresses that somebody else looks after: Triton, KServe, instances of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serfer.fleet.provisioner import Member
+
+
+class StaticProvisioner:
+    """Servers that are always on: starting one is to use it, stopping one is to leave it alone; at first all are used.
+
+    A member's name is its URL.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._used = dict.fromkeys(urls, True)
+
+    async def members(self) -> list[Member]:
+        """Return the servers that are used, in the order given."""
+        return [Member(url, url, "serving") for url, used in self._used.items() if used]
+
+    async def start(self, count: int) -> None:
+        """Use `count` more servers, or all that there are."""
+        unused = [url for url, used in self._used.items() if not used]
+        self._used.update(dict.fromkeys(unused[:count], True))
+
+    async def stop(self, name: str) -> None:
+        """Use a server no more."""
+        if name in self._used:
+            self._used[name] = False
+
+    async def close(self) -> None:
+        """Do nothing: the servers are somebody else's."""

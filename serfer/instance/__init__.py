@@ -1,0 +1,1 @@
+"""The server of one GPU instance: a whole network, dynamically batched."""

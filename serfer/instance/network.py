@@ -1,0 +1,147 @@
+"""A whole network on ONNX Runtime: on a GPU where there is one, else on the processors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.instance.half import half_precision
+
+Array = NDArray[np.float32]
+DEVICES: Final = ("auto", "cpu", "cuda")
+PRECISIONS: Final = ("fp32", "fp16")
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver (docs/instance.md)"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a network runs on: a device, numbers of a precision, `threads` of the processors (None: all of them).
+
+    "auto" is "cuda" where this ONNX Runtime can use a GPU, else "cpu". Raises UsageError for another word.
+    """
+
+    device: str = "auto"
+    precision: str = "fp32"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for option, word, known in (
+            ("--device", self.device, DEVICES),
+            ("--precision", self.precision, PRECISIONS),
+        ):
+            if word not in known:
+                raise UsageError(f"{option} is {', '.join(known[:-1])} or {known[-1]}, not {word[:40]!r}")
+
+
+class Network:
+    """Computes batches of at most `most` images; larger ones in parts. One call at a time keeps its device busy.
+
+    A GPU's libraries search for their fastest kernels anew for each shape that they meet, so there a batch is padded
+    with zeros to one of few sizes.
+    """
+
+    def __init__(self, session: Any, device: str, precision: str, most: int) -> None:  # noqa: ANN401 - ONNX Runtime's
+        self.device = device
+        self.precision = precision
+        self.most = most
+        self._session = session
+        self._input = session.get_inputs()[0].name
+        self.pads = device == "cuda"
+
+    @property
+    def sizes(self) -> list[int]:
+        """The batches worth measuring: 1, 2, 4, ... and the largest; on a GPU, those to which others are padded."""
+        return padded_sizes(self.most) if self.pads else doubled_sizes(self.most)
+
+    def run(self, batch: Array) -> Array:
+        """Return the (N, K) float32 logits of (N, C, H, W) float32."""
+        parts = [self._part(batch[at : at + self.most]) for at in range(0, len(batch), self.most)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _part(self, batch: Array) -> Array:
+        count = len(batch)
+        if self.pads and (more := next(size for size in self.sizes if size >= count) - count):
+            batch = np.concatenate([batch, np.zeros((more, *batch.shape[1:]), np.float32)])
+        logits: Array = self._session.run(None, {self._input: np.ascontiguousarray(batch)})[0]
+        return logits[:count]
+
+
+def doubled_sizes(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and `most`."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def padded_sizes(most: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12, ... and `most`: no batch is padded by more than a third of what it becomes."""
+    doubled = doubled_sizes(most)
+    return sorted({*doubled, *(size * 3 // 2 for size in doubled if size > 1 and size * 3 // 2 < most)})
+
+
+def load_whole(directory: Path) -> Plan:
+    """Return a plan whose directory is whole and unaltered; raises PlanError."""
+    plan = load_plan(directory)
+    check_artefacts(plan, directory)
+    return plan
+
+
+def open_network(plan: Plan, directory: Path, hardware: Hardware, most: int) -> Network:
+    """Load the whole network of a plan directory.
+
+    Raises UnavailableError where there is no such device, ModelError for a network that has no fp16 form, InputError
+    where ONNX Runtime cannot run it.
+    """
+    device = _device(hardware.device)
+    path = directory / plan.unsplit.path
+    model: str | bytes = half_precision(path) if hardware.precision == "fp16" else str(path)
+    session = _session(model, device, hardware.threads)
+    if device == "cuda" and session.get_providers()[0] != _CUDA:  # it falls back without an error
+        if hardware.device == "cuda":
+            raise UnavailableError(f"--device cuda: ONNX Runtime could not load CUDA's libraries: {_INSTALL}")
+        device = "cpu"
+    return Network(session, device, hardware.precision, most)
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _device(asked: str) -> str:
+    import onnxruntime as ort  # noqa: PLC0415 - it takes a while to load
+
+    has_cuda = _CUDA in ort.get_available_providers()
+    if asked == "cuda" and not has_cuda:
+        raise UnavailableError(f"--device cuda: this ONNX Runtime ({ort.__version__}) is without CUDA: {_INSTALL}")
+    return "cuda" if has_cuda and asked != "cpu" else "cpu"
+
+
+def _session(model: str | bytes, device: str, threads: int | None) -> Any:  # noqa: ANN401 - ONNX Runtime has no types
+    import onnxruntime as ort  # noqa: PLC0415 - it takes a while to load
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or processors()
+    options.inter_op_num_threads = 1
+    if device == "cuda":
+        options.log_severity_level = 3
+        ort.preload_dlls()  # finds CUDA and cuDNN where pip has installed them
+    try:
+        return ort.InferenceSession(model, options, providers=_providers(device))
+    except Exception as error:  # its errors have no base of their own
+        line = str(error).partition("\n")[0]
+        raise InputError(f"ONNX Runtime cannot run the plan's whole network on {device}: {line[:200]}") from error
+
+
+def _providers(device: str) -> list[str | tuple[str, Mapping[str, str]]]:
+    """Return ONNX Runtime's providers; without TensorFloat-32, which is too coarse for rule 1."""
+    if device == "cpu":
+        return [_CPU]
+    return [(_CUDA, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}), _CPU]

@@ -1,0 +1,120 @@
+"""An instance: a plan's whole network behind an engine, as a pipeline that answers every query with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from drivers.driver import NOBODY
+from serfer.background import LoopThread
+from serfer.control.dispatch import Batching, Pace
+from serfer.core.errors import SerferError, UsageError
+from serfer.core.plan import Plan
+from serfer.core.wire import MAX_BATCH
+from serfer.instance.checking import compare
+from serfer.instance.engine import Engine
+from serfer.instance.network import Hardware, Network, load_whole, open_network
+from serfer.instance.profiling import profile
+from serfer.pipeline import Pipeline
+from serfer.probe import Health, Probe
+from serfer.settings import Settings
+from storage import open_store
+from storage.store import Store
+
+_MOST = {"cpu": 16, "cuda": 64}  # images at once: beyond, processors gain little, and a GPU's memory is not ours alone
+_LARGEST_WINDOW_MS = 60_000.0
+_MS_PER_S = 1000.0
+_REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's best: batches will correct it
+_TRIAL_S = 30.0
+
+
+@dataclass(frozen=True)
+class InstanceChoices:
+    """How an instance computes: on what, how many images at once, how long a free engine waits for them.
+
+    `most` of None is what suits the device. Raises UsageError.
+    """
+
+    hardware: Hardware
+    most: int | None = None
+    window_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.most is not None and not 1 <= self.most <= MAX_BATCH:
+            raise UsageError(f"--max-batch is 1 to {MAX_BATCH}, not {self.most}")
+        if not 0 <= self.window_ms <= _LARGEST_WINDOW_MS:
+            raise UsageError(f"--window-ms is 0 to {_LARGEST_WINDOW_MS:g}, not {self.window_ms:g}")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance that is ready; `loss` is how far its answers are from fp32's, relative to their range."""
+
+    pipeline: Pipeline
+    engine: Engine
+    network: Network
+    loss: float
+
+
+def open_instance(
+    directory: Path, choices: InstanceChoices, settings: Settings, progress: Callable[[str], None] = lambda _: None
+) -> Instance:
+    """Load a plan directory's whole network, compare its answers, measure its speed, and make it answer queries.
+
+    Raises PlanError for a directory that is not whole, UnavailableError where the device is not there,
+    WrongAnswerError where it computes something else.
+    """
+    plan = load_whole(directory)
+    progress(f"loading {plan.model}")
+    network = _loaded(plan, directory, choices)
+    progress(f"comparing {network.device}'s answers with the unsplit network's")
+    loss = compare(plan, directory, network).error
+    measured = profile(plan, network, _REPEATS, budget_s=_BUDGET_S, of=min, progress=progress).tidied()
+    batching = Batching(network.most, choices.window_ms / _MS_PER_S)
+    engine = Engine(plan, network, batching, Pace(measured, network.most), name=network.device)
+    return Instance(_pipeline(plan, engine, settings), engine, network, loss)
+
+
+def _loaded(plan: Plan, directory: Path, choices: InstanceChoices) -> Network:
+    most = choices.most or max(_MOST.values())
+    network = open_network(plan, directory, choices.hardware, most)
+    if choices.most is None:
+        network.most = _MOST[network.device]
+    return network
+
+
+def _pipeline(plan: Plan, engine: Engine, settings: Settings) -> Pipeline:
+    store = open_store("memory://")  # of what requests leave with each other, such as idempotency keys
+
+    async def close() -> None:
+        store.close()
+
+    facts, limits = settings.facts().functions, settings.image_limits()
+    return Pipeline(plan, None, LoopThread(), close, facts, limits, EngineProbe(plan, store, engine), target=engine)
+
+
+class EngineProbe(Probe):
+    """Says whether an engine computes, beside what a probe says of the store."""
+
+    def __init__(self, plan: Plan, store: Store, engine: Engine) -> None:
+        super().__init__(plan, store, None)
+        self._engine = engine
+        self._shape = plan.input
+
+    async def look(self, *, start: bool = False) -> Health:
+        """Say what is wrong; with `start`, or where the last batch failed, the engine has to compute one."""
+        found = await super().look(start=False)
+        if start or self._engine.trouble:
+            return Health(found.store, await self._try())
+        return found
+
+    async def _try(self) -> str:
+        image = np.zeros((1, self._shape.channels, self._shape.height, self._shape.width), np.float32)
+        try:
+            await self._engine.run(image, _TRIAL_S, NOBODY)
+        except SerferError as error:
+            return str(error)
+        return ""

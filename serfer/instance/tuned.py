@@ -1,0 +1,122 @@
+"""What `serfer tune` found: a machine's profile, how it should batch, and its table for a scenario."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from serfer.control.batching import MS_PER_S, Profile, Tuning, check_objective, tune
+from serfer.core.errors import UsageError
+from serfer.instance.checking import compare
+from serfer.instance.network import Hardware, load_whole, open_network
+from serfer.instance.profiling import profile
+
+_BUDGET_S = 60.0  # for all batches of one size
+_LONGEST_NAME = 64
+_MIN_BILLING_S = 60  # EC2's
+_LARGEST = 1e9  # of a scenario's numbers
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine is called and costs; a price of None is not known. Raises UsageError."""
+
+    name: str
+    usd_per_hour: float | None
+    spot_usd_per_hour: float
+    boot_s: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.name) <= _LONGEST_NAME or not self.name.isprintable():
+            raise UsageError(f"--name is a text of 1 to {_LONGEST_NAME} characters, not {self.name[:80]!r}")
+        if self.usd_per_hour is not None and not 0 < self.usd_per_hour <= _LARGEST:
+            raise UsageError(f"--usd-per-hour is more than 0 and at most {_LARGEST:g}, not {self.usd_per_hour:g}")
+        for option, value in (("--spot-usd-per-hour", self.spot_usd_per_hour), ("--boot-s", self.boot_s)):
+            if not 0 <= value <= _LARGEST:
+                raise UsageError(f"{option} is 0 to {_LARGEST:g}, not {value:g}")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A network's profile on a device, and its tuning for an objective; `loss` is relative to the logits' range."""
+
+    model: str
+    device: str
+    precision: str
+    slo_ms: float
+    profile: Profile
+    tuning: Tuning
+    loss: float
+
+    def table(self) -> list[str]:
+        """Return the profile as lines."""
+        rows = [("images", "ms", "images/s")]
+        rows += [(str(size), f"{ms:,.1f}", f"{size / ms * MS_PER_S:,.1f}") for size, ms in self.profile.batches]
+        return [f"{size:>6}  {ms:>10}  {rate:>10}" for size, ms, rate in rows]
+
+    def remarks(self) -> list[str]:
+        """Return what follows from it, as lines."""
+        tuning = self.tuning
+        largest = "" if tuning.most < self.profile.most else ", the largest measured: --most measures more"
+        where = f"{self.model} on {self.device}, {self.precision}"
+        objective = f"MArk, section 4.3, for {self.slo_ms:g} ms"
+        batching = f"N_batch {tuning.most} images{largest}, W_batch {tuning.window_ms:,.1f} ms"
+        sustained = f"{tuning.sustained_qps:,.1f} queries/s, in batches of {tuning.sustained_most}"
+        return [
+            f"{where}: answers differ from fp32 on a processor by {self.loss:.1e} of the logits' range",
+            f"{batching}, then {tuning.rate:,.1f} images/s ({objective})",
+            f"sustained within the objective: {sustained}",
+            f"serve it so: serfer instance --max-batch {tuning.most}",
+        ]
+
+    def as_toml(self, machine: Machine) -> str:
+        """Return the [[instance]] table for a scenario, its batches as far as they are used."""
+        price = "# usd_per_hour is not known: give --usd-per-hour, or --name a machine of the price data"
+        if machine.usd_per_hour is not None:
+            price = f"usd_per_hour = {machine.usd_per_hour:g}"
+        batches = ", ".join(f"[{size}, {round(ms, 3):g}]" for size, ms in self._used)
+        lines = [
+            "[[instance]]",
+            f"name = {json.dumps(machine.name, ensure_ascii=False)}",
+            price,
+            f"spot_usd_per_hour = {machine.spot_usd_per_hour:g}",
+            f"boot_s = {machine.boot_s:g}",
+            f"min_billing_s = {_MIN_BILLING_S}",
+            f"qps = {round(self.tuning.sustained_qps, 3):g}",
+            f"batches = [{batches}]",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def as_dict(self, machine: Machine) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        known = {"model": self.model, "device": self.device, "precision": self.precision, "slo_ms": self.slo_ms}
+        batches = [list(batch) for batch in self.profile.batches]
+        return {**known, "batches": batches, **asdict(self.tuning), "loss": self.loss, "machine": asdict(machine)}
+
+    @property
+    def _used(self) -> list[tuple[int, float]]:
+        """The measured batches below N_batch, and that one."""
+        most = self.tuning.most
+        below = [batch for batch in self.profile.batches if batch[0] < most]
+        return [*below, (most, self.tuning.batch_ms)]
+
+
+def measure(
+    directory: Path,
+    hardware: Hardware,
+    slo_ms: float,
+    most: int,
+    repeats: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Tuned:
+    """Profile a plan's whole network and tune it; raises what opening it raises, InputError as `tune` does."""
+    check_objective(slo_ms)
+    plan = load_whole(directory)
+    progress(f"loading {plan.model}")
+    network = open_network(plan, directory, hardware, most)
+    loss = compare(plan, directory, network).error
+    found = profile(plan, network, repeats, budget_s=_BUDGET_S, progress=progress)
+    return Tuned(plan.model, network.device, network.precision, slo_ms, found, tune(found, slo_ms), loss)

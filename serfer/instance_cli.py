@@ -1,0 +1,164 @@
+"""`serfer instance`: one instance's model server. `serfer tune`: how it should batch, and what it then sustains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serfer import display
+from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.core.errors import UsageError
+from serfer.service_cli import HostOption, KeysOption, check_logs, served_models
+from serfer.settings import load_settings
+from serfer.terminal import err, out
+
+if TYPE_CHECKING:
+    from serfer.instance.opening import Instance
+    from serfer.instance.tuned import Machine, Tuned
+
+InstancePlanOption = Annotated[
+    str | None, typer.Option("--plan", metavar="[NAME=]DIR", help="A plan directory, from serfer split.")
+]
+DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
+PrecisionOption = Annotated[str, typer.Option(help="fp32, or fp16: faster on GPUs, and not quite the same answers.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Processors that compute; by default all that there are.")
+]
+_OWN = ("127.0.0.1", "::1", "localhost")
+
+
+def instance(
+    model: ModelOption = None,
+    plan: InstancePlanOption = None,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
+    max_batch: Annotated[
+        int | None,
+        typer.Option(help="Images computed at once (serfer tune says how many); by default 16, and 64 on a GPU."),
+    ] = None,
+    window_ms: Annotated[
+        float,
+        typer.Option(help="How long a free engine waits for a full batch; 0: it starts at once (docs/instance.md)."),
+    ] = 0.0,
+    threads: ThreadsOption = None,
+    exit_when_idle_s: Annotated[
+        float | None,
+        typer.Option(min=1, help="End after so many seconds without a request of any kind, health included."),
+    ] = None,
+    auto_scaling_release: Annotated[
+        bool, typer.Option("--auto-scaling-release", help="On EC2: leave the Auto Scaling group before ending idle.")
+    ] = False,
+    drain_s: Annotated[
+        float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
+    ] = None,
+    keys: KeysOption = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Answer queries with the whole network, in batches, over HTTP, until SIGTERM (docs/instance.md)."""
+    from serfer.instance.network import Hardware  # noqa: PLC0415 - the command line starts fast
+    from serfer.instance.opening import InstanceChoices  # noqa: PLC0415 - same
+
+    choices = InstanceChoices(Hardware(device, precision, threads), max_batch, window_ms)
+    check_logs(log_level, log_format)
+    if auto_scaling_release and exit_when_idle_s is None:
+        raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
+    from serfer.api.instance import Idle, serve_instance  # noqa: PLC0415 - same, and wrong use is told of before
+    from serfer.api.logs import configure_logs  # noqa: PLC0415 - same
+    from serfer.api.serving import Address  # noqa: PLC0415 - same
+
+    chosen = {"api_drain_s": drain_s, "keys_file": keys}
+    settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
+    name, directory = _one_model(model, plan)
+    idle = None
+    if exit_when_idle_s is not None:
+        idle = Idle(exit_when_idle_s, _release if auto_scaling_release else lambda: True)
+    configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
+
+    def started(url: str, ready: Instance) -> None:
+        if not settings.keys_file and host not in _OWN:
+            err.print("serfer: anybody who reaches this address may ask: give --keys to let in those who have one")
+        _tell(name, url, ready, window_ms, as_json=as_json)
+
+    with status_line() as progress:
+        address = Address(host, port)
+        serve_instance(name, directory, choices, address, settings, idle=idle, on_started=started, progress=progress)
+
+
+def _one_model(model: str | None, plan: str | None) -> tuple[str, Path]:
+    """Return a model's name and plan directory; by default the zoo's own default."""
+    if model is not None and plan is not None:
+        raise UsageError("give --plan or --model, not both: an instance serves one network")
+    found = served_models([model] if model else None, [plan] if plan else None)
+    return next(iter(found.items()))
+
+
+def _release() -> bool:
+    from serfer.fleet.auto_scaling import release_this_instance  # noqa: PLC0415 - only instances in EC2 need boto3
+
+    return release_this_instance()
+
+
+def _tell(name: str, url: str, ready: Instance, window_ms: float, *, as_json: bool) -> None:
+    network = ready.network
+    if as_json:
+        known = {"url": url, "pid": os.getpid(), "model": name, "device": network.device}
+        batching = {"precision": network.precision, "max_batch": network.most, "window_ms": window_ms}
+        print_json({**known, **batching, "loss": ready.loss})
+        return
+    how = f"{network.device}, {network.precision}, at most {network.most} images at once"
+    err.print(f"{display.plain(name)} at {display.plain(url)} ({how})", soft_wrap=True)
+    err.print(f"its answers differ from fp32 on a processor by {ready.loss:.1e} of the logits' range")
+
+
+def tune(
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="The service-level objective: milliseconds a query.")],
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
+    threads: ThreadsOption = None,
+    most: Annotated[int, typer.Option(min=1, max=1024, help="The largest batch to measure.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Batches of each size; the median counts.")] = 7,
+    name: Annotated[str, typer.Option(help="What the machine is called, as an EC2 instance type: g6.xlarge.")] = "here",
+    usd_per_hour: Annotated[
+        float | None, typer.Option(help="Its price; by default the price data's (SERFER_AWS_FILE), by --name.")
+    ] = None,
+    spot_usd_per_hour: Annotated[float, typer.Option(min=0, help="Its price on the spot market; 0: none.")] = 0.0,
+    boot_s: Annotated[float, typer.Option(min=0, help="Seconds from its launch until it serves.")] = 180.0,
+    where: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.toml", help="Also write the [[instance]] table to a file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure batches of 1, 2, 4, ... images, and say how an instance should batch for an objective (MArk, 4.3)."""
+    from serfer.files import check_place, write_whole  # noqa: PLC0415 - the command line starts fast
+    from serfer.instance.network import Hardware  # noqa: PLC0415 - same
+    from serfer.instance.tuned import Machine, measure  # noqa: PLC0415 - same
+
+    hardware = Hardware(device, precision, threads)
+    if where is not None:
+        check_place(where)
+    price = usd_per_hour if usd_per_hour is not None else load_settings().facts().instances.get(name)
+    machine = Machine(name, price, spot_usd_per_hour, boot_s)
+    directory = plan_directory(plan, model)
+    with status_line() as progress:
+        found = measure(directory, hardware, slo_ms, most, repeats, progress)
+    if where is not None:
+        write_whole(where, found.as_toml(machine).encode())
+    _show(found, machine, as_json=as_json)
+
+
+def _show(found: Tuned, machine: Machine, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_dict(machine))
+        return
+    show: Callable[[str], None] = lambda text: out.print(text, markup=False)  # noqa: E731 - a name for a call
+    show("\n".join([*found.table(), "", *found.remarks(), "", found.as_toml(machine).rstrip()]))

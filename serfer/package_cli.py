@@ -1,0 +1,148 @@
+"""`serfer package`: what SAM deploys."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serfer import display
+from serfer.cli_options import JsonOption, print_json, status_line
+from serfer.settings import aws_region, load_settings
+from serfer.terminal import complain, out
+
+if TYPE_CHECKING:
+    from sam.options import GpuPool
+
+_GPUS = 4  # of a pool that nobody bounded
+
+
+def package(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")],
+    build: Annotated[
+        Path, typer.Option("--out", help="The directory to write; an earlier deployment there is updated.")
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the stacks are called, NAME-dev and NAME-prod; by default serfer-MODEL."),
+    ] = None,
+    region: Annotated[str | None, typer.Option(help="By default boto3's, or else us-east-1.")] = None,
+    drivers: Annotated[
+        str,
+        typer.Option(help="function: behind a REST API, with no network of its own; fleet: behind a load balancer."),
+    ] = "function",
+    store: Annotated[
+        str, typer.Option(help="s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC).")
+    ] = "s3",
+    driver: Annotated[
+        str, typer.Option(help="push, poll, stepfunctions or stepfunctions-express (docs/engines.md).")
+    ] = "push",
+    runtime: Annotated[str, typer.Option(help="python3.13, python3.12 or python3.14.")] = "python3.13",
+    architecture: Annotated[str, typer.Option(help="x86_64 or arm64.")] = "x86_64",
+    snapstart: Annotated[
+        bool, typer.Option("--snapstart", help="Start functions from snapshots, which cost something all the time.")
+    ] = False,
+    reserved_concurrency: Annotated[
+        int | None, typer.Option(help="Environments that each stage's function is given, and may have at most.")
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option(help="With --store s3express: its availability zone's id, such as use1-az4.")
+    ] = None,
+    gpu_instance_type: Annotated[
+        str | None,
+        typer.Option(help="Add a pool of GPU instances for load that lasts, with --drivers fleet: g6.xlarge, say."),
+    ] = None,
+    gpu_max: Annotated[int | None, typer.Option(help="Instances that the pool may have at most; by default 4.")] = None,
+    gpu_warm_pool: Annotated[
+        int | None, typer.Option(help="Instances of it that are kept prepared and stopped; by default none.")
+    ] = None,
+    gpu_profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="How fast such an instance is: what serfer tune --out wrote on one."),
+    ] = None,
+    gpu_slo_ms: Annotated[
+        float | None, typer.Option(help="The objective that the profile was made for: serfer tune's --slo-ms.")
+    ] = None,
+    previous: Annotated[
+        bool,
+        typer.Option(
+            "--previous/--no-previous",
+            help="Keep the plan that --out has now: nothing fails while drivers change over, and one can go back.",
+        ),
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/deploy.md)."""
+    from sam.names import default_name  # noqa: PLC0415 - the command line starts fast
+    from sam.options import Options  # noqa: PLC0415 - same
+    from sam.package import package as write  # noqa: PLC0415 - same
+    from sam.quotas import check_deployable, find_sam  # noqa: PLC0415 - same
+    from sam.scenario import read_profile  # noqa: PLC0415 - same
+    from serfer.core.errors import UnavailableError  # noqa: PLC0415 - same
+    from serfer.core.plan import load_plan  # noqa: PLC0415 - same
+
+    try:
+        find_sam()
+    except UnavailableError as error:  # another machine may be the one that builds and deploys
+        complain(error)
+    settings, plan = load_settings(), load_plan(directory)
+    options = Options(
+        name=name or default_name(plan.model),
+        region=region or aws_region() or "us-east-1",
+        drivers=drivers,
+        store=store,
+        engine=driver,
+        runtime=runtime,
+        architecture=architecture,
+        snapstart=snapstart,
+        reserved_concurrency=reserved_concurrency,
+        zone=zone,
+        gpu=_pool(gpu_instance_type, gpu_max, gpu_warm_pool),
+    )
+    options.check()
+    profile = None
+    if gpu_profile is not None or gpu_slo_ms is not None:
+        profile = read_profile(gpu_profile, gpu_slo_ms, options, settings.facts())
+    with status_line() as progress:
+        deployment = write(
+            *(directory, build, options, settings), keep_previous=previous, profile=profile, progress=progress
+        )
+    for note in check_deployable(plan, options, settings.facts()):
+        complain(note)
+    _remark_region(build, options.region)
+    if as_json:
+        print_json({**asdict(deployment), "out": str(build)})
+        return
+    display.print_deployment(out, deployment, build)
+    if not deployment.precompiled:
+        complain(f"there is no {runtime} here to compile with: every cold start will compile its modules itself")
+
+
+def _pool(instance_type: str | None, most: int | None, warm: int | None) -> GpuPool | None:
+    """Return the GPU pool that was chosen, if one was."""
+    from sam.options import GpuPool  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.errors import UsageError  # noqa: PLC0415 - same
+
+    if instance_type is None:
+        if most is not None or warm is not None:
+            raise UsageError("--gpu-max and --gpu-warm-pool go with --gpu-instance-type")
+        return None
+    return GpuPool(instance_type, _GPUS if most is None else most, warm or 0)
+
+
+def _remark_region(build: Path, region: str) -> None:
+    """Say where SAM CLI's settings, which are the user's, go on deploying to another region."""
+    from sam.samconfig import ENVIRONMENTS, FILE, stack_of  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.errors import InputError  # noqa: PLC0415 - same
+
+    for environment in ENVIRONMENTS:
+        with suppress(InputError):  # the user's own environments have other names
+            stack, kept = stack_of(build, environment)
+            if kept != region:
+                complain(
+                    f"{build / FILE} was left as it is and deploys {stack} to {kept}, not to {region}: correct it, or "
+                    "delete it and package again"
+                )

@@ -1,0 +1,308 @@
+"""A policy over a whole trace at the level of rates: what it costs, and how many instances there are when.
+
+    trace ──> steps (at most a period, within a row) ──> policy: instances wanted ──> launches and stops
+          ──> instances that serve ──> load beyond them: on Lambda
+
+A decision takes effect when its step is over. An instance is paid for from its launch on and serves `boot_s` later, at
+most `qps` queries a second; the last one launched is the first one stopped. Only the policy runs step by step;
+everything else is arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.control.policy import Policy
+from serfer.control.router import Router
+from serfer.control.scenario import InstanceType, Scenario
+from serfer.core.errors import UsageError
+from serfer.sim.traces import Floats, Trace
+
+PERIOD_S: Final = 5.0
+"""How often a controller decides, unless it is said otherwise."""
+_MOST_STEPS: Final = 50_000_000
+_CHUNK: Final = 20_000  # steps between two signs of life
+_ROUNDING: Final = 1e-9
+_HALVINGS: Final = 10
+
+Progress = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Show no progress."""
+    del text
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A trace cut into steps of at most a period that lie within rows: arrays (steps,)."""
+
+    durations_s: Floats
+    rates: Floats
+
+    @property
+    def ends_s(self) -> Floats:
+        """When each step is over."""
+        return np.cumsum(self.durations_s)
+
+    def before(self, time_s: float) -> int:
+        """Return how many steps are over at a time, in seconds."""
+        return int(np.searchsorted(self.ends_s, time_s + _ROUNDING, side="right"))
+
+
+def steps_of(trace: Trace, period_s: float) -> Steps:
+    """Cut a trace into steps; raises UsageError where they would be too many."""
+    if not 0 < period_s < math.inf:
+        raise UsageError(f"--period-s is more than 0, not {period_s:g}")
+    whole = np.floor(trace.durations_s / period_s + _ROUNDING)
+    rest = trace.durations_s - whole * period_s
+    rest[rest < _ROUNDING * trace.durations_s] = 0.0
+    if whole.sum() + len(rest) > _MOST_STEPS:
+        raise UsageError(f"--period-s {period_s:g} makes more than {_MOST_STEPS:,} decisions: give a longer one")
+    count = (whole + (rest > 0)).astype(np.int64)
+    durations = np.full(int(count.sum()), period_s)
+    durations[np.cumsum(count)[rest > 0] - 1] = rest[rest > 0]
+    return Steps(durations, np.repeat(trace.rates, count))
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """The instances of a simulation: when each was launched and stopped, in seconds, by launch: arrays (launches,).
+
+    `running` says which of them still are on at the end, `end_s`; those count as stopped then.
+    """
+
+    launched_s: Floats
+    stopped_s: Floats
+    running: NDArray[np.bool_]
+    end_s: float
+
+    @property
+    def on_s(self) -> float:
+        """Seconds that instances were on, all together."""
+        return float((self.stopped_s - self.launched_s).sum())
+
+    def instances_usd(self, kind: InstanceType, least_s: float = 0.0) -> float:
+        """Price the instances, each for `least_s` seconds at least."""
+        return float(np.maximum(self.stopped_s - self.launched_s, least_s).sum()) * kind.usd_per_s
+
+    def on_after(self, time_s: float) -> list[float]:
+        """Return the launches of those that are on after what was decided at a time."""
+        return [*map(float, self.launched_s[(self.launched_s <= time_s) & (self.stopped_s > time_s)])]
+
+    def on_at(self, times: Floats) -> Floats:
+        """Return how many are paid for at each of the times, which ascend."""
+        return _count(self.launched_s, times) - _count(self.stopped_s, times)
+
+    def serving_at(self, times: Floats, boot_s: float) -> Floats:
+        """Return how many serve at each of the times."""
+        ready = self.launched_s + boot_s
+        served = ready < self.stopped_s
+        return _count(ready[served], times) - _count(self.stopped_s[served], times)
+
+
+def _count(events: Floats, times: Floats) -> Floats:
+    """Return how many events have happened by each time."""
+    return np.searchsorted(np.sort(events), times, side="right").astype(np.float64)
+
+
+def fleet_of(wanted: NDArray[np.int64], ends_s: Floats) -> Fleet:
+    """Return the instances that decisions made at `ends_s` lead to, the last launched stopped first."""
+    changes = np.flatnonzero(np.diff(wanted, prepend=0))
+    on: list[float] = []
+    spans: list[tuple[float, float]] = []
+    for time, count in zip(ends_s[changes].tolist(), wanted[changes].tolist(), strict=True):
+        spans += [(on.pop(), time) for _ in range(len(on) - count)]
+        on += [time] * (count - len(on))
+    end = float(ends_s[-1])
+    left = [(launch, end, True) for launch in on if launch < end]
+    rows = sorted([*((*span, False) for span in spans), *left])
+    table = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    return Fleet(table[:, 0], table[:, 1], table[:, 2] > 0, end)
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What happened when: between times (n + 1,) the load, instances on and serving, and queries a second on Lambda."""
+
+    times_s: Floats
+    rates: Floats
+    on: Floats
+    serving: Floats
+    serverless: Floats
+
+
+@dataclass(frozen=True)
+class RatesResult:
+    """What a policy cost over a trace, in dollars, and what became of the load, in queries.
+
+    `instances_usd` honours the least billed time; `min_billing_usd` is the part that only that costs. `booting_usd` is
+    the part of `serverless_usd` that instances would have served that still booted. `refused` found no target, `late`
+    came faster than instances serve where nothing else takes it. `routers` are as they were at the marks.
+    """
+
+    queries: float
+    serverless_usd: float
+    instances_usd: float
+    min_billing_usd: float
+    booting_usd: float
+    launches: int
+    on_s: float
+    on_instances: float
+    refused: float
+    late: float
+    steps: Steps = field(repr=False)
+    fleet: Fleet = field(repr=False)
+    course: Course = field(repr=False)
+    routers: tuple[Router, ...] = field(repr=False)
+
+    @property
+    def cost_usd(self) -> float:
+        """Dollars of both targets."""
+        return self.serverless_usd + self.instances_usd
+
+
+def run_rates(
+    trace: Trace,
+    scenario: Scenario,
+    policy: Policy,
+    *,
+    period_s: float = PERIOD_S,
+    max_usd_per_hour: float = math.inf,
+    overflow: bool = True,
+    marks: Sequence[float] = (),
+    progress: Progress = silent,
+) -> RatesResult:
+    """Run a policy, as `make_policy` gives it, over a trace; it has learnt the whole trace afterwards.
+
+    `marks` are times, ascending, in seconds, at which the router is kept as it is then, to go on from.
+    """
+    steps = steps_of(trace, period_s)
+    router = Router(scenario, policy, max_usd_per_hour=max_usd_per_hour, overflow=overflow)
+    walk: _Walk = _Unlimited(router) if max_usd_per_hour == math.inf else _Limited(router, scenario)
+    wanted, allowed, kept = np.empty(len(steps.rates), dtype=np.int64), np.ones(len(steps.rates)), []
+    for part, marked in _parts(steps, marks):
+        kept += [deepcopy(router) for _ in range(marked)]
+        progress(f"{policy.name}: {part.start / len(wanted):.0%}")
+        durations, rates = steps.durations_s[part].tolist(), steps.rates[part].tolist()
+        wanted[part], allowed[part] = walk.over(durations, rates)
+    return _accounted(steps, scenario, fleet_of(wanted, steps.ends_s), allowed, kept, overflow=overflow)
+
+
+def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
+    """Yield the steps in chunks, each with how many marks lie at its beginning."""
+    count, marked = len(steps.rates), [steps.before(mark) for mark in marks]
+    bounds = sorted({*range(0, count, _CHUNK), *marked, count})
+    for begin, end in pairwise(bounds):
+        yield slice(begin, end), marked.count(begin)
+    yield slice(count, count), marked.count(count)
+
+
+class _Walk(Protocol):
+    """Runs a policy over steps."""
+
+    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
+        """Return how many instances there are after each step, and which share of Lambda's load is paid for."""
+        ...
+
+
+class _Unlimited:
+    """A walk without a ceiling: what is spent matters to nobody."""
+
+    def __init__(self, router: Router) -> None:
+        self._observe = router.policy.observe
+
+    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
+        """Ask the policy."""
+        observe = self._observe
+        return [observe(seconds, rate).instances for seconds, rate in zip(durations_s, rates, strict=True)], 1.0
+
+
+class _Limited:
+    """A walk under a ceiling of dollars an hour, which needs to know what is spent step by step."""
+
+    def __init__(self, router: Router, scenario: Scenario) -> None:
+        self._now = 0.0
+        self._router = router
+        self._kind = scenario.instance
+        self._usd_per_query = scenario.serverless.usd_per_query
+        self._on: list[float] = []  # launches
+
+    def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
+        """Ask the router, and pay Lambda as far as the ceiling goes."""
+        wanted, allowed = [], []
+        for seconds, rate in zip(durations_s, rates, strict=True):
+            begin, self._now = self._now, self._now + seconds
+            ready = sum(min(max(self._now - launch - self._kind.boot_s, 0.0), seconds) for launch in self._on)
+            over = max(rate * seconds - ready * self._kind.qps, 0.0) * self._usd_per_query
+            allowed.append(self._pay(begin, over) / over if over else 1.0)
+            count = self._router.tick(self._now, seconds, rate, len(self._on)).instances
+            self._on = self._on[:count] + [self._now] * (count - len(self._on))
+            wanted.append(count)
+        return wanted, allowed
+
+    def _pay(self, now: float, usd: float) -> float:
+        """Pay Lambda as much of `usd` as the ceiling allows, and return how much that is."""
+        spending, paid = self._router.spending, 0.0
+        part = usd
+        for _ in range(_HALVINGS):
+            if paid + part <= usd and spending.allows(now, part):
+                spending.pay(now, part)
+                paid += part
+                if paid == usd:
+                    break
+            part /= 2
+        return paid
+
+
+def _accounted(
+    steps: Steps, scenario: Scenario, fleet: Fleet, allowed: Floats, kept: Sequence[Router], *, overflow: bool
+) -> RatesResult:
+    course, booting, refused, late = _course(steps, scenario, fleet, allowed, overflow=overflow)
+    kind, price = scenario.instance, scenario.serverless.usd_per_query
+    spans = np.diff(course.times_s)
+    instances = fleet.instances_usd(kind, kind.min_billing_s)
+    return RatesResult(
+        queries=float(spans @ course.rates),
+        serverless_usd=float(spans @ course.serverless) * price,
+        instances_usd=instances,
+        min_billing_usd=instances - fleet.instances_usd(kind),
+        booting_usd=float(spans @ booting) * price,
+        launches=len(fleet.launched_s),
+        on_s=fleet.on_s,
+        on_instances=float(spans @ (course.rates - course.serverless)) - refused,
+        refused=refused,
+        late=late,
+        steps=steps,
+        fleet=fleet,
+        course=course,
+        routers=tuple(kept),
+    )
+
+
+def _course(
+    steps: Steps, scenario: Scenario, fleet: Fleet, allowed: Floats, *, overflow: bool
+) -> tuple[Course, Floats, float, float]:
+    """Return the course of things, what Lambda took for instances that booted, and how much was refused and late."""
+    kind, ends = scenario.instance, steps.ends_s
+    ready = fleet.launched_s + kind.boot_s
+    times = np.unique(np.concatenate(([0.0], ends, ready[ready < ends[-1]])))
+    begins, spans = times[:-1], np.diff(times)
+    step = np.minimum(np.searchsorted(ends, begins, side="right"), len(ends) - 1)
+    rates, on = steps.rates[step], fleet.on_at(begins)
+    serving = fleet.serving_at(begins, kind.boot_s)
+    beyond = np.maximum(rates - serving * kind.qps, 0.0)
+    serverless = beyond * allowed[step] if overflow else np.zeros(len(rates))
+    course = Course(times, rates, on, serving, serverless)
+    booting = np.minimum(serverless, (on - serving) * kind.qps)
+    nowhere = beyond - serverless if overflow else np.where(serving, 0.0, beyond)
+    late = 0.0 if overflow else float(spans @ (beyond - nowhere))
+    return course, booting, float(spans @ nowhere), late

@@ -1,0 +1,296 @@
+"""A policy judged on a load: cost over the whole of it, against the least that anybody could have paid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serfer.control.optimum import optimum_usd
+from serfer.control.policies import make_policy
+from serfer.control.router import Router
+from serfer.control.scenario import S_PER_HOUR, Scenario
+from serfer.core.errors import InputError, UsageError
+from serfer.sim.calibration import Calibration
+from serfer.sim.generators import GENERATORS, generate, is_generator
+from serfer.sim.hours import HOUR_S, Window, windows_of
+from serfer.sim.queries import QueriesResult, QueriesRun, lead_s
+from serfer.sim.rates import PERIOD_S, Progress, RatesResult, Steps, run_rates, silent
+from serfer.sim.service_times import ServiceTimes
+from serfer.sim.tasks import TasksRun
+from serfer.sim.traces import Floats, Trace, read_trace, scale_factor
+
+_MS = 1000.0
+_MOST_INSTANCES = 10_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load as it is named: a CSV file or a generator with its parameters, and what is cut out of it, in seconds."""
+
+    name: str
+    from_s: float = 0.0
+    until_s: float = math.inf
+    skip_zeros_over_s: float = math.inf
+
+    def read(self, seed: int | None = None) -> Trace:
+        """Return the load, a generator's with `seed` where it names none; raises InputError and UsageError."""
+        trace = self._whole(seed)
+        if self.from_s or self.until_s < math.inf:
+            trace = trace.cut(self.from_s, self.until_s)
+        return trace.without_zeros(self.skip_zeros_over_s) if self.skip_zeros_over_s < math.inf else trace
+
+    def _whole(self, seed: int | None) -> Trace:
+        if is_generator(self.name):
+            if seed is None or "seed=" in self.name:
+                return generate(self.name)
+            return generate(f"{self.name}{',' if ':' in self.name else ':'}seed={seed}")
+        path = Path(self.name)
+        if not path.exists() and not path.suffix:
+            raise InputError(f"{self.name[:80]!r} is no file, and no generator: those are {', '.join(GENERATORS)}")
+        return read_trace(path)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a policy is run: every `period_s` it decides; dollars in any hour are at most `max_usd_per_hour`.
+
+    `kind` names the instance type to use, None for the first; `spot` pays its spot price. Without
+    `overflow` Lambda takes nothing: what instances cannot do at once is late, or refused where none serves, and costs
+    nothing, so that no cost can be compared with the optimum's.
+    """
+
+    period_s: float = PERIOD_S
+    max_usd_per_hour: float = math.inf
+    kind: str | None = None
+    spot: bool = False
+    overflow: bool = True
+
+    def applied(self, scenario: Scenario) -> Scenario:
+        """Return the scenario with the chosen instance type first; raises UsageError where there is no such thing."""
+        kinds = scenario.instances
+        chosen = next((one for one in kinds if self.kind in (None, one.name)), None)
+        if chosen is None:
+            raise UsageError(
+                f"--instance {self.kind}: the scenario has {', '.join(one.name for one in scenario.instances)}"
+            )
+        if self.spot:
+            if not chosen.spot_usd_per_hour:
+                raise UsageError(f"--spot: {chosen.name} has no spot price in the scenario")
+            chosen = replace(chosen, usd_per_hour=chosen.spot_usd_per_hour)
+        return replace(scenario, instances=(chosen, *(one for one in kinds if one.name != chosen.name)))
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Milliseconds that a share of the queries was answered within."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, milliseconds: Floats) -> Latencies:
+        """Return those of latencies."""
+        return cls(*(float(value) for value in np.quantile(milliseconds, (0.5, 0.95, 0.99))))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a policy cost and how it served; what was not simulated is None.
+
+    Dollars and launches are those of the whole load, at the level of rates; `ratio` is `cost_usd` over `optimum_usd`
+    (None where both are nothing at all). From `slo_met` to `throttled` they are those of its busiest and median hour.
+    """
+
+    policy: str
+    queries: float
+    cost_usd: float
+    serverless_usd: float
+    instances_usd: float
+    optimum_usd: float
+    ratio: float | None
+    slo_met: float | None
+    latency_ms: Latencies | None
+    launches: int
+    cold_starts: int | None
+    idle_gb_s: float | None
+    batches: int | None
+    throttled: int | None
+    refused: float
+    late: float
+    min_billing_usd: float
+    booting_usd: float
+    instance_hours: float
+    scenario: str
+    trace: str
+    scale: str
+    factor: float
+    seed: int
+    period_s: float
+    windows: tuple[Window, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain JSON values."""
+        return asdict(self)
+
+
+def policy_names(names: Sequence[str], scenario: Scenario) -> list[str]:
+    """Return the names without repetition; raises UsageError for one that is no policy."""
+    for name in names:
+        make_policy(name, scenario)
+    return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A policy's outcome, and the runs that it comes from: of the whole load, and of windows query by query."""
+
+    outcome: Outcome
+    run: RatesResult
+    windows: tuple[QueriesResult, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Closer:
+    """How windows of a load are looked at, query by query: Lambda's times, and how long windows are.
+
+    With `tasks` Lambda's queries are run task by task.
+    """
+
+    services: ServiceTimes
+    window_s: float = HOUR_S
+    tasks: Calibration | None = None
+
+    def run(self, scenario: Scenario, router: Router, launched_s: Sequence[float], seed: int) -> QueriesRun:
+        """Return a run that goes on from a router and launches."""
+        if self.tasks:
+            return TasksRun(scenario, router, self.tasks, launched_s, seed)
+        return QueriesRun(scenario, router, self.services, launched_s, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A load in a scenario: the trace as scaled, and what nobody can go below."""
+
+    trace: Trace
+    scenario_name: str
+    scenario: Scenario
+    scale: str
+    factor: float
+    optimum_usd: float
+
+
+def set_up(trace: Trace, name: str, scenario: Scenario, scale: str) -> Setting:
+    """Scale a trace for a scenario, called `name`, and find the optimum; raises UsageError for a scale that is none."""
+    factor = scale_factor(scale, trace, scenario)
+    scaled = trace.scaled(factor)
+    _check_peak(scaled, scenario)
+    optimum = optimum_usd(scenario, scaled.durations_s.tolist(), scaled.rates.tolist())
+    return Setting(scaled, name, scenario, scale, factor, optimum)
+
+
+def _check_peak(trace: Trace, scenario: Scenario) -> None:
+    """Refuse a load whose peak takes more instances than can be reckoned with one by one; raises UsageError."""
+    kind = scenario.instance
+    if trace.peak / kind.qps > _MOST_INSTANCES:
+        raise UsageError(
+            f"{trace.name}: its peak of {trace.peak:,.4g} queries/s would take more than {_MOST_INSTANCES:,} instances "
+            f"of {kind.name}, at {kind.qps:g} each: give a smaller --scale, or correct qps in the scenario"
+        )
+
+
+def judge(
+    setting: Setting,
+    policies: Sequence[str],
+    terms: Terms,
+    seed: int = 0,
+    closer: Closer | None = None,
+    progress: Progress = silent,
+) -> Iterator[Judged]:
+    """Run policies over a load, one after the other; `closer` looks at its busiest and median hour, too.
+
+    Raises UsageError for a load, windows or steps that are too many to go through.
+    """
+    scenario = terms.applied(setting.scenario)
+    _check_peak(setting.trace, scenario)
+    windows = windows_of(setting.trace, closer.window_s) if closer else ()
+    marks = {window: max(0.0, window.begin_s - lead_s(scenario)) for window in windows}
+    for name in policies:
+        run = run_rates(
+            setting.trace,
+            scenario,
+            make_policy(name, scenario),
+            period_s=terms.period_s,
+            max_usd_per_hour=terms.max_usd_per_hour,
+            overflow=terms.overflow,
+            marks=[*marks.values()],
+            progress=progress,
+        )
+        found = []
+        for (window, mark), router in zip(marks.items(), run.routers, strict=True):
+            if closer:
+                found.append(_look(scenario, run, (window, mark, router), closer, seed, progress))
+        yield Judged(_outcome(name, setting, terms, run, found, seed), run, tuple(found))
+
+
+def _look(
+    scenario: Scenario,
+    run: RatesResult,
+    place: tuple[Window, float, Router],
+    closer: Closer,
+    seed: int,
+    progress: Progress,
+) -> QueriesResult:
+    """Run a window query by query: from its mark on, where a router and the instances of then go on."""
+    window, mark, router = place
+    first, last = run.steps.before(mark), run.steps.before(window.end_s)
+    begin = float(run.steps.ends_s[first - 1]) if first else 0.0
+    launches = run.fleet.on_after(begin)
+    steps = Steps(run.steps.durations_s[first:last], run.steps.rates[first:last])
+    return closer.run(scenario, router, launches, seed).over(steps, begin, window, progress)
+
+
+def _outcome(
+    policy: str, setting: Setting, terms: Terms, run: RatesResult, windows: Sequence[QueriesResult], seed: int
+) -> Outcome:
+    least = setting.optimum_usd
+    latencies = np.concatenate([one.latencies_s for one in windows]) if windows else np.empty(0)
+    came = sum(one.queries for one in windows)
+    within = int((latencies * _MS <= setting.scenario.slo_ms).sum())
+    return Outcome(
+        policy=policy,
+        queries=run.queries,
+        cost_usd=run.cost_usd,
+        serverless_usd=run.serverless_usd,
+        instances_usd=run.instances_usd,
+        optimum_usd=least,
+        ratio=run.cost_usd / least if least else None,
+        slo_met=within / came if came else None,
+        latency_ms=Latencies.of(latencies * _MS) if latencies.size else None,
+        launches=run.launches,
+        cold_starts=_total(windows, "cold_starts"),
+        idle_gb_s=_total(windows, "idle_gb_s"),
+        batches=_total(windows, "batches"),
+        throttled=_total(windows, "throttled"),
+        refused=run.refused,
+        late=run.late,
+        min_billing_usd=run.min_billing_usd,
+        booting_usd=run.booting_usd,
+        instance_hours=run.on_s / S_PER_HOUR,
+        scenario=setting.scenario_name,
+        trace=setting.trace.name,
+        scale=setting.scale,
+        factor=setting.factor,
+        seed=seed,
+        period_s=terms.period_s,
+        windows=tuple(Window(one.window.name, one.window.begin_s, one.window.end_s) for one in windows),
+    )
+
+
+def _total(windows: Sequence[QueriesResult], name: str) -> Any:  # noqa: ANN401 - an int's or a float's
+    return sum(getattr(one, name) for one in windows) if windows else None

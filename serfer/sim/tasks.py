@@ -1,0 +1,284 @@
+"""Queries on Lambda task by task: the run machine of serfer/core/run.py under a virtual clock.
+
+    query ──> Run ──> Invoke ──> an environment of the task's function: warm, or new ──> TaskDone ──> Run ──> ...
+                       └──> as many run as the account allows: throttled, and the run machine waits and tries again
+
+Each query draws a row of its calibration: what the tasks of one measured query took. The whole level stands in for the
+drawn times of serfer/sim/queries.py, which in turn come from samples of this one (`service_times`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from serfer.control.router import SERVERLESS, Router
+from serfer.control.scenario import LambdaTarget, Scenario
+from serfer.core.counts import StoreCounts
+from serfer.core.errors import LambdaUnavailableError, SerferError
+from serfer.core.run import (
+    Action,
+    Event,
+    Failure,
+    FailureKind,
+    Finish,
+    Invoke,
+    Run,
+    TaskDone,
+    TaskFailed,
+    TaskStarted,
+    TimePassed,
+    WakeAt,
+)
+from serfer.core.wire import Report
+from serfer.sim.calibration import Calibration
+from serfer.sim.queries import QueriesRun
+from serfer.sim.service_times import Quantiles, ServiceTimes
+from serfer.sim.traces import Floats
+
+DEADLINE_S: Final = 30.0
+_MB_PER_GB: Final = 1024.0
+_SAMPLES: Final = 2000
+_APART_S: Final = 1e7  # between sampled queries, which do not meet
+_UNBOUNDED: Final = 1_000_000_000
+_BLOCK: Final = 4096  # draws at once
+_WARM_REPORT: Final = Report("simulated", 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, StoreCounts())
+_THROTTLED: Final = Failure(FailureKind.THROTTLED, "TooManyRequestsException", "the account's concurrency is used up")
+_TIME: Final = TimePassed()
+
+
+@dataclass(slots=True, eq=False)
+class _Query:
+    """A query on Lambda: when it came, its run, what each task takes in seconds, and what the driver takes."""
+
+    came: float
+    run: Run
+    takes: Sequence[float]
+    driver_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Function:
+    """A function's environments that nobody uses: since when, the longest first."""
+
+    memory_gb: float
+    idle: deque[float] = field(default_factory=deque)
+
+
+class TasksWorld:
+    """Lambda with a plan's functions, and a driver's runs; time passes by `advance`.
+
+    `latencies_s` are those of answered queries that came at or after `since`; of the others `throttled` ones were
+    refused by Lambda too often, and `failed` ones passed their deadline.
+    """
+
+    def __init__(
+        self, calibration: Calibration, target: LambdaTarget, seed: int, deadline_s: float = DEADLINE_S
+    ) -> None:
+        chance = np.random.default_rng(seed)
+        self._target, self._deadline_s = target, deadline_s
+        self._tiles = calibration.tiles
+        self._first = [sum(self._tiles[:stage]) for stage in range(len(self._tiles))]  # the number of its first task
+        self._rows, self._driver = calibration.tasks_s.tolist(), [ms / 1000 for ms in calibration.driver_ms]
+        self._functions = _functions(calibration)
+        self._cold = calibration.cold.draws(chance)
+        self._chosen, self._seeds = _turns(chance, len(self._rows)), _numbers(chance, 2**32)
+        self._events: list[tuple[float, int, _Query, Event | None, _Function | None]] = []
+        self._number = self._running = self._in_flight = 0
+        self.count_from(0.0)
+
+    def count_from(self, time: float) -> None:
+        """Begin to count."""
+        self.since = time
+        self.latencies_s = array("d")
+        self.failed = self.throttled = self.colds = self.tasks = self.retries = 0
+        self.idle_gb_s = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many queries are under way."""
+        return self._in_flight
+
+    def start(self, now: float) -> None:
+        """Let a query come; everything before must have been advanced to."""
+        row = next(self._chosen)
+        run = Run(self._tiles, now + self._deadline_s, next(self._seeds))
+        query = _Query(now, run, self._rows[row], self._driver[row])
+        self._in_flight += 1
+        self._carry_out(query, run.start(now), now)
+
+    def advance(self, now: float) -> None:
+        """Let everything happen that is due by a time."""
+        events = self._events
+        while events and events[0][0] <= now:
+            time, _, query, event, function = heappop(events)
+            if function is not None:
+                self._running -= 1
+                function.idle.append(time)
+            if event is None:
+                self._answered(query)
+            elif not query.run.finished:
+                self._carry_out(query, query.run.handle(event, time), time)
+
+    def finish(self, end: float) -> None:
+        """Let everything happen that is still to come, and count what environments were idle until `end`."""
+        self.advance(float("inf"))
+        for function in {id(one): one for one in self._functions.values()}.values():
+            for since in function.idle:
+                self._was_idle(function, since, min(end, since + self._target.keep_alive_s))
+
+    def _carry_out(self, query: _Query, actions: Sequence[Action], now: float) -> None:
+        for action in actions:
+            match action:
+                case Invoke():
+                    self._invoke(query, action, now)
+                case WakeAt(time):
+                    self._later(time, query, _TIME)
+                case Finish(error):
+                    self.retries += query.run.retries
+                    if error is None:
+                        self._later(now + query.driver_s, query, None)
+                    else:
+                        self._failed(query, error)
+                case _:  # what nobody waits for any more runs to its end
+                    pass
+
+    def _invoke(self, query: _Query, asked: Invoke, now: float) -> None:
+        """Start a task, in a warm environment if there is one, or have it refused."""
+        place = asked.stage, asked.tile, asked.attempt
+        query.run.handle(TaskStarted(*place), now)  # without hedging this asks for nothing
+        if self._running >= self._target.concurrency:
+            self._later(now, query, TaskFailed(*place, _THROTTLED))
+            return
+        function = self._functions[asked.stage, asked.tile]
+        takes = query.takes[self._first[asked.stage] + asked.tile]
+        if not (function.idle and self._reuse(function, now)):
+            takes += next(self._cold)
+            self.colds += 1
+        self.tasks += 1
+        self._running += 1
+        self._later(now + takes, query, TaskDone(*place, _WARM_REPORT), function)
+
+    def _later(self, time: float, query: _Query, event: Event | None, function: _Function | None = None) -> None:
+        self._number += 1
+        heappush(self._events, (time, self._number, query, event, function))
+
+    def _answered(self, query: _Query) -> None:
+        self._in_flight -= 1
+        if query.came >= self.since:
+            ended = query.run.stages[-1].ended or query.came
+            self.latencies_s.append(ended + query.driver_s - query.came)
+
+    def _failed(self, query: _Query, error: SerferError) -> None:
+        self._in_flight -= 1
+        if query.came >= self.since:
+            if isinstance(error, LambdaUnavailableError):
+                self.throttled += 1
+            else:
+                self.failed += 1
+
+    def _reuse(self, function: _Function, now: float) -> bool:
+        """Take the environment that was used last, if one is left that was used lately."""
+        keep, idle = self._target.keep_alive_s, function.idle
+        while idle and idle[0] + keep <= now:
+            self._was_idle(function, idle[0], idle.popleft() + keep)
+        if not idle:
+            return False
+        self._was_idle(function, idle.pop(), now)
+        return True
+
+    def _was_idle(self, function: _Function, since: float, until: float) -> None:
+        self.idle_gb_s += max(0.0, until - max(since, self.since)) * function.memory_gb
+
+
+def _functions(calibration: Calibration) -> dict[tuple[int, int], _Function]:
+    """Return the function of each stage's tiles."""
+    made: dict[tuple[int, int], _Function] = {}
+    found: dict[tuple[int, int], _Function] = {}
+    for stage, (numbers, memory_mb) in enumerate(zip(calibration.functions, calibration.memory_mb, strict=True)):
+        for tile, number in enumerate(numbers):
+            found[stage, tile] = made.setdefault((stage, number), _Function(memory_mb / _MB_PER_GB))
+    return found
+
+
+def _turns(chance: Generator, count: int) -> Iterator[int]:
+    """Draw numbers from 0 on, each once before any comes again, so that rare ones are as rare as they were."""
+    while True:
+        yield from chance.permutation(count).tolist()
+
+
+def _numbers(chance: Generator, below: int) -> Iterator[int]:
+    """Draw numbers from 0 on, without end."""
+    while True:
+        yield from chance.integers(0, below, _BLOCK).tolist()
+
+
+class TasksRun(QueriesRun):
+    """A run of queries whose Lambda is a `TasksWorld`."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        router: Router,
+        calibration: Calibration,
+        launched_s: Sequence[float],
+        seed: int,
+    ) -> None:
+        self._world = TasksWorld(calibration, scenario.serverless, seed)
+        nothing = Quantiles.always(0.0)
+        super().__init__(scenario, router, ServiceTimes(nothing, nothing, calibration.label), launched_s, seed)
+
+    def _count_from(self, time: float) -> None:
+        super()._count_from(time)
+        self._world.count_from(time)
+
+    def _arrive(self, times: list[float]) -> None:
+        """Route queries, in the order of their arrivals."""
+        world = self._world
+        self._queries += len(times)
+        for now in times:
+            self._finish_batches(now)
+            world.advance(now)
+            decision = self._router.route(now, self._seats, world.in_flight)
+            if not decision.targets:
+                self._turn_away(decision.reason)
+            elif decision.targets[0] == SERVERLESS:
+                world.start(now)
+            else:
+                self._enqueue(self._named[decision.targets[0]], now)
+
+    def _drain(self, now: float) -> None:
+        super()._drain(now)
+        world = self._world
+        world.finish(now)
+        self._latencies.extend(world.latencies_s)
+        self._failed += world.failed
+        self._throttled += world.throttled
+        self._colds += world.colds
+        self._idle_gb_s += world.idle_gb_s
+
+
+def service_times(calibration: Calibration, target: LambdaTarget, seed: int = 0) -> ServiceTimes:
+    """Return the times of queries that do not meet, sampled task by task: warm ones, and what an all-cold one adds."""
+    warm = alone(calibration, replace(target, keep_alive_s=float("inf")), seed)[1:]  # the first one was cold
+    cold = alone(calibration, replace(target, keep_alive_s=0.0), seed)
+    adds = np.maximum(cold - np.median(warm), 0.0)
+    return ServiceTimes(Quantiles.of(warm), Quantiles.of(adds), calibration.label)
+
+
+def alone(calibration: Calibration, target: LambdaTarget, seed: int, queries: int = _SAMPLES) -> Floats:
+    """Return the latencies of queries that do not meet, in seconds, in their order."""
+    world = TasksWorld(calibration, replace(target, concurrency=_UNBOUNDED), seed, deadline_s=_APART_S / 2)
+    found = []
+    for number in range(queries):
+        world.start(number * _APART_S)
+        world.advance((number + 1) * _APART_S)
+        found.append(world.latencies_s[-1])
+    return np.array(found)

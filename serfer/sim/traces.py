@@ -1,0 +1,169 @@
+"""Loads over time: queries a second, each rate held for a while, read from CSV files and cut and scaled.
+
+A file has the columns `t_seconds,rps` (queries a second from that time on) or `minute,requests` (queries in that
+minute); a rate is held until the next row, the last one for as long as the one before it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.control.scenario import Scenario
+from serfer.core.errors import InputError, UsageError
+from serfer.scenario_files import read_text
+
+MOST_BYTES: Final = 64 * 1024 * 1024
+MOST_ROWS: Final = 4_000_000
+_LARGEST: Final = 1e9
+_COLUMNS: Final = {("t_seconds", "rps"): 1.0, ("minute", "requests"): 60.0}  # seconds of a unit of the first column
+_COLUMN_NAMES: Final = " or ".join(",".join(names) for names in _COLUMNS)
+SCALES: Final = ("S", "M", "none")
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A load: `rates` queries a second, held for `durations_s` seconds, row by row; arrays (rows,), never empty."""
+
+    name: str
+    durations_s: Floats
+    rates: Floats
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return float(self.durations_s.sum())
+
+    @property
+    def queries(self) -> float:
+        """How many queries come on average."""
+        return float(self.durations_s @ self.rates)
+
+    @property
+    def mean(self) -> float:
+        """Queries a second on average over the whole time."""
+        return self.queries / self.seconds
+
+    @property
+    def peak(self) -> float:
+        """The highest rate of any row."""
+        return float(self.rates.max())
+
+    @property
+    def starts_s(self) -> Floats:
+        """When each row begins, and when the last one ends: (rows + 1,)."""
+        return np.concatenate(([0.0], np.cumsum(self.durations_s)))
+
+    def scaled(self, factor: float) -> Trace:
+        """Return the trace with all rates times `factor`."""
+        return replace(self, rates=self.rates * factor)
+
+    def cut(self, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
+        """Return what lies between two times in seconds; raises UsageError where nothing does."""
+        starts = self.starts_s
+        begins, ends = np.maximum(starts[:-1], from_s), np.minimum(starts[1:], until_s)
+        kept = ends > begins
+        if not kept.any():
+            raise UsageError(
+                f"nothing of {self.name} lies between --from {from_s:g} and --until {until_s:g}: it has "
+                f"{self.seconds:g} seconds"
+            )
+        return replace(self, durations_s=(ends - begins)[kept], rates=self.rates[kept])
+
+    def without_zeros(self, over_s: float) -> Trace:
+        """Return the trace without those times of at least `over_s` seconds in which nothing came: gaps in a record.
+
+        Raises UsageError where nothing else is there.
+        """
+        zero = self.rates == 0
+        runs = np.cumsum(np.concatenate(([True], zero[1:] != zero[:-1]))) - 1  # the number of each row's run
+        lengths = np.bincount(runs, self.durations_s)
+        kept = ~(zero & (lengths[runs] >= over_s))
+        if not kept.any():
+            raise UsageError(f"{self.name} has no queries at all: --skip-zeros-over {over_s:g} leaves nothing")
+        return replace(self, durations_s=self.durations_s[kept], rates=self.rates[kept])
+
+
+def scale_factor(scale: str, trace: Trace, scenario: Scenario) -> float:
+    """Return what to multiply a trace's rates with: of scaling S or M, of none, or a number of the user's own.
+
+    Both scalings go by the scenario's first instance type:
+
+        S   (usd_per_hour / 3600 / usd_per_query) / (median of the rows' rates that are not 0): half of the time that
+            there is load, it is above that at which an instance costs as much as Lambda
+        M   qps / (mean rate over the whole time): several instances matter
+
+    Raises UsageError for another name, and for a load of zeros.
+    """
+    if scale == "none":
+        return 1.0
+    if scale not in SCALES:
+        return _number(scale)
+    busy = trace.rates[trace.rates > 0]
+    if not busy.size:
+        raise UsageError(f"{trace.name} has no queries at all: it cannot be scaled to {scale}; give --scale none")
+    if scale == "S":
+        return scenario.instance.usd_per_s / scenario.serverless.usd_per_query / float(np.median(busy))
+    return scenario.instance.qps / trace.mean
+
+
+def _number(scale: str) -> float:
+    wrong = UsageError(f"--scale is {', '.join(SCALES)} or a number above 0, not {scale[:40]!r}")
+    try:
+        factor = float(scale)
+    except ValueError as error:
+        raise wrong from error
+    if not 0 < factor <= _LARGEST:
+        raise wrong
+    return factor
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace's CSV file; raises InputError that names the file, the line and what is wrong."""
+    text = read_text(path, MOST_BYTES)
+    lines = text.splitlines() if text.count("\n") <= MOST_ROWS else []
+    if not lines:
+        raise InputError(f"{path} has {f'more than {MOST_ROWS:,}' if text else 'no'} rows")
+    names = tuple(part.strip() for part in lines[0].split(","))
+    if names not in _COLUMNS:
+        raise InputError(f"{path}, line 1: the columns are {_COLUMN_NAMES}, not {lines[0][:60]!r}")
+    unit_s, rows = _COLUMNS[names], _rows(path, lines)
+    times = np.array([time for time, _ in rows]) * unit_s
+    steps = np.diff(times)
+    durations = np.append(steps, steps[-1] if steps.size else unit_s)
+    return Trace(path.stem, durations, np.array([value for _, value in rows]) / unit_s)
+
+
+def _rows(path: Path, lines: list[str]) -> list[tuple[float, float]]:
+    """Return time and value of each row, times ascending."""
+    found: list[tuple[float, float]] = []
+    before = -math.inf
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        time, value = _row(path, number, line)
+        if time <= before:
+            raise InputError(f"{path}, line {number}: times ascend, but {time:g} comes after {before:g}")
+        before = time
+        found.append((time, value))
+    if not found:
+        raise InputError(f"{path} has columns and no rows")
+    return found
+
+
+def _row(path: Path, number: int, line: str) -> tuple[float, float]:
+    parts = line.split(",")
+    try:
+        time, value = (float(part) for part in parts)
+    except ValueError as error:
+        raise InputError(f"{path}, line {number}: two numbers are a row, not {line[:60]!r}") from error
+    if not (0 <= time <= _LARGEST and 0 <= value <= _LARGEST):  # nor is it NaN
+        raise InputError(f"{path}, line {number}: numbers are 0 to {_LARGEST:g}, not {line[:60]!r}")
+    return time, value

@@ -1,0 +1,245 @@
+"""`serfer simulate`: routing policies on a load, under a virtual clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from bench.stamp import this_machine
+from serfer import display
+from serfer.cli_options import JsonOption, opened, print_json, status_line
+from serfer.control.policies import DEFAULT, POLICIES
+from serfer.core.errors import UsageError
+from serfer.settings import load_settings
+from serfer.sim.generators import describe_generators
+from serfer.terminal import err, out
+
+if TYPE_CHECKING:
+    from serfer.control.scenario import LambdaTarget
+    from serfer.sim.simulate import Closer, Judged, Outcome, Setting
+
+LEVELS = ("rates", "queries", "tasks")
+HELP = f"""Run routing policies on a load, under a virtual clock (docs/simulate.md).
+
+LOAD is a CSV file with the columns t_seconds,rps or minute,requests, or a generator, NAME or NAME:KEY=VALUE,...:
+
+\b
+{describe_generators()}
+
+Policies: {", ".join(POLICIES)}.
+"""
+
+
+def simulate(
+    load: Annotated[
+        str | None, typer.Argument(metavar="[LOAD]", help="A trace's CSV file, or a generator.", show_default=False)
+    ] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(help="A TOML file with the prices and speeds of both targets; LOAD needs it.")
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help=f"May be repeated. [default: {DEFAULT}]")] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="S: break-even load is the median of rates that are not 0; M: the mean is one instance's qps; "
+            "none; or a factor."
+        ),
+    ] = "none",
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of arrivals, times, and generators.")] = 0,
+    level: Annotated[
+        str,
+        typer.Option(
+            help="rates: dollars only; queries: latencies of the busiest and the median hour too, a time drawn for "
+            "each query; tasks: Lambda's queries run task by task (--plan or --calibration)."
+        ),
+    ] = "queries",
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A plan directory: Lambda's times are those that are published for it, not the scenario's."),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A file of --calibrate: Lambda's times are those that were measured.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Without LOAD: measure this plan's tasks here, through the local stack."),
+    ] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="The file that --calibrate writes.")] = None,
+    queries: Annotated[int, typer.Option(min=1, max=10_000, help="How many queries --calibrate runs.")] = 200,
+    period_s: Annotated[float, typer.Option(help="Seconds between decisions.")] = 5.0,
+    max_usd_per_hour: Annotated[float, typer.Option(min=0, help="Dollars that no hour may cost more than.")] = math.inf,
+    overflow: Annotated[
+        bool,
+        typer.Option(
+            "--overflow/--no-overflow", help="Lambda takes what instances cannot; else it is late or refused."
+        ),
+    ] = True,
+    instance: Annotated[str | None, typer.Option(help="The instance type to start; by default the first.")] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Pay its spot price.")] = False,
+    from_s: Annotated[float, typer.Option("--from", min=0, help="Begin at this second of the load.")] = 0.0,
+    until_s: Annotated[float, typer.Option("--until", min=0, help="End at this one.")] = math.inf,
+    skip_zeros_over: Annotated[
+        float, typer.Option(min=0, help="Cut out times without queries of at least so many seconds.")
+    ] = math.inf,
+    window_s: Annotated[float, typer.Option(help="Length of what is looked at query by query.")] = 3600.0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run routing policies on a load (HELP is what the command line shows)."""
+    from serfer.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
+    from serfer.sim.simulate import Load, Terms, judge, policy_names, set_up  # noqa: PLC0415 - same
+
+    if calibrate is not None or out_file is not None:
+        _calibrate(load, calibrate, out_file, queries, as_json=as_json)
+        return
+    if load is None or scenario is None:
+        raise UsageError("give LOAD, a trace's CSV file or a generator, and --scenario FILE.toml (docs/simulate.md)")
+    if level not in LEVELS:
+        raise UsageError(f"--level is {', '.join(LEVELS)}, not {level!r}")
+    _check_plot(plot)
+    world = read_scenario(scenario)
+    names = policy_names(policy or [DEFAULT], world)
+    terms = Terms(period_s, max_usd_per_hour, instance, spot, overflow)
+    terms.applied(world)
+    with status_line() as progress:
+        progress("reading")
+        closer = _closer(level, world.serverless, plan, calibration, window_s)
+        trace = Load(load, from_s, until_s, skip_zeros_over).read(seed)
+        setting = set_up(trace, scenario.stem, world, scale)
+        found = [*judge(setting, names, terms, seed, closer, progress)]
+    if as_json:
+        for each in found:
+            print_json(each.outcome.as_dict())
+    else:
+        _print(setting, [each.outcome for each in found], closer)
+    if plot is not None:
+        _plot(setting, found, plot)
+
+
+def _closer(
+    level: str, target: LambdaTarget, plan: Path | None, calibration: Path | None, window_s: float
+) -> Closer | None:
+    """Return how windows are looked at; raises UsageError where a level has not what it needs."""
+    from serfer.sim.calibration import published_calibration, read_calibration  # noqa: PLC0415 - same
+    from serfer.sim.service_times import scenario_times  # noqa: PLC0415 - same
+    from serfer.sim.simulate import Closer  # noqa: PLC0415 - same
+    from serfer.sim.tasks import service_times  # noqa: PLC0415 - same
+
+    if plan is not None and calibration is not None:
+        raise UsageError("give --plan or --calibration, not both: either says how long Lambda takes")
+    facts = load_settings().facts()
+    known = read_calibration(calibration) if calibration else None
+    if plan is not None:
+        from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+
+        known = published_calibration(load_plan(plan), facts)
+    if level == "rates":
+        return None
+    if known is None:
+        if level == "tasks":
+            raise UsageError("--level tasks runs a plan's tasks: give --plan DIR or --calibration FILE")
+        return Closer(scenario_times(target, facts.functions), window_s)
+    return Closer(service_times(known, target), window_s, known if level == "tasks" else None)
+
+
+def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: int, *, as_json: bool) -> None:
+    """Measure a plan's tasks on this machine, and keep them in a file."""
+    from serfer.files import check_place  # noqa: PLC0415 - the command line starts fast
+    from serfer.sim.calibration import LocalRun, summary_of, write_calibration  # noqa: PLC0415 - same
+
+    if load is not None or plan is None or file is None:
+        raise UsageError("to calibrate give --calibrate DIR and --out FILE, and no LOAD")
+    check_place(file)
+    with opened(plan, None, "local") as pipeline, status_line() as progress:
+        run = LocalRun(pipeline)
+        run.take(queries, progress)
+        made = run.calibration(str(this_machine()), datetime.now(UTC).date().isoformat())
+    write_calibration(made, file)
+    if as_json:
+        print_json({"out": str(file), **asdict(summary_of(made))})
+        return
+    found = summary_of(made)
+    out.print(display.plain(f"{made.label}, {found.queries:,} queries of {found.tasks} tasks"))
+    out.print(f"warm: p50 {found.p50_ms:,.1f} ms, p95 {found.p95_ms:,.1f} ms, p99 {found.p99_ms:,.1f} ms")
+    out.print(f"cold starts add {found.cold_ms:,.0f} ms in the middle")
+    err.print(f"wrote {display.plain(str(file))}", soft_wrap=True)
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a place that no picture can be written to, before the work."""
+    if plot is not None:
+        from serfer.files import check_place  # noqa: PLC0415 - only pictures need it
+        from serfer.pictures.render import check_suffix  # noqa: PLC0415 - same
+
+        check_suffix(plot)
+        check_place(plot)
+
+
+def _plot(setting: Setting, found: Sequence[Judged], plot: Path) -> None:
+    from serfer.pictures.policies import draw_policies  # noqa: PLC0415 - only pictures need it
+
+    with status_line() as progress:
+        progress("drawing")
+        draw_policies(setting, found, plot)
+    err.print(f"wrote {display.plain(str(plot))}", soft_wrap=True)
+
+
+def _print(setting: Setting, found: Sequence[Outcome], closer: Closer | None) -> None:
+    trace = setting.trace
+    out.print(
+        display.plain(
+            f"{trace.name} in {setting.scenario_name}: {trace.seconds / 3600:,.1f} h, {trace.mean:,.2f} queries/s on "
+            f"average, {trace.peak:,.2f} at most (rates times {setting.factor:.4g})"
+        )
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for one in found:
+        table.add_column(display.plain(one.policy), justify="right", no_wrap=True)
+    for name, values in _rows(setting, found):
+        table.add_row(name, *values)
+    out.print(table)
+    for window in found[0].windows:
+        out.print(f"query by query: {window.name}, from {window.begin_s / 3600:,.2f} h to {window.end_s / 3600:,.2f} h")
+    if closer is not None:
+        out.print(display.plain(f"Lambda's times: {closer.services.source}"))
+
+
+def _rows(setting: Setting, found: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
+    slo = f"within {setting.scenario.slo_ms:g} ms"
+    rows = [
+        ("queries", [f"{one.queries:,.0f}" for one in found]),
+        ("cost $", [f"{one.cost_usd:,.4f}" for one in found]),
+        ("  Lambda $", [f"{one.serverless_usd:,.4f}" for one in found]),
+        ("    while booting $", [f"{one.booting_usd:,.4f}" for one in found]),
+        ("  instances $", [f"{one.instances_usd:,.4f}" for one in found]),
+        ("    for the least billed time $", [f"{one.min_billing_usd:,.4f}" for one in found]),
+        ("optimum $", [f"{one.optimum_usd:,.4f}" for one in found]),
+        ("ratio", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in found]),
+        ("launches", [f"{one.launches:,}" for one in found]),
+        ("instance hours", [f"{one.instance_hours:,.2f}" for one in found]),
+    ]
+    if any(one.refused or one.late for one in found):
+        rows.append(("refused queries", [f"{one.refused:,.0f}" for one in found]))
+        rows.append(("late queries", [f"{one.late:,.0f}" for one in found]))
+    if not found[0].windows:
+        return rows
+    latencies = [one.latency_ms for one in found]
+    return [
+        *rows,
+        (slo, ["-" if one.slo_met is None else f"{one.slo_met:.3%}" for one in found]),
+        ("p50 ms", [f"{one.p50:,.1f}" if one else "-" for one in latencies]),
+        ("p95 ms", [f"{one.p95:,.1f}" if one else "-" for one in latencies]),
+        ("p99 ms", [f"{one.p99:,.1f}" if one else "-" for one in latencies]),
+        ("cold starts", [f"{one.cold_starts or 0:,}" for one in found]),
+        ("idle GB-s", [f"{one.idle_gb_s or 0:,.0f}" for one in found]),
+        ("batches", [f"{one.batches or 0:,}" for one in found]),
+        ("throttled", [f"{one.throttled or 0:,}" for one in found]),
+    ]

@@ -1,0 +1,190 @@
+"""What is put together on this machine: plans of the zoo, and the local Lambda service with functions of plans.
+
+Apart from serfer/wiring.py, because a driver in AWS has neither the splitter nor local parts in its package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import unquote
+
+from botocore.credentials import Credentials
+
+from drivers.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
+from drivers.executions import Client, connect
+from drivers.lambda_http import LambdaInvoker
+from serfer.choices import TASK_TIMEOUT_S, Choices
+from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.local.faults import Faults
+from serfer.local.function import REGION, FunctionConfig
+from serfer.local.lambda_service import LambdaService
+from serfer.local.redis_server import RedisServer
+from serfer.local.running import check_functions
+from serfer.local.runtime import runtime_directory
+from serfer.local.step_functions import StepFunctionsServer
+from serfer.settings import Settings, aws_access
+from splitter import zoo
+from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
+from splitter.cache import forget_unused, in_use
+from storage import distribution, schemes
+
+_EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
+_ACCESS = Credentials("local", "local")
+_CONNECTIONS = 256
+
+
+def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> Path:
+    """Return the plan directory of a zoo model, in the grids that the zoo shows it in, splitting it when first asked.
+
+    It is split again whenever the splitter's own code changes, or its files did. Raises ModelError for an unknown name.
+    """
+    entry = zoo.find(name)
+    target = settings.cache_dir / "plans" / f"{name}-{code_stamp(('splitter', 'serfer.core'))}"
+    if not (in_use(target) and _is_whole(target)):
+        from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
+
+        progress(f"splitting {name}, once: the plan stays in {target.parent}")
+        split(name, out=target, grids=list(entry.grids) or "auto", progress=progress)
+        forget_unused(target.parent)
+    return target
+
+
+def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
+    """Return the bytes of a function's code and dependencies: measured on the true directory, assembled if need be."""
+    progress("measuring a function's dependencies")
+    with _cache_in_use(settings.cache_dir):
+        return directory_bytes(dependencies(settings.cache_dir))
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        check_artefacts(load_plan(directory), directory)
+    except PlanError:
+        return False
+    return True
+
+
+def local_service(
+    plans: Iterable[tuple[Plan, Path]],
+    store: str,
+    settings: Settings,
+    *,
+    objects: str | None = None,
+    faults: Faults | None = None,
+    on_log: Callable[[str], None] | None = None,
+) -> LambdaService:
+    """Return a local Lambda service, not started yet, with the functions of several plans in their directories.
+
+    All of them use the store at the URL `store`, and the second one at `objects` if there is one. `on_log` gets every
+    line that a worker writes.
+    """
+    cache, urls = settings.cache_dir, f"{store} {objects or ''}"
+    variables = {"SERFER_STORE": store, "POWERTOOLS_LOG_LEVEL": "WARNING", **_access(urls)}
+    if objects:
+        variables["SERFER_OBJECT_STORE"] = objects
+    with _cache_in_use(cache):
+        plugin = distribution(urls)
+        functions = [
+            FunctionConfig(
+                name=plan.function(*part),
+                directory=function_directory(plan, directory, *part, cache, plugin),
+                handler=HANDLER,
+                memory_mb=plan.stages[part[0]].memory_mb,
+                timeout_s=TASK_TIMEOUT_S,
+                environment=variables,
+            )
+            for plan, directory in {plan.digest: (plan, directory) for plan, directory in plans}.values()
+            for part in plan.functions
+        ]
+        runtime = runtime_directory(cache / "runtime")
+    return LambdaService(
+        functions,
+        facts=settings.facts().functions,
+        runtime=runtime,
+        concurrency=settings.local_concurrency,
+        port=settings.local_port,
+        on_log=on_log,
+        faults=faults,
+    )
+
+
+async def start_service(service: LambdaService) -> None:
+    """Start a local Lambda service; raises UnavailableError where its port is taken."""
+    try:
+        await service.start()
+    except OSError as error:
+        raise UnavailableError(
+            f"the local Lambda service cannot listen at {service.url}: {error.strerror}: set SERFER_LOCAL_PORT"
+        ) from error
+
+
+def local_store(parts: AsyncExitStack) -> str:
+    """Start a Redis server, to be stopped with `parts`, and return its URL."""
+    server = RedisServer()
+    parts.callback(server.stop)
+    return server.url
+
+
+async def local_workers(
+    plan: Plan,
+    directory: Path,
+    store: str,
+    choices: Choices,
+    settings: Settings,
+    faults: Faults | None,
+    parts: AsyncExitStack,
+) -> tuple[LambdaService | None, str]:
+    """Return the local Lambda service and its URL: one of our own, unless SERFER_LOCAL_URL names one that runs."""
+    if settings.local_url:
+        _check_shared(choices, faults)
+        await asyncio.to_thread(check_functions, settings.local_url, plan)
+        return None, settings.local_url
+    service = local_service([(plan, directory)], store, settings, objects=choices.objects, faults=faults)
+    await start_service(service)
+    parts.push_async_callback(service.stop)  # also where what follows fails
+    return service, service.url
+
+
+def local_invoker(url: str) -> LambdaInvoker:
+    """Return an invoker of a local Lambda service's functions; call it on the event loop that uses it."""
+    return LambdaInvoker(url, REGION, _ACCESS, _CONNECTIONS)
+
+
+def local_machine(plan: Plan, kind: str, lambda_url: str) -> tuple[StepFunctionsServer, Client]:
+    """Start a Step Functions service with the plan's state machine, and return it with a client of it."""
+    functions = local_functions(plan)
+    definition = compile_plan(
+        *(plan, functions),
+        express=kind == "express",
+        task_timeout_s=TASK_TIMEOUT_S,
+        timeout_s=_EXECUTION_S[kind],
+    )
+    server = StepFunctionsServer(kind, itertools.chain(*functions), lambda_url, definition)
+    return server, connect(REGION, endpoint=server.endpoint, credentials=_ACCESS)
+
+
+def _check_shared(choices: Choices, faults: Faults | None) -> None:
+    """Refuse what cannot be chosen for functions that were started by somebody else."""
+    if choices.store is None:
+        raise UsageError("SERFER_LOCAL_URL needs --store: the URL of the store that its functions were started with")
+    if faults is not None:
+        raise UsageError("faults are those of a local Lambda service of one's own: unset SERFER_LOCAL_URL")
+
+
+def _access(urls: str) -> dict[str, str]:
+    """Return what local functions need beside their stores' URLs, where AWS gives deployed ones a role."""
+    return aws_access() if "s3" in schemes(urls) or "iam=" in unquote(urls) else {}
+
+
+@contextmanager
+def _cache_in_use(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UnavailableError(f"SERFER_CACHE_DIR: {cache} cannot be used: {reason}") from error

@@ -1,0 +1,116 @@
+"""One driver of a fleet, as an instance runs it: a process, its lines, its end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from serfer.api import daemon
+from serfer.api.keys import add_key
+from tests.api.conftest import PATIENCE, png
+from tests.api.logged import logged
+
+IMAGE = {"content-type": "image/png"}
+
+
+@pytest.fixture
+def _logging():
+    with logged():
+        yield
+
+
+class Daemon:
+    def __init__(self, process):
+        self.process, self.lines = process, []
+
+    def heard(self, event):
+        """Wait for a line about an event and return it."""
+        for line in self.process.stderr:
+            self.lines.append(json.loads(line))
+            if self.lines[-1]["event"] == event:
+                return self.lines[-1]
+        raise AssertionError(self.lines)
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.lines += [json.loads(line) for line in self.process.stderr]
+        return self.process.wait(PATIENCE)
+
+
+@contextmanager
+def running(plan, *arguments, **variables):
+    """Start a daemon beside a plan directory, with workers in process."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("SERFER_", "LAMBDA_"))}
+    asked = {"SERFER_PLAN": plan.name, "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "serfer.api.daemon", "--host", "127.0.0.1", "--port", "0", *arguments],
+        env={**known, **asked, "SERFER_API_DRAIN_S": "0", **variables},
+        cwd=plan.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Daemon(process)
+        finally:
+            process.kill()
+
+
+def test_it_serves_the_plans_that_its_environment_names_and_ends_when_told_to(small_plan):
+    with running(small_plan) as started:
+        said = started.heard("listening")
+        assert (said["models"], said["driver"]) == (["small"], "push")
+        with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+            assert http.get("/readyz").status_code == 200
+            reply = http.post("/v1/classify", content=png(), headers=IMAGE)
+        assert (reply.status_code, reply.json()["model"]) == (200, "small")
+        assert started.end() == 0
+    assert "SERFER_KEYS_FILE" in next(line["message"] for line in started.lines if line["event"] == "open")
+    [request] = [line for line in started.lines if line.get("route") == "/v1/classify"]
+    assert request["status"] == 200
+
+
+def test_keys_and_bounds_are_those_of_every_driver(small_plan, tmp_path):
+    key = add_key(tmp_path / "keys.json", "phone", None)
+    bounds = {"SERFER_KEYS_FILE": str(tmp_path / "keys.json"), "SERFER_API_MAX_BODY_BYTES": "1000"}
+    with running(small_plan, **bounds) as started:
+        url = started.heard("listening")["url"]
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 401
+            asked = {**IMAGE, "X-API-Key": key}
+            assert http.post("/v1/classify", content=png(), headers=asked).status_code == 413
+        assert started.end() == 0
+    assert "open" not in {line["event"] for line in started.lines}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "words"),
+    [
+        ({"SERFER_DRIVER": "pull"}, 2, "SERFER_DRIVER is push"),
+        ({"SERFER_PLAN": "nowhere"}, 3, "nowhere is no plan directory"),
+        ({"SERFER_STORE": "", "SERFER_WORKERS": ""}, 2, "SERFER_STORE is not set"),
+        ({"SERFER_API_QUEUE": "many"}, 2, "SERFER_API_QUEUE"),
+        ({"SERFER_PLAN": ""}, 2, "set SERFER_PLAN"),
+    ],
+)
+@pytest.mark.usefixtures("_logging")
+def test_what_is_wrong_is_one_line_and_an_exit_code(monkeypatch, capsys, small_plan, tmp_path, wrong, code, words):
+    for name, value in {"SERFER_PLAN": str(small_plan), "SERFER_STORE": "memory://", **wrong}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert daemon.main(["--host", "127.0.0.1", "--port", "0"]) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert (json.loads(line)["event"], json.loads(line)["level"]) == ("failed", "error")
+    assert words in json.loads(line)["reason"]
+
+
+@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--port", "x"], ["--log-level", "loud"], ["extra"]])
+def test_arguments_that_are_none(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        daemon.main(arguments)
+    assert ended.value.code == 2
+    assert "python -m serfer.api.daemon: error" in capsys.readouterr().err

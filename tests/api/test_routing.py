@@ -1,0 +1,115 @@
+"""What clients and Prometheus see of a pool."""
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+
+from drivers.instance import FaultKind
+from drivers.target import Served
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.pool_metrics import PoolMetrics
+from serfer.api.service import Service
+from serfer.api.telemetry import open_telemetry
+from serfer.control.router import Reason
+from serfer.core.errors import CeilingError, OverloadedError
+from serfer.fleet.controller import Status
+from tests.api.conftest import png, running
+
+
+class Target:
+    """A target that answers what it is told."""
+
+    found = None
+
+    async def run(self, _batch, _deadline_s, _asker):
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def target(service):
+    service.pipelines["small"]._target = Target()
+    return service.pipelines["small"]._target
+
+
+def classify(url, **parameters):
+    headers = {"Content-Type": "image/png"}
+    return httpx.post(f"{url}/v1/classify", params=parameters, content=png(), headers=headers, timeout=60)
+
+
+def test_an_answer_of_an_instance_says_so_and_is_explained(url, target):
+    target.found = Served(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
+    body = classify(url, explain=True).json()
+    assert (body["target"], body["stages"], body["cost_usd"], body["store"]["puts"]) == ("gpu", [], 2e-6, 0)
+    assert body["images"][0]["predictions"][0]["index"] == 6
+    assert body["timeline"]["tasks"] == []
+    assert body["timeline"]["answered_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "wait"),
+    [
+        (CeilingError("the dollars are spent", retry_after_s=1234.5), "urn:serfer:problem:ceiling", "1235"),
+        (OverloadedError("no room", retry_after_s=0.1), "urn:serfer:problem:overloaded", "1"),
+    ],
+)
+def test_what_neither_target_takes_is_refused_until_it_may_come_again(url, target, error, kind, wait):
+    target.found = error
+    refused = classify(url)
+    assert (refused.status_code, refused.json()["type"], refused.headers["Retry-After"]) == (429, kind, wait)
+
+
+def test_a_refusal_counts_as_shed(target, service, settings):
+    telemetry = open_telemetry(service.pipelines)
+    target.found = CeilingError("spent", retry_after_s=10)
+    counting = Service(service.pipelines, Admission(4, 8), telemetry)
+    with running(make_app(counting, settings, None, telemetry)) as url:
+        classify(url)
+        told = httpx.get(f"{url}/metrics", timeout=60).text
+    assert 'serfer_queries_total{model="small",outcome="shed",target="none"} 1.0' in told
+
+
+def test_metrics_tell_of_the_pool():
+    counts = {reason: number for number, reason in enumerate(Reason)}
+    pool = SimpleNamespace(router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 2), serving=1)
+    status = Status(leads=True, wanted=3, on=2, serving=1, serverless_usd=0.5, instances_usd=0.25)
+    troubles = {"store": 1, "provisioner": 0, "controller": 0}
+    controller = SimpleNamespace(status=status, changes={"started": 4, "stopped": 2}, troubles=troubles)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in PoolMetrics(SimpleNamespace(pool=pool, controller=controller)).collect()
+        for sample in family.samples
+    }
+    assert found["serfer_pool_instances", "wanted"] == 3
+    assert found["serfer_pool_instances", "on"] == 2
+    assert found["serfer_pool_instances", "serving"] == 1
+    assert found[("serfer_pool_leading",)] == 1
+    assert found["serfer_pool_hour_usd", "serverless"] == 0.5
+    assert found["serfer_pool_hour_usd", "gpu"] == 0.25
+    assert found["serfer_route_decisions_total", "no_instance"] == 1
+    assert found["serfer_instance_faults_total", "hung"] == 2
+    assert found["serfer_pool_changes_total", "started"] == 4
+    assert found["serfer_pool_troubles_total", "store"] == 1
+
+
+def test_a_watched_query_that_an_instance_answers_ends(url, target):
+    target.found = Served(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
+    headers = {"Content-Type": "image/png", "Prefer": "respond-async"}
+
+    async def follow():
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            taken = await http.post("/v1/classify", content=png(), headers=headers)
+            while (state := (await http.get(taken.headers["Location"])).json())["status"] in ("queued", "running"):  # noqa: ASYNC110 - a service is asked
+                await asyncio.sleep(0.01)
+            return state
+
+    state = asyncio.run(follow())
+    assert (state["status"], state["result"]["target"]) == ("done", "gpu")

@@ -1,0 +1,129 @@
+"""MArk's tuning (section 4.3): the answer fulfils both constraints, and one image more would break one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.control.batching import Profile, tune
+from serfer.core.errors import InputError, UsageError
+
+# Batches of 1, 2, 4, ... images; each takes between as long as the one before and over twice as long.
+GROWTH = st.lists(st.floats(1.0, 2.3), min_size=0, max_size=7)
+ALMOST = 1 + 1e-6
+
+
+def profile(first_ms, growth, unbatched_qps=None):
+    times = [first_ms]
+    for factor in growth:
+        times.append(times[-1] * factor)
+    return Profile(tuple((2**power, ms) for power, ms in enumerate(times)), unbatched_qps)
+
+
+@st.composite
+def profiles(draw):
+    first_ms = draw(st.floats(0.5, 100))
+    slower = draw(st.floats(0.3, 1.0))  # what a server without batching makes of the same machine
+    return profile(first_ms, draw(GROWTH), slower * 1000 / first_ms)
+
+
+def fulfils(measured, size, slo_ms, window_ms=0.0):
+    took = window_ms + measured.batch_ms(size)
+    return took <= slo_ms * ALMOST and took <= size / measured.rate * 1000 * ALMOST
+
+
+@given(profiles(), st.floats(1.0, 50.0))
+def test_the_answer_fulfils_both_constraints_and_one_more_image_breaks_one(measured, room):
+    slo_ms = measured.batch_ms(1) * room
+    found = tune(measured, slo_ms)
+    assert fulfils(measured, found.most, slo_ms, found.window_ms)
+    assert not fulfils(measured, found.most, slo_ms, found.window_ms * 1.01 + 0.01)  # the window is the largest
+    assert found.most == measured.most or not fulfils(measured, found.most + 1, slo_ms / ALMOST**2)
+    assert found.rate == pytest.approx(found.most / measured.batch_ms(found.most) * 1000)
+
+
+@given(profiles(), st.floats(1.0, 20.0), st.floats(1.0, 3.0))
+def test_more_time_never_makes_for_smaller_batches_or_less_throughput(measured, room, more):
+    slo_ms = measured.batch_ms(1) * room
+    tight, loose = tune(measured, slo_ms), tune(measured, slo_ms * more)
+    assert loose.most >= tight.most
+    assert loose.sustained_qps >= tight.sustained_qps
+
+
+@given(profiles(), st.floats(1.0, 50.0))
+def test_batches_that_follow_each_other_fit_twice_into_what_is_sustained(measured, room):
+    slo_ms = measured.batch_ms(1) * room
+    found = tune(measured, slo_ms)
+    assert 1 <= found.sustained_most <= found.most
+    assert found.sustained_most == 1 or 2 * measured.batch_ms(found.sustained_most) <= slo_ms
+    assert found.sustained_qps >= 1000 / measured.batch_ms(1) / ALMOST
+
+
+def test_the_papers_way_by_hand():
+    measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
+    found = tune(measured, 60.0)
+    # T_b = 20 + (b - 8) * 50 / 24: 60 ms are reached at b = 27.2; 6 ms an image would be far more
+    assert (found.most, found.window_ms) == (27, pytest.approx(60 - (20 + 19 * 50 / 24)))
+    assert found.sustained_most == 12  # 28.3 ms, and twice that fits; 13 take 30.4
+    single = tune(Profile(((1, 10.0), (2, 20.1), (4, 41.0))), 1000.0)
+    assert (single.most, single.window_ms) == (1, 0.0)  # where a batch is no faster, there is nothing to wait for
+
+
+def test_an_objective_that_a_single_image_misses_is_told_with_the_option_to_change():
+    with pytest.raises(InputError, match=r"one image takes 12\.5 ms here, longer than --slo-ms 12"):
+        tune(Profile(((1, 12.5),)), 12.0)
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="--slo-ms is a number"):
+            tune(Profile(((1, 12.5),)), wrong)
+
+
+@pytest.mark.parametrize(
+    ("batches", "rate"),
+    [
+        ((), None),
+        (((2, 1.0),), None),
+        (((1, 1.0), (1, 2.0)), None),
+        (((1, 1.0), (4, 2.0), (2, 1.5)), None),
+        (((1, 0.0),), None),
+        (((1, float("nan")),), None),
+        (((1, float("inf")),), None),
+        (((1, 1.0),), 0.0),
+    ],
+)
+def test_what_is_no_profile_is_refused(batches, rate):
+    with pytest.raises(InputError, match="a profile"):
+        Profile(batches, rate)
+
+
+def test_a_profile_goes_in_proportion_between_its_sizes_and_at_the_last_rate_beyond():
+    measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
+    assert [measured.batch_ms(size) for size in (1, 8, 32)] == [6.0, 20.0, 70.0]
+    assert measured.batch_ms(20) == pytest.approx(45.0)
+    assert measured.batch_ms(64) == pytest.approx(140.0)
+
+
+def test_a_padded_batch_takes_as_long_as_the_next_size():
+    measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)), stepped=True)
+    assert [measured.batch_ms(size) for size in (1, 2, 8, 9, 32, 64)] == [6.0, 20.0, 20.0, 70.0, 70.0, 140.0]
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=8))
+def test_a_tidied_profile_grows_with_the_batch_but_never_faster(times):
+    measured = Profile(tuple((2**power, ms) for power, ms in enumerate(times)))
+    tidied = measured.tidied()
+    for (size, ms), (_, before) in zip(tidied.batches, measured.batches, strict=True):
+        assert ms <= before
+        for larger, longer in tidied.batches:
+            if larger > size:
+                assert ms <= longer * ALMOST
+                assert longer <= ms * larger / size * ALMOST
+
+
+def test_what_is_tidy_stays_and_an_outlier_goes():
+    tidy = Profile(((1, 6.0), (2, 8.0), (4, 12.0), (8, 20.0)))
+    assert tidy.tidied() == tidy
+    assert Profile(((1, 90.0), (2, 8.0), (4, 12.0), (8, 900.0))).tidied().batches == (
+        (1, 8.0),
+        (2, 8.0),
+        (4, 12.0),
+        (8, 24.0),
+    )

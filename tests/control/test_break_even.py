@@ -1,0 +1,182 @@
+"""The default policy keeps the plain rule's guarantee whatever comes, and learns from what has come."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.optimum import optimum_usd
+from serfer.control.policies.break_even import BreakEven
+from serfer.control.policies.purse import bound
+from serfer.control.policies.ski_rental import SkiRental
+from tests.control.worlds import LONG, QPS, at_once, rows, scenario, steps, up_to_its_price, with_boots
+
+STEP_S = 5.0
+HOUR = 3600
+
+
+def best(world, load):
+    return optimum_usd(world, *zip(*load, strict=True))
+
+
+def late(world, load, step_s):
+    """Return what steps may cost the plain rule, which the guarantee is about: it acts up to a step too late.
+
+    A late start costs up to c a second where the rule would have paid 1, a late stop 1 where it would have paid less.
+    """
+    return at_once(world, SkiRental(world), load, step_s).starts * (world.advantage + 1) * step_s
+
+
+def guaranteed(world, load, step_s):
+    return bound(world.advantage) * best(world, load) + late(world, load, step_s)
+
+
+@settings(derandomize=True, max_examples=10)
+@given(load=rows(2.5 * QPS, most_rows=8, most_s=60), advantage=st.sampled_from([1.0, 1.5, 3.0, 26.0]))
+def test_the_guarantee_holds_for_any_load(load, advantage):
+    world, load = scenario(advantage, boot_s=60.0), [(STEP_S * seconds, rate) for seconds, rate in load]
+    paid = up_to_its_price(world, BreakEven(world), load, STEP_S)
+    assert paid.usd <= guaranteed(world, load, STEP_S) + 1e-6
+
+
+def bursts(count, *, every=2 * HOUR, lasting=600, rate=QPS):
+    return [(every - lasting, 0.0), (lasting, rate)] * count
+
+
+@pytest.mark.parametrize(("advantage", "taught"), [(3.0, 4), (26.0, 0), (26.0, 4)])
+def test_the_guarantee_holds_against_an_adversary_who_has_taught_it_something_else(advantage, taught):
+    """Bursts on time, then a full load whenever nothing is on, and none when something is."""
+    world = scenario(advantage, boot_s=60.0)
+    policy, told = BreakEven(world), list(steps(bursts(taught, every=400, lasting=120), STEP_S))
+
+    class Recorded:
+        def observe(self, elapsed_s, rate):
+            self.wanted = policy.observe(elapsed_s, rate)
+            return self.wanted
+
+    recorded = Recorded()
+    recorded.wanted = policy.observe(0.0, 0.0)
+    history = []
+
+    def adverse():
+        for step in told:
+            history.append(step)
+            yield step
+        for _ in range(350):
+            history.append((STEP_S, 0.0 if recorded.wanted.instances else QPS))
+            yield history[-1]
+
+    paid = up_to_its_price(world, recorded, adverse(), STEP_S)
+    assert paid.usd <= guaranteed(world, history, STEP_S) + 1e-6
+    assert paid.starts > taught + 2
+
+
+def test_after_some_bursts_on_time_it_starts_before_the_next_one_and_pays_far_less_than_the_plain_rule():
+    world, load, step_s = scenario(26.0), bursts(9), 30.0
+    learnt, plain = (with_boots(world, make(world), load, step_s) for make in (BreakEven, SkiRental))
+    assert learnt.usd <= 0.6 * plain.usd
+    cycle = int(2 * HOUR / step_s)
+    for number in range(6, 9):
+        on = learnt.on[number * cycle : (number + 1) * cycle]
+        begins = cycle - int(600 / step_s)
+        assert on[begins - int(LONG / step_s) - 1]  # booted when the burst begins
+        assert sum(on[:begins]) * step_s <= 2 * LONG  # and not on for much longer
+
+
+def test_the_last_bursts_cost_hardly_more_than_the_optimum():
+    world, step_s, taught = scenario(26.0), 30.0, bursts(6)
+    policy = BreakEven(world)
+    with_boots(world, policy, taught, step_s)
+    went_on = with_boots(world, policy, bursts(2), step_s)
+    assert went_on.usd <= 1.15 * best(world, bursts(2))
+
+
+@pytest.mark.parametrize("load", [0.04, 0.5, 1.0, 2.02, 2.5])
+def test_on_a_steady_load_it_pays_the_optimum_once_instances_have_started(load):
+    world, rate = scenario(13.0), load * QPS
+    policy = BreakEven(world)
+    start = with_boots(world, policy, [(2 * LONG, rate)], STEP_S)
+    then = [policy.observe(STEP_S, rate).instances for _ in range(300)]
+    on = start.on[-1]
+    assert then == [on] * 300
+    each_s = on + max(rate - on * QPS, 0.0) * world.serverless.usd_per_query
+    steady = best(world, [(1e9, rate)]) / 1e9  # starts are lost in it
+    assert each_s == pytest.approx(steady, rel=0.01)
+
+
+def test_the_same_load_leads_to_the_same_decisions():
+    draw = random.Random(7)  # noqa: S311 - a load
+    load = [(draw.choice([30, 90, 240]), draw.choice([0.0, 0.0, 5.0, 12.0, 25.0])) for _ in range(20)]
+    world = scenario(13.0, boot_s=60.0)
+    wanted = [
+        [policy.observe(*step) for step in steps(load, STEP_S)] for policy in (BreakEven(world), BreakEven(world))
+    ]
+    assert wanted[0] == wanted[1]
+    assert len({each.instances for each in wanted[0]}) > 2
+
+
+@settings(derandomize=True, max_examples=8)
+@given(load=rows(5 * QPS, most_s=30))
+def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
+    world = scenario(13.0, boot_s=60.0)
+    policy = BreakEven(world)
+    for seconds, rate in steps([(STEP_S * seconds, rate) for seconds, rate in load], STEP_S):
+        wanted = policy.observe(seconds, rate).instances
+        on = policy._purse._on
+        assert on.tolist() == [level < wanted for level in range(len(on))]
+
+
+def test_it_goes_on_from_instances_that_are_there():
+    world = scenario(13.0)
+    policy = BreakEven(world)
+    policy.resume(3)
+    assert with_boots(world, policy, [(1000, 2.5 * QPS)], STEP_S).on == [3] * 200
+    idle = BreakEven(world)
+    idle.resume(2)
+    on = with_boots(world, idle, [(2 * LONG, 0.0)], STEP_S).on
+    assert on[: int(LONG / STEP_S) - 1] == [2] * (int(LONG / STEP_S) - 1)  # no longer than a start is worth
+    assert on[-1] == 0
+
+
+def test_it_goes_on_from_instances_that_are_there_when_it_has_seen_load_already():
+    world = scenario(13.0)
+    policy = BreakEven(world)
+    policy.observe(1.0, 0.3 * QPS)
+    policy.resume(2)
+    assert policy.observe(1.0, 1.5 * QPS).instances == 2
+    with_boots(world, policy, [(1000, 1.5 * QPS)], STEP_S)
+    policy.resume(4)
+    on = with_boots(world, policy, [(2 * LONG, 1.5 * QPS)], STEP_S).on
+    assert on[: int(LONG / STEP_S) - 1] == [4] * (int(LONG / STEP_S) - 1)
+    assert on[-1] == 2
+
+
+def test_it_says_why():
+    world, step_s = scenario(26.0), 30.0
+    policy = BreakEven(world)
+    reasons = {policy.observe(*step).reason.partition(": ")[2] for step in steps(bursts(5), step_s)}
+    assert "windows learnt from bursts so far" in reasons
+    assert "on after 1 starts' price on lambda, off after 1 idle" in reasons
+    assert policy.observe(1.0, 12.34).reason.startswith("12.3 queries/s: ")
+
+
+def test_where_lambda_is_never_dearer_nothing_is_started():
+    world = scenario(0.8)
+    policy = BreakEven(world)
+    assert not any(policy.observe(*step).instances for step in steps(bursts(4), 60.0))
+
+
+def test_a_load_beyond_all_reason_is_cut():
+    policy = BreakEven(scenario(13.0))
+    for _ in range(20):
+        wanted = policy.observe(60.0, 1e9)
+    assert wanted.instances == 1000
+
+
+def test_without_a_boot_it_is_on_while_that_is_cheaper():
+    world = scenario(13.0, boot_s=0.0)
+    policy = BreakEven(world)
+    on = [policy.observe(STEP_S, rate).instances for rate in (QPS, QPS, 0.0, 0.0, QPS, 0.0)]
+    assert np.array_equal(on, [1, 1, 0, 0, 1, 0])

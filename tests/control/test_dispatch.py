@@ -1,0 +1,173 @@
+"""One queue in virtual time: what is promised is kept, nothing late is computed, waiting for company does not pay."""
+
+import random
+from dataclasses import dataclass
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.control.batching import Profile, tune
+from serfer.control.dispatch import Batching, Pace, Step, Waiting, choose, promise
+
+# A GPU's: 5 ms to begin with and 2 ms an image.
+AFFINE = Profile(tuple((size, 5.0 + 2.0 * size) for size in (1, 2, 4, 8, 16, 32)))
+
+
+@dataclass
+class Run:
+    """How the queries of one run ended: latencies of those answered, how many were refused, the batches' sizes."""
+
+    latencies: list
+    refused_at_once: int
+    refused_later: int
+    late: int
+    batches: list
+
+
+def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
+    """Serve queries of one image, each due after `slo_s`, on an engine that is as fast as `truth`."""
+    pace, actual = Pace(believed, batching.most), Pace(truth, batching.most)
+    run, queue, pending = Run([], 0, 0, 0, []), [], list(reversed(arrivals))
+    free_at = told = 0.0  # when the engine is free, and when it said that it would be
+    look_at = None
+    now = 0.0
+    while pending or queue:
+        coming = pending[-1] if pending else float("inf")
+        wake = max(free_at, look_at if look_at is not None else now) if queue else float("inf")
+        now = max(now, min(coming, wake))
+        while pending and pending[-1] <= now:
+            arrived = pending.pop()
+            query = Waiting(arrived, 1, arrived + slo_s, trial=free_at <= now and not queue)
+            ahead = sum(one.images for one in queue if one.deadline <= query.deadline)
+            if query.trial or promise(query, ahead, told, now, pace) <= 0:
+                queue.append(query)
+            else:
+                run.refused_at_once += 1
+        if free_at > now or not queue:
+            continue
+        step = choose(queue, now, batching, pace)
+        run.refused_later += len(step.late)
+        batch, look_at = [queue[number] for number in step.batch], step.look_at
+        queue = [one for number, one in enumerate(queue) if number not in {*step.late, *step.batch}]
+        if batch:
+            told = now + pace.seconds(len(batch))
+            free_at = now + actual.seconds(len(batch))
+            pace.learn(len(batch), free_at - now)
+            run.batches.append(len(batch))
+            run.late += sum(free_at > one.deadline + 1e-9 for one in batch)
+            run.latencies += [free_at - one.arrived for one in batch]
+    return run
+
+
+def poisson(rate, count, seed=0):
+    draw, now, found = random.Random(seed), 0.0, []  # noqa: S311 - arrivals
+    for _ in range(count):
+        now += draw.expovariate(rate)
+        found.append(now)
+    return found
+
+
+ARRIVALS = st.lists(st.floats(0.0, 0.05), min_size=1, max_size=150).map(
+    lambda gaps: [sum(gaps[: number + 1]) for number in range(len(gaps))]
+)
+
+
+@given(ARRIVALS, st.sampled_from([0.02, 0.05, 0.1, 0.5]), st.integers(1, 32))
+def test_who_is_let_in_is_answered_in_time_on_an_engine_that_is_as_fast_as_predicted(arrivals, slo_s, most):
+    run = simulate(arrivals, slo_s, Batching(most))
+    assert (run.late, run.refused_later) == (0, 0)
+    assert len(run.latencies) + run.refused_at_once == len(arrivals)
+    assert max(run.batches) <= most
+
+
+@given(ARRIVALS, st.sampled_from([0.1, 0.5]), st.integers(1, 32), st.floats(0.0, 0.2))
+def test_a_window_makes_nobody_late(arrivals, slo_s, most, window_s):
+    run = simulate(arrivals, slo_s, Batching(most, window_s))
+    assert run.late == 0
+    assert len(run.latencies) + run.refused_at_once + run.refused_later == len(arrivals)
+
+
+@pytest.mark.parametrize("slo_s", [0.05, 0.1, 0.2])
+def test_overload_leaves_the_throughput_that_tuning_promises(slo_s):
+    tuning = tune(AFFINE, slo_s * 1000)
+    arrivals = poisson(5 * tuning.sustained_qps, 5000)
+    run = simulate(arrivals, slo_s, Batching(tuning.most))
+    assert run.late == 0
+    assert len(run.latencies) / arrivals[-1] >= 0.9 * tuning.sustained_qps
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
+def test_a_free_engine_that_starts_at_once_answers_sooner_than_marks_window_and_refuses_no_more(share):
+    slo_s = 0.1
+    tuning = tune(AFFINE, slo_s * 1000)
+    arrivals = poisson(share * tuning.sustained_qps, 1500, seed=3)
+    at_once = simulate(arrivals, slo_s, Batching(tuning.most))
+    window = simulate(arrivals, slo_s, Batching(tuning.most, tuning.window_ms / 1000))
+    assert mean(at_once.latencies) < mean(window.latencies)
+    assert len(at_once.latencies) >= len(window.latencies)
+
+
+def test_an_engine_that_is_slower_than_it_was_is_found_out_and_refuses_instead_of_being_late():
+    slow = Profile(tuple((size, 3 * ms) for size, ms in AFFINE.batches))
+    arrivals = poisson(400.0, 5000)
+    run = simulate(arrivals, 0.2, Batching(32), truth=slow)
+    assert run.late < 0.02 * len(arrivals)
+    assert len(run.latencies) > 0.2 * len(arrivals)
+
+
+def test_an_engine_that_believes_itself_too_slow_for_anything_tries_and_learns():
+    slow = Profile(tuple((size, 40 * ms) for size, ms in AFFINE.batches))
+    run = simulate(poisson(10.0, 500), 0.1, Batching(32), believed=slow)
+    assert len(run.latencies) > 400
+
+
+class TestChoose:
+    pace = Pace(AFFINE, 32)
+
+    def test_with_nothing_to_do_it_does_nothing(self):
+        assert choose([], 0.0, Batching(8), self.pace) == Step()
+
+    def test_a_free_engine_starts_at_once(self):
+        queue = [Waiting(0.0, 1, 1.0), Waiting(0.0, 2, 0.5)]
+        assert choose(queue, 0.0, Batching(8), self.pace).batch == (1, 0)
+
+    def test_it_waits_for_its_window_from_the_oldest_query_on_unless_the_batch_is_full(self):
+        queue = [Waiting(0.0, 1, 1.0), Waiting(0.01, 1, 1.0)]
+        assert choose(queue, 0.01, Batching(8, 0.05), self.pace) == Step(look_at=0.05)
+        assert choose(queue, 0.05, Batching(8, 0.05), self.pace).batch == (0, 1)
+        assert choose(queue, 0.01, Batching(2, 0.05), self.pace).batch == (0, 1)
+
+    def test_it_stops_waiting_while_the_first_deadline_can_still_be_met(self):
+        step = choose([Waiting(0.0, 1, 0.02)], 0.0, Batching(8, 10.0), self.pace)
+        assert 0.0 < step.look_at < 0.02 - self.pace.seconds(1)
+
+    def test_who_cannot_be_answered_in_time_any_more_is_refused_before_it_costs_compute(self):
+        queue = [Waiting(0.0, 1, 0.105), Waiting(0.0, 1, 0.2)]
+        assert choose(queue, 0.1, Batching(8), self.pace) == Step(batch=(1,), late=(0,))
+
+    def test_a_trial_is_computed_although_it_is_predicted_to_be_late_but_not_once_it_is(self):
+        queue = [Waiting(0.0, 1, 0.105, trial=True)]
+        assert choose(queue, 0.1, Batching(8), self.pace).batch == (0,)
+        assert choose(queue, 0.105, Batching(8), self.pace) == Step(late=(0,))
+
+    def test_no_batch_is_so_large_that_its_first_query_would_be_late(self):
+        queue = [Waiting(0.0, 1, 0.011), *(Waiting(0.0, 1, 1.0) for _ in range(10))]
+        assert choose(queue, 0.0, Batching(8), self.pace).batch == (0, 1, 2)  # 11 ms; four take 13
+
+    def test_a_query_larger_than_a_batch_runs_alone_and_smaller_ones_fill_gaps(self):
+        assert choose([Waiting(0.0, 9, 1.0), Waiting(0.0, 1, 1.0)], 0.0, Batching(8), self.pace).batch == (0,)
+        queue = [Waiting(0.0, 5, 1.0), Waiting(0.0, 4, 1.0), Waiting(0.0, 3, 1.0)]
+        assert choose(queue, 0.0, Batching(8), self.pace).batch == (0, 2)
+
+
+def test_a_pace_follows_the_machine_and_believes_no_single_outlier():
+    pace = Pace(AFFINE, 32)
+    before = pace.seconds(8)
+    pace.learn(8, 100 * before)
+    assert pace.seconds(8) < 1.5 * before
+    for _ in range(50):
+        pace.learn(32, 2 * 0.069)
+    assert pace.seconds(8) == pytest.approx(2 * before, rel=0.01)
+    assert pace.seconds(72) == pytest.approx(2 * pace.seconds(32) + pace.seconds(8))

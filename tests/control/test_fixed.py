@@ -1,0 +1,66 @@
+"""The two ends, and policies by their names."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.policies import DEFAULT, POLICIES, make_policy
+from serfer.control.policies.fixed import Instances, Serverless
+from serfer.core.errors import UsageError
+from tests.control.worlds import QPS, rows, scenario, steps
+
+HOUR = 3600.0
+
+
+def test_serverless_wants_nothing_whatever_comes():
+    policy = Serverless(scenario())
+    policy.resume(5)
+    assert {policy.observe(10.0, rate).instances for rate in (0.0, 1.0, 1e9)} == {0}
+
+
+@settings(derandomize=True, max_examples=20)
+@given(load=rows(5 * QPS, most_s=4000))
+def test_instances_are_as_many_as_the_highest_load_of_the_last_hour_took(load):
+    policy, now, seen = Instances(scenario()), 0.0, []
+    for seconds, rate in steps(load, 200.0):
+        now += seconds
+        seen.append((now, rate))
+        peak = max(rate for when, rate in seen if when >= now - HOUR)
+        assert policy.observe(seconds, rate).instances == max(1, -(-peak // QPS))
+
+
+def test_a_peak_is_kept_for_an_hour():
+    policy = Instances(scenario())
+    assert policy.observe(1.0, 3 * QPS).instances == 3
+    assert policy.observe(HOUR, 0.0).instances == 3
+    assert policy.observe(1.0, 0.0).instances == 1
+
+
+@settings(derandomize=True, max_examples=40)
+@given(st.integers(1, 50), st.floats(0.01, 500.0), st.lists(st.floats(0.0, 1.0), max_size=4))
+def test_instances_that_are_there_are_kept_for_an_hour_neither_more_nor_fewer(instances, qps, seen):
+    policy = Instances(scenario(qps=qps))
+    for share in seen:
+        policy.observe(10.0, share * qps)
+    policy.resume(instances)
+    assert policy.observe(1.0, 0.0).instances == instances
+    assert policy.observe(HOUR - 2.0, 0.0).instances == instances
+    assert policy.observe(HOUR, 0.0).instances == 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_are_made_by_their_names_and_can_be_asked(name):
+    policy = make_policy(name, scenario())
+    assert policy.name == name
+    policy.resume(2)
+    wanted = policy.observe(1.0, 5.0)
+    assert wanted.instances >= 0
+    assert wanted.reason
+    assert "\n" not in wanted.reason
+
+
+def test_the_default_is_there_and_an_unknown_name_is_told_with_those_that_there_are():
+    assert DEFAULT in POLICIES
+    with pytest.raises(UsageError, match=r"no policy 'best': there are break-even, ski-rental") as raised:
+        make_policy("best", scenario())
+    assert all(name in str(raised.value) for name in POLICIES)

@@ -1,0 +1,149 @@
+"""The actions found are the cheapest of all, and those that anybody would take who knew when bursts come."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.policies.lengths import hazards
+from serfer.control.policies.renewal import BURST, QUIET, best_actions
+
+CHANCE = st.floats(0.0, 1.0)
+RESTART = 1e-7  # how much of the average is the first ticks' instead of all ticks'
+
+
+class World:
+    """A clock of a few ticks at the last of which the next burst begins at the latest, and bursts are over before.
+
+    Places are (tick, phase, state); at each, an instance that is off may be started, and one that is not may be kept.
+    """
+
+    def __init__(self, ending, beginning, burst_units, quiet_units, boot_ticks):
+        self.chances = (np.array([*ending, 1.0, 1.0]), np.array([*beginning, 1.0]))
+        self.units = burst_units, quiet_units
+        self.boot, self.serves = boot_ticks, boot_ticks + 1
+        ticks = len(self.chances[0])
+        seen = [(tick, BURST) for tick in range(ticks - 1)] + [(tick, QUIET) for tick in range(1, ticks)]
+        self.places = [(*moment, state) for moment in seen for state in range(boot_ticks + 2)]
+        self.number = {place: number for number, place in enumerate(self.places)}
+
+    def row(self, place, on):
+        """Return what a tick costs that an action is taken at, and the chances of where it leads, by place."""
+        tick, phase, state = place
+        state = (state or self.boot) if on else 0
+        price = self.units[phase] if state == 0 else 1.0 + (self.units[phase] if state < self.serves else 0.0)
+        after = 0 if state == 0 else self.serves if state in (1, self.serves) else state - 1
+        chance, leads = self.chances[phase][tick], np.zeros(len(self.places))
+        if chance > 0:
+            leads[self.number[(tick + 1, QUIET, after) if phase == BURST else (0, BURST, after)]] += chance
+        if chance < 1:
+            leads[self.number[tick + 1, phase, after]] += 1 - chance
+        return price, leads
+
+    def averages(self, plans):
+        """Return what a tick costs on average, from an instance that is off on; `plans` are (plans, places)."""
+        rows = [[self.row(place, on) for place in self.places] for on in (False, True)]
+        prices, leads = (np.array([[row[part] for row in each] for each in rows]) for part in (0, 1))
+        chosen, which = plans.astype(int), np.arange(len(self.places))
+        matrix = np.eye(len(self.places)) - (1 - RESTART) * leads[chosen, which]
+        values = np.linalg.solve(matrix, prices[chosen, which][..., None])[..., 0]
+        return RESTART * values[:, self.number[0, BURST, 0]]
+
+    def found(self):
+        actions = best_actions(self.chances, *self.units, self.boot)
+        return np.array([[actions.on[place] for place in self.places]])
+
+
+@settings(derandomize=True, max_examples=10)
+@given(st.tuples(CHANCE), st.tuples(CHANCE, CHANCE), st.floats(1.0, 30.0), st.one_of(st.just(0.0), st.floats(0.0, 1.0)))
+def test_no_other_plan_is_cheaper(ending, beginning, burst_units, quiet_units):
+    world = World(ending, beginning, burst_units, quiet_units, boot_ticks=1)
+    every = np.array(list(product((False, True), repeat=len(world.places))))
+    assert len(every) == 2**12
+    # Values count as settled when they move by less than 0.05.
+    assert world.averages(world.found())[0] <= world.averages(every).min() + 0.05
+
+
+@settings(derandomize=True, max_examples=10)
+@given(
+    st.lists(CHANCE, min_size=3, max_size=8),
+    st.floats(1.0, 30.0),
+    st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
+    st.integers(1, 3),
+)
+def test_no_other_action_at_any_one_place_is_cheaper(chances, burst_units, quiet_units, boot_ticks):
+    world = World(chances[:-1], chances, burst_units, quiet_units, boot_ticks)
+    found = world.found()
+    others = np.repeat(found, len(world.places), axis=0) ^ np.eye(len(world.places), dtype=bool)
+    assert world.averages(found)[0] <= world.averages(others).min() + 0.05
+
+
+def only(tick, ticks):
+    shares = np.zeros(ticks)
+    shares[tick] = 1.0
+    return shares
+
+
+def known(burst, gap, *, boot_ticks, burst_units=26.0, quiet_units=0.0, ticks=120):
+    """Return the actions where every burst lasts `burst` ticks and begins `gap` ticks after the one before."""
+    chances = hazards(only(burst, ticks), only(gap, ticks))
+    return best_actions(chances, burst_units, quiet_units, boot_ticks).on
+
+
+@pytest.mark.parametrize("boot_ticks", [1, 2, 8])
+@pytest.mark.parametrize(("burst", "gap"), [(20, 70), (9, 110)])
+def test_where_begins_are_known_an_instance_boots_in_the_last_ticks_before(boot_ticks, burst, gap):
+    on = known(burst, gap, boot_ticks=boot_ticks)
+    quiet = on[burst + 1 : gap + 1, QUIET, 0]
+    assert quiet.tolist() == [False] * (gap - burst - boot_ticks) + [True] * boot_ticks
+    # Started on time it is kept; what serves still when a burst is over is given up at once.
+    assert all(on[gap - boot_ticks + 1 + tick, QUIET, boot_ticks - tick] for tick in range(1, boot_ticks))
+    assert not on[burst + 1, QUIET, boot_ticks + 1]
+    assert on[: burst + 1, BURST, boot_ticks + 1].all()
+
+
+def test_a_gap_shorter_than_what_a_start_costs_is_waited_out():
+    on = known(20, 20 + 7, boot_ticks=8)  # 7 ticks of idling, or a boot of 8
+    assert on[21:28, QUIET, 9].all()
+    on = known(20, 20 + 12, boot_ticks=8)
+    assert not on[21, QUIET, 9]
+
+
+def test_bursts_that_are_shorter_than_a_boot_and_come_when_they_like_are_left_to_lambda():
+    ticks = 400
+    rare = np.full(ticks, 1 / 2000)
+    on = best_actions(hazards(only(2, ticks), rare), 3.0, 0.0, 8).on
+    assert not on[:3, BURST, 0].any()
+    assert not on[3:, QUIET].any()
+
+
+def test_bursts_that_come_all_the_time_keep_an_instance_on():
+    on = known(4, 8, boot_ticks=8, quiet_units=0.4)
+    assert on[:9, :, 9].all()
+    assert on[1:5, BURST, 0].all()  # a tick later than the first: so it serves just when the next burst begins
+
+
+def test_where_lambda_is_never_dearer_nothing_is_on():
+    on = known(30, 60, boot_ticks=4, burst_units=0.9, quiet_units=0.1)
+    assert not on[:61].any()
+
+
+def test_a_burst_that_outlasts_the_clock_is_served():
+    never = np.zeros(5)
+    assert best_actions((never, never), 26.0, 0.0, 8).on[:, BURST].all()
+
+
+def test_where_it_is_always_dearer_everything_is_on():
+    on = known(30, 60, boot_ticks=4, burst_units=5.0, quiet_units=2.0)
+    assert on[:61, :, 1:].all()
+    assert on[:31, BURST, 0].all()
+
+
+def test_going_on_from_an_earlier_solution_finds_the_same():
+    chances = hazards(only(20, 120), only(70, 120))
+    cold = best_actions(chances, 26.0, 0.0, 8)
+    warm = best_actions(chances, 26.0, 0.0, 8, cold.begin)
+    assert (warm.on == cold.on).all()
+    assert warm.begin == pytest.approx(cold.begin, abs=0.1)

@@ -1,0 +1,187 @@
+"""Where queries go, and why: instances that answer in time, then Lambda, then instances that are late, never money."""
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.policies.fixed import Serverless
+from serfer.control.policy import Wanted
+from serfer.control.router import SERVERLESS, Reason, Router, Seat
+from tests.control.worlds import scenario
+
+# One image takes 10 ms, 8 take 40, 32, the most, take 120; 13 units a second at 10 queries a second: 1.3 dollars each.
+WORLD = scenario(13.0, slo_ms=200.0, concurrency=5)
+QUERY_USD = 1.3
+SEATS = st.lists(st.integers(0, 150), max_size=6).map(
+    lambda queues: [Seat(f"i-{number}", waiting) for number, waiting in enumerate(queues)]
+)
+IDLE, BUSY = Seat("i-idle", 0), Seat("i-busy", 500)
+
+
+class Told:
+    """A policy that wants what it is told."""
+
+    name = "told"
+
+    def __init__(self, instances):
+        self.instances = instances
+        self.seen = []
+
+    def observe(self, elapsed_s, rate):
+        self.seen.append((elapsed_s, rate))
+        return Wanted(self.instances, "as told")
+
+    def resume(self, instances):
+        pass
+
+
+def router(*, ceiling=math.inf, overflow=True, policy=None):
+    return Router(WORLD, policy or Serverless(WORLD), max_usd_per_hour=ceiling, overflow=overflow)
+
+
+@given(SEATS, st.integers(0, 10), st.integers(1, 100), st.booleans())
+@settings(derandomize=True, max_examples=40)
+def test_an_instance_comes_first_exactly_where_one_answers_in_time(seats, in_flight, images, overflow):
+    made = router(overflow=overflow)
+    decision = made.route(0.0, seats, in_flight, images)
+    soonest = min((made.wait_ms(seat.waiting, images) for seat in seats), default=math.inf)
+    if soonest <= WORLD.slo_ms:
+        assert decision.reason is Reason.ROOM
+        first = next(seat for seat in seats if seat.name == decision.targets[0])
+        assert made.wait_ms(first.waiting, images) <= WORLD.slo_ms
+        assert first.waiting == min(seat.waiting for seat in seats)
+        assert decision.targets[1:] == ((SERVERLESS,) if overflow else ())
+    else:
+        assert decision.reason is not Reason.ROOM
+
+
+@given(SEATS, st.integers(0, 10), st.integers(1, 100))
+@settings(derandomize=True, max_examples=40)
+def test_lambda_serves_what_no_instance_would_in_time_up_to_its_concurrency(seats, in_flight, images):
+    made = router()
+    decision = made.route(0.0, seats, in_flight, images)
+    if decision.reason is Reason.ROOM:
+        return
+    late = (min(seats, key=lambda seat: seat.waiting).name,) if seats else ()
+    if in_flight < WORLD.serverless.concurrency:
+        assert decision.targets == (SERVERLESS, *late)
+        assert decision.reason is (Reason.FULL if seats else Reason.NO_INSTANCE)
+    else:
+        assert decision.targets == late
+        assert decision.reason is (Reason.LATE if seats else Reason.LAMBDA_FULL)
+
+
+@given(SEATS, st.integers(0, 10), st.sampled_from([math.inf, 0.0]))
+@settings(derandomize=True, max_examples=40)
+def test_without_overflow_lambda_is_never_a_target(seats, in_flight, ceiling):
+    made = router(overflow=False, ceiling=ceiling)
+    decision = made.route(0.0, seats, in_flight)
+    assert SERVERLESS not in decision.targets
+    assert len(decision.targets) == min(len(seats), 1)
+    assert not made.fall_back(0.0)
+
+
+@given(st.integers(0, 200), st.integers(1, 100), st.integers(0, 50))
+@settings(derandomize=True, max_examples=40)
+def test_an_instance_takes_as_long_as_what_waits_and_the_query_take_in_full_batches(waiting, images, more):
+    kind, wait_ms = WORLD.instance, router().wait_ms(waiting, images)
+    whole, rest = divmod(waiting + images, kind.most)
+    least = whole * kind.batch_ms(kind.most) + (kind.batch_ms(rest) if rest else 0.0)
+    assert least - 1e-9 <= wait_ms <= least + kind.batch_ms(kind.most) + 1e-9
+    assert router().wait_ms(waiting + kind.most * more, images) >= wait_ms
+    assert router().wait_ms(waiting, images + more) >= wait_ms
+
+
+def test_predictions_by_hand():
+    made = router()
+    assert made.wait_ms(0) == 10
+    assert made.wait_ms(8) == 40 + made.scenario.instance.batch_ms(9)
+    assert made.wait_ms(32) == 120 + 10
+    assert made.wait_ms(0, 32) == 120
+    assert made.wait_ms(0, 64) == 240  # more than a batch takes more than one: these are late
+
+
+def test_a_query_of_more_images_than_an_instance_computes_in_time_runs_on_lambda():
+    assert router().route(0.0, [IDLE], 0, images=64).targets == (SERVERLESS, "i-idle")
+
+
+def test_queries_go_to_the_shortest_queue():
+    seats = [Seat("a", 7), Seat("b", 2), Seat("c", 4)]
+    assert router().route(0.0, seats, 0).targets == ("b", SERVERLESS)
+
+
+def test_when_the_money_is_spent_there_is_no_target_but_instances_with_room():
+    made = router(ceiling=2 * QUERY_USD)
+    assert [made.route(0.0, [BUSY], 0).targets for _ in range(3)] == [(SERVERLESS, "i-busy")] * 2 + [()]
+    assert made.route(0.0, [BUSY], 0).reason is Reason.CEILING
+    assert made.route(0.0, [IDLE], 0).targets == ("i-idle", SERVERLESS)
+    assert not made.fall_back(0.0)
+    assert made.route(3661.0, [BUSY], 0).targets == (SERVERLESS, "i-busy")  # an hour later there is money again
+
+
+def test_images_are_what_lambda_is_paid_for():
+    made = router(ceiling=10 * QUERY_USD)
+    assert made.route(0.0, [], 0, images=11).reason is Reason.CEILING
+    assert made.route(0.0, [], 0, images=6).targets == (SERVERLESS,)
+    assert made.route(0.0, [], 0, images=5).reason is Reason.CEILING
+    assert made.route(0.0, [], 0, images=4).targets == (SERVERLESS,)
+
+
+def test_only_what_runs_on_lambda_is_paid_for():
+    made = router(ceiling=QUERY_USD)
+    for _ in range(5):
+        assert made.route(0.0, [IDLE], 0).reason is Reason.ROOM
+        assert made.route(0.0, [BUSY], WORLD.serverless.concurrency).reason is Reason.LATE
+    assert made.fall_back(0.0)
+    assert not made.fall_back(0.0)
+    assert made.route(0.0, [], 0).reason is Reason.CEILING
+
+
+@given(st.lists(st.tuples(SEATS, st.integers(0, 10), st.integers(1, 40)), max_size=40))
+@settings(derandomize=True, max_examples=50)
+def test_every_decision_is_counted_once_under_its_reason(queries):
+    made = router(ceiling=30.0)
+    reasons = [made.route(float(number), *query).reason for number, query in enumerate(queries)]
+    assert made.counts.total() == len(queries)
+    assert {reason: reasons.count(reason) for reason in Reason if reason in reasons} == dict(made.counts)
+
+
+def test_a_decision_looks_at_each_seat_once():
+    class Watched(list):
+        looked = 0
+
+        def __iter__(self):
+            for seat in super().__iter__():
+                Watched.looked += 1
+                yield seat
+
+    seats = Watched(Seat(f"i-{number}", 500 - number) for number in range(400))
+    router().route(0.0, seats, 0)
+    assert 400 <= Watched.looked <= 800
+
+
+def test_the_policy_is_told_the_load_and_gets_what_it_wants_without_a_ceiling():
+    policy = Told(7)
+    made = router(policy=policy)
+    assert made.tick(10.0, 2.5, 33.0, on=3) == Wanted(7, "as told")
+    assert policy.seen == [(2.5, 33.0)]
+
+
+def test_the_ceiling_binds_the_policy_and_says_so():
+    made = router(policy=Told(7), ceiling=3 * 3600.0 + 1.0)
+    wanted = made.tick(1.0, 1.0, 5.0, on=0)
+    assert wanted == Wanted(3, "as told; the ceiling allows 3")
+    assert not made.fall_back(1.0)  # what three instances will cost leaves no query's price
+
+
+def test_what_is_being_started_counts_against_lambda_at_once():
+    made = router(policy=Told(1), ceiling=3600.0)
+    assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1
+    assert made.route(1.5, [], 0).reason is Reason.CEILING
+
+
+def test_what_lambda_cost_counts_against_instances():
+    made = router(policy=Told(2), ceiling=2 * 3600.0)
+    assert made.fall_back(0.5)
+    assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1

@@ -1,0 +1,263 @@
+"""Scenarios as they are written down: read as meant, or refused with the key that is wrong."""
+
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.scenario import InstanceType, parse_scenario
+from serfer.core.errors import InputError
+
+LARGE = """
+slo_ms = 1000
+[lambda]
+usd_per_query = 1.2e-4
+latency_ms = 350
+cold_ms = 1500
+concurrency = 1000
+memory_gb = 2.0
+keep_alive_s = 600
+[[instance]]
+name = "g5.xlarge"
+usd_per_hour = 1.006
+spot_usd_per_hour = 0.40
+boot_s = 240
+min_billing_s = 60
+qps = 60
+batches = [[1, 25], [4, 60], [16, 210]]
+"""
+SMALL = """
+slo_ms = 200
+[lambda]
+usd_per_query = 1.5e-5
+latency_ms = 60
+cold_ms = 600
+concurrency = 1000
+memory_gb = 0.5
+keep_alive_s = 600
+[[instance]]
+name = "g6.xlarge"
+usd_per_hour = 0.8048
+spot_usd_per_hour = 0.30
+boot_s = 180
+min_billing_s = 60
+qps = 200
+batches = [[1, 6], [8, 20], [32, 70]]
+"""
+TWO_TYPES = """
+slo_ms = 300
+[lambda]
+usd_per_query = 4e-5
+latency_ms = 120
+cold_ms = 800
+concurrency = 1000
+memory_gb = 1.0
+keep_alive_s = 600
+[[instance]]
+name = "g4dn.xlarge"
+usd_per_hour = 0.526
+spot_usd_per_hour = 0.20
+boot_s = 120
+min_billing_s = 60
+qps = 60
+batches = [[1, 14], [8, 70]]
+[[instance]]
+name = "g5.xlarge"
+usd_per_hour = 1.006
+spot_usd_per_hour = 0.40
+boot_s = 180
+min_billing_s = 60
+qps = 200
+batches = [[1, 7], [8, 22], [32, 75]]
+"""
+POSITIVE = {"lambda": {"usd_per_query", "latency_ms", "concurrency", "memory_gb"}, "instance": {"usd_per_hour", "qps"}}
+NUMBERS = {
+    "": ["slo_ms"],
+    "lambda": ["usd_per_query", "latency_ms", "cold_ms", "concurrency", "memory_gb", "keep_alive_s"],
+    "instance": ["usd_per_hour", "spot_usd_per_hour", "boot_s", "min_billing_s", "qps"],
+}
+EVERY_NUMBER = [(table, key) for table, keys in NUMBERS.items() for key in keys]
+LEAST = [(table, key) for table, key in EVERY_NUMBER if key in POSITIVE.get(table, {"slo_ms"})]
+
+
+def tables():
+    return tomllib.loads(TWO_TYPES)
+
+
+def where(document, table):
+    """Return the table of that name; of the instances, the second."""
+    return document["instance"][1] if table == "instance" else document[table] if table else document
+
+
+def changed(table, key, value):
+    document = tables()
+    where(document, table)[key] = value
+    return document
+
+
+def refusal(document):
+    with pytest.raises(InputError) as raised:
+        parse_scenario(document)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert len(message) < 300
+    return message
+
+
+def test_a_scenario_is_read_as_it_is_written():
+    found = parse_scenario(tables())
+    assert found.slo_ms == 300
+    assert (found.serverless.usd_per_query, found.serverless.latency_ms, found.serverless.cold_ms) == (4e-5, 120, 800)
+    assert (found.serverless.concurrency, found.serverless.memory_gb, found.serverless.keep_alive_s) == (1000, 1.0, 600)
+    first = InstanceType("g4dn.xlarge", 0.526, 0.2, 120.0, 60.0, 60.0, ((1, 14.0), (8, 70.0)))
+    second = InstanceType("g5.xlarge", 1.006, 0.4, 180.0, 60.0, 200.0, ((1, 7.0), (8, 22.0), (32, 75.0)))
+    assert found.instances == (first, second)
+    assert found.instance == first
+
+
+@pytest.mark.parametrize(("text", "advantage"), [(LARGE, 25.8), (SMALL, 13.4), (TWO_TYPES, 16.4)])
+def test_the_advantage_is_lambdas_price_over_the_first_instances_at_full_load(text, advantage):
+    assert parse_scenario(tomllib.loads(text)).advantage == pytest.approx(advantage, abs=0.05)
+
+
+def test_prices_of_a_second_and_of_a_start():
+    kind = parse_scenario(tomllib.loads(LARGE)).instance
+    assert kind.usd_per_s == pytest.approx(1.006 / 3600)
+    assert kind.start_usd == pytest.approx(1.006 / 15)
+
+
+def test_batches_take_as_measured_and_in_proportion_between_and_beyond():
+    kind = parse_scenario(tomllib.loads(LARGE)).instance
+    assert [kind.batch_ms(images) for images in (1, 4, 16)] == [25, 60, 210]
+    assert kind.batch_ms(10) == pytest.approx(135)
+    assert kind.batch_ms(32) == pytest.approx(420)
+    assert kind.most == 16
+    assert InstanceType("x", 1, 0, 1, 0, 1, ((4, 60.0),)).batch_ms(1) == 60  # as long as the smallest measured
+
+
+@given(st.lists(st.floats(1.0, 50.0), min_size=1, max_size=6), st.integers(1, 200))
+@settings(derandomize=True, max_examples=40)
+def test_more_images_never_take_less_where_larger_batches_do_not(growth, images):
+    times = [sum(growth[: number + 1]) for number in range(len(growth))]
+    kind = InstanceType("x", 1, 0, 1, 0, 1, tuple((2**number, ms) for number, ms in enumerate(times)))
+    assert kind.batch_ms(images) <= kind.batch_ms(images + 1) + 1e-9
+
+
+@pytest.mark.parametrize(("table", "key"), EVERY_NUMBER)
+def test_a_missing_number_is_named(table, key):
+    document = tables()
+    del where(document, table)[key]
+    message = refusal(document)
+    assert f"{key} is missing" in message
+    assert (table or "the scenario") in message
+
+
+@pytest.mark.parametrize("value", ["fast", True, float("nan"), float("inf"), [1], {"a": 1}, "x" * 10_000])
+@pytest.mark.parametrize(("table", "key"), EVERY_NUMBER)
+def test_what_is_no_number_is_named(table, key, value):
+    message = refusal(changed(table, key, value))
+    assert f"{key} is a number" in message
+    assert (table or "the scenario") in message
+
+
+@pytest.mark.parametrize("value", [-1, -1e-9, 1.1e9, pytest.param(10**400, id="huge")])
+@pytest.mark.parametrize(("table", "key"), EVERY_NUMBER)
+def test_a_number_out_of_bounds_is_named(table, key, value):
+    assert f"{key} is " in refusal(changed(table, key, value))
+
+
+@pytest.mark.parametrize(("table", "key"), LEAST)
+@pytest.mark.parametrize("value", [0, 5e-324])
+def test_what_has_to_be_more_than_nothing_is_named(table, key, value):
+    assert f"{key} is " in refusal(changed(table, key, value))
+
+
+@pytest.mark.parametrize(("table", "key"), [pair for pair in EVERY_NUMBER if pair not in LEAST])
+def test_the_other_numbers_may_be_0(table, key):
+    parse_scenario(changed(table, key, 0))
+
+
+@pytest.mark.parametrize("value", [0.5, 1.5])
+def test_concurrency_is_a_whole_number(value):
+    assert "concurrency is " in refusal(changed("lambda", "concurrency", value))
+
+
+@pytest.mark.parametrize("table", ["", "lambda", "instance"])
+def test_an_unknown_key_is_named_with_those_that_there_are(table):
+    message = refusal(changed(table, "slo_s", 1))
+    assert "'slo_s' is not known" in message
+    assert NUMBERS[table][0] in message
+
+
+def test_a_missing_or_wrong_table_is_named():
+    document = tables()
+    del document["lambda"]
+    assert "[lambda]" in refusal(document)
+    assert "[lambda]" in refusal(changed("", "lambda", 5))
+    assert "[instance 1]" in refusal({**tables(), "instance": [tables()["instance"][0], 7]})
+
+
+@pytest.mark.parametrize("instances", [None, [], {}, 3, [tables()["instance"][0]] * 17])
+def test_there_are_1_to_16_instance_types(instances):
+    document = {key: value for key, value in tables().items() if key != "instance"}
+    if instances is not None:
+        document["instance"] = instances
+    assert "1 to 16 [[instance]]" in refusal(document)
+
+
+@pytest.mark.parametrize("name", [None, "", "x" * 65, 7, "two\nlines", "bell\a"])
+def test_an_instances_name_is_a_short_text(name):
+    assert "instance 1: name is" in refusal(changed("instance", "name", name))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        None,
+        [],
+        7,
+        [7],
+        [[1]],
+        [[1, 2, 3]],
+        [["1", 2]],
+        [[1, True]],
+        [[0, 5]],
+        [[-1, 5]],
+        [[1.5, 5]],
+        [[1, 0]],
+        [[1, -2]],
+        [[1, float("nan")]],
+        [[float("inf"), 1]],
+        [[1, 2e9]],
+        [[2e9, 1]],
+        [[10**400, 1]],
+        [[1, 10**400]],
+        [[1, 5], [1, 6]],
+        [[4, 5], [1, 6]],
+        [[number, 5] for number in range(1, 66)],
+    ],
+)
+def test_batches_are_pairs_by_size(batches):
+    message = refusal(changed("instance", "batches", batches))
+    assert "g5.xlarge" in message
+    assert "batches" in message
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+        max_leaves=6,
+    ),
+    st.sampled_from([*EVERY_NUMBER, ("", "lambda"), ("", "instance"), ("instance", "batches"), ("instance", "name")]),
+)
+@settings(derandomize=True, max_examples=40)
+def test_whatever_stands_there_is_read_or_refused_in_one_line(value, place):
+    try:
+        parse_scenario(changed(*place, value))
+    except InputError as error:
+        message = str(error)
+    else:
+        message = ""
+    assert "\n" not in message

@@ -1,0 +1,109 @@
+"""The plain rule costs at most 3 - 2/c times the best schedule, and there are loads on which it costs that much."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.optimum import optimum_usd
+from serfer.control.policies.purse import bound
+from serfer.control.policies.ski_rental import SkiRental
+from tests.control.worlds import LONG, QPS, at_once, rows, scenario, with_boots
+
+ADVANTAGES = [1.5, 3.0, 13.0, 26.0]
+
+
+def best(world, load):
+    return optimum_usd(world, *zip(*load, strict=True))
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+@settings(derandomize=True, max_examples=10)
+@given(load=rows(2.5 * QPS, most_rows=8, most_s=600), step_s=st.sampled_from([0.5, 1.0, 3.0]))
+def test_it_costs_at_most_3_minus_2_over_c_times_the_optimum(advantage, load, step_s):
+    # Steps let the rule act up to a step too late. A late start costs at most c a second where the rule would have paid
+    # 1; a late stop 1 where it would have paid less than that. Both happen at most once for each start.
+    world = scenario(advantage)
+    paid = at_once(world, SkiRental(world), load, step_s)
+    assert paid.usd <= bound(advantage) * best(world, load) + paid.starts * (advantage + 1) * step_s + 1e-6
+
+
+def against(world, load):
+    """Return what the rule pays against an adversary, who loads it fully while it is off, and not at all while on."""
+    policy, on, usd, history = SkiRental(world), False, 0.0, []
+    for _ in range(load):
+        rate = 0.0 if on else world.instance.qps
+        history.append((1.0, rate))
+        usd += 1.0 if on else rate * world.serverless.usd_per_query
+        before, on = on, policy.observe(1.0, rate).instances > 0
+        usd += world.instance.start_usd * (on and not before)
+    return usd, best(world, history)
+
+
+@pytest.mark.parametrize(("advantage", "tight"), [(1.5, 0.02), (3.0, 0.02), (13.0, 0.05), (26.0, 0.1)])
+def test_an_adversary_makes_it_pay_that_much(advantage, tight):
+    usd, least = against(scenario(advantage), 8_000)
+    assert usd == pytest.approx(bound(advantage) * least, rel=tight)
+
+
+@pytest.mark.parametrize("advantage", [0.3, 1.0])
+def test_where_lambda_is_never_dearer_nothing_is_started(advantage):
+    world, load = scenario(advantage), [(5000, 7 * QPS)]
+    paid = at_once(world, SkiRental(world), load)
+    assert paid.starts == 0
+    assert paid.usd == pytest.approx(bound(advantage) * best(world, load))
+
+
+def test_it_starts_when_lambda_has_cost_a_start_more_and_stops_when_idling_has():
+    world = scenario(13.0)
+    paid = at_once(world, SkiRental(world), [(100, QPS), (500, 0.0)])
+    # a start is 240 dollars, Lambda costs 12 a second more: on after 20 s; idle for 240 s from second 100 on
+    assert paid.on.index(1) == 20 - 1
+    assert paid.on.index(0, 20) == 100 + 240 - 1
+    assert paid.starts == 1
+
+
+def test_what_lambda_cost_is_forgotten_as_far_as_an_instance_would_have_idled():
+    world = scenario(13.0)
+    policy = SkiRental(world)
+    assert at_once(world, policy, [(10, QPS), (60, 0.0)]).starts == 0
+    assert at_once(world, policy, [(14, QPS)]).starts == 0  # 120 - 60 + 168 = 228
+    assert at_once(world, policy, [(1, QPS)]).starts == 1
+
+
+@settings(derandomize=True, max_examples=12)
+@given(load=rows(5 * QPS, most_s=400))
+def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
+    policy = SkiRental(scenario(13.0))
+    for seconds, rate in load:
+        policy.observe(float(seconds), rate)
+        assert sorted(policy._on, reverse=True) == policy._on
+        assert sorted(policy._behind) == policy._behind
+
+
+def test_it_goes_on_from_instances_that_are_there():
+    world = scenario(13.0)
+    policy = SkiRental(world)
+    policy.resume(3)
+    paid = at_once(world, policy, [(300, 2.5 * QPS)])
+    assert paid.on == [3] * 300
+    assert policy.observe(LONG - 1, 0.0).instances == 3
+    assert policy.observe(1, 0.0).instances == 0
+    idle = SkiRental(world)
+    idle.resume(2)
+    assert [idle.observe(LONG / 2, 0.0).instances for _ in range(2)] == [2, 0]
+
+
+def test_without_a_boot_an_instance_is_on_exactly_while_it_is_cheaper():
+    world = scenario(13.0, boot_s=0.0)
+    load = [(10, QPS), (10, 0.0), (10, QPS / 26), (10, QPS / 2), (10, 0.0)]
+    paid = at_once(world, SkiRental(world), load)
+    assert paid.on == [1] * 10 + [0] * 20 + [1] * 10 + [0] * 10
+    assert with_boots(world, SkiRental(world), load).usd == pytest.approx(paid.usd)
+
+
+def test_however_small_an_instance_the_rule_ends():
+    world = scenario(13.0)
+    tiny = replace(world, instances=(replace(world.instance, qps=1e-6),))
+    assert SkiRental(tiny).observe(1.0, 1e9).instances <= 1000

@@ -1,0 +1,109 @@
+"""What a level's windows do once they have seen bursts: boot in time, keep on while it pays, and else nothing."""
+
+import random
+
+from serfer.control.policies.windows import BOOT_TICKS, Windows
+
+FULL, NOTHING = 13.0, 0.0
+CLOCK = 480  # ticks that lengths are told apart for
+
+
+def periodic(bursts, burst=20, period=100, *, units=FULL, before=30):
+    """Return a load by ticks: so many bursts, which begin `period` ticks apart, and the quiet after the last one."""
+    return [NOTHING] * before + ([units] * burst + [NOTHING] * (period - burst)) * bursts
+
+
+def told(load, windows=None):
+    """Return what windows want after each tick of a load."""
+    windows = windows or Windows()
+    on = []
+    for units in load:
+        windows.tick(units)
+        on.append(windows.on)
+    return on
+
+
+def test_three_bursts_have_to_be_over_before_it_says_anything():
+    on = told(periodic(4))
+    third_is_over = 30 + 2 * 100 + 20
+    assert on[:third_is_over] == [None] * third_is_over
+    assert None not in on[third_is_over + BOOT_TICKS :]
+
+
+def test_an_instance_has_booted_when_a_burst_begins_and_not_long_before():
+    windows = Windows()
+    told(periodic(10), windows)
+    for _ in range(3):
+        serves = []
+        for units in periodic(1, before=0):
+            windows.tick(units)
+            serves.append(windows.serves)
+        assert all(serves[:18])  # all through the burst, up to where it may end
+        assert sum(serves[20:]) <= 8  # and hardly longer; then it serves again when the next one may begin
+        assert serves[-1]
+
+
+def test_it_is_off_in_between_where_gaps_are_long():
+    windows = Windows()
+    told(periodic(10), windows)
+    quiet = told(periodic(1, before=0), windows)[25:]
+    assert quiet.count(True) <= BOOT_TICKS + 4
+    assert quiet == sorted(quiet)  # off, and then on for good
+
+
+def test_short_gaps_are_waited_out():
+    windows = Windows()
+    load = periodic(30, burst=10, period=15)
+    told(load, windows)
+    assert all(told(load[30:], windows))
+
+
+def test_bursts_that_are_rare_and_short_start_nothing():
+    draw, load = random.Random(1), []  # noqa: S311 - a load
+    for _ in range(25):
+        load += [3.0] * 2 + [NOTHING] * draw.randint(100, 470)
+    windows = Windows()
+    told(load, windows)
+    assert not any(told(load, windows))
+
+
+def test_a_load_below_the_instances_price_is_no_burst():
+    assert told([0.9] * 500 + [NOTHING] * 50 + [1.0] * 50) == [None] * 600
+
+
+def test_a_tick_of_calm_does_not_end_a_burst():
+    holes = [NOTHING if tick % 5 == 4 else FULL for tick in range(20)]
+    load = ([*holes, *[NOTHING] * 80]) * 8
+    windows, whole = Windows(), Windows()
+    told(load, windows)
+    told(periodic(8, before=0), whole)
+    assert windows._seen == whole._seen == 8
+
+
+def test_past_the_clock_it_is_on_while_a_burst_lasts_and_off_while_it_does_not():
+    windows = Windows()
+    told(periodic(6), windows)
+    quiet = told([NOTHING] * (CLOCK + 200), windows)
+    assert not any(quiet[CLOCK:])
+    burst = told([FULL] * (CLOCK + 200), windows)
+    assert all(burst[CLOCK:])
+    assert windows.serves
+
+
+def test_it_serves_once_it_was_on_for_as_long_as_a_boot():
+    windows = Windows()
+    told(periodic(6)[:-50], windows)  # off, in the middle of a gap
+    assert not windows.on
+    was_on = 0
+    for units in periodic(4, before=40):
+        windows.tick(units)
+        was_on = was_on + 1 if windows.on else 0
+        assert windows.serves == (was_on > BOOT_TICKS)
+
+
+def test_what_changes_is_learnt_anew():
+    windows = Windows()
+    told(periodic(10, period=100), windows)
+    told(periodic(25, period=60, before=0), windows)
+    on = told(periodic(1, period=60, before=0), windows)
+    assert on[-BOOT_TICKS:] == [True] * BOOT_TICKS

@@ -1,0 +1,120 @@
+"""Scenarios and loads for the tests of policies: one instance costs a dollar a second, so that dollars are units."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
+
+QPS = 10.0
+LONG = 240.0  # seconds of a boot
+
+
+def scenario(advantage=13.0, *, boot_s=LONG, qps=QPS, slo_ms=200.0, concurrency=1000, usd_per_hour=3600.0):
+    """Return one where Lambda costs `advantage` times what a fully loaded instance costs."""
+    return Scenario(
+        slo_ms,
+        LambdaTarget(advantage * usd_per_hour / 3600.0 / qps, 60.0, 600.0, concurrency, 1.0, 600.0),
+        (InstanceType("gpu", usd_per_hour, 0.0, boot_s, 0.0, qps, ((1, 10.0), (8, 40.0), (32, 120.0))),),
+    )
+
+
+def rows(most_rate, *, most_rows=10, most_s=900):
+    """Draw piecewise constant loads: whole seconds and rates, often nothing and often as much as can be."""
+    rates = st.one_of(st.just(0.0), st.just(float(most_rate)), st.floats(0.0, most_rate))
+    return st.lists(st.tuples(st.integers(1, most_s), rates), min_size=1, max_size=most_rows)
+
+
+def steps(load, step_s=1.0):
+    """Cut rows of (seconds, rate) into steps of `step_s`, the last one of a row being what is left of it."""
+    for seconds, rate in load:
+        count, rest = divmod(seconds, step_s)
+        yield from [(step_s, rate)] * int(count)
+        if rest:
+            yield rest, rate
+
+
+@dataclass
+class Paid:
+    """What a run of a policy cost; `on` is how many instances there were after each step."""
+
+    usd: float
+    starts: int
+    on: list[int]
+
+
+def at_once(world, policy, load, step_s=1.0):
+    """Run a policy whose instances serve at once: a start costs the price of a boot.
+
+    An instance that is on serves its level of the load. What is decided after a step holds from the next one on.
+    """
+    return _run(world, policy, load, step_s, _Ready)
+
+
+def with_boots(world, policy, load, step_s=1.0):
+    """Run a policy whose instances boot: they cost from the start on, and Lambda serves in their stead meanwhile."""
+    return _run(world, policy, load, step_s, _Booting)
+
+
+def up_to_its_price(world, policy, load, step_s=1.0):
+    """Run a policy whose instances boot, and count as its cost of a boot what the guarantee does (purse.py).
+
+    The boot is paid for at the start, what is left of it comes back at a stop, and Lambda counts meanwhile, but in a
+    second no more than the instance.
+    """
+    return _run(world, policy, load, step_s, _Capped)
+
+
+class _Ready:
+    def __init__(self, kind):
+        self.started_usd, self.left = kind.start_usd, 0.0
+
+    def second(self, seconds, units):
+        del units
+        return seconds
+
+    def stopped_usd(self):
+        return 0.0
+
+
+class _Booting(_Ready):
+    def __init__(self, kind):
+        self.started_usd, self.left = 0.0, kind.boot_s
+
+    def second(self, seconds, units):
+        booting = min(self.left, seconds)
+        self.left -= booting
+        return seconds + units * booting
+
+
+class _Capped(_Booting):
+    def __init__(self, kind):
+        self.started_usd, self.left = kind.start_usd, kind.boot_s
+
+    def second(self, seconds, units):
+        booting = min(self.left, seconds)
+        self.left -= booting
+        return seconds - booting + min(units, 1.0) * booting
+
+    def stopped_usd(self):
+        return -self.left
+
+
+def _run(world, policy, load, step_s, make):
+    kind, usd_per_query = world.instance, world.serverless.usd_per_query
+    assert kind.usd_per_s == 1.0
+    usd, starts, on, counts = 0.0, 0, [], []
+    for seconds, rate in steps(load, step_s):
+        for level, instance in enumerate(on):
+            units = min(max(rate - level * kind.qps, 0.0), kind.qps) * usd_per_query
+            usd += instance.second(seconds, units)
+        usd += max(rate - len(on) * kind.qps, 0.0) * usd_per_query * seconds
+        count = policy.observe(seconds, rate).instances
+        while len(on) > count:
+            usd += on.pop().stopped_usd()
+        while len(on) < count:
+            on.append(make(kind))
+            usd += on[-1].started_usd
+            starts += 1
+        counts.append(count)
+    return Paid(usd, starts, counts)

@@ -1,0 +1,232 @@
+"""Load that lasts moves to instances and back, in real processes, and no query is lost whatever dies."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.e2e.conftest import PATIENCE, eventually, keys
+
+SCENARIO = """
+slo_ms = 2000
+[lambda]
+usd_per_query = 1e-2
+latency_ms = 100
+cold_ms = 400
+concurrency = 100
+memory_gb = 1
+keep_alive_s = 600
+[[instance]]
+name = "here"
+usd_per_hour = 0.9
+spot_usd_per_hour = 0
+boot_s = 1
+min_billing_s = 0
+qps = 200
+batches = [[1, 5], [8, 20]]
+"""
+
+
+def png():
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Burst:
+    """Clients that ask a service one query after the other, and keep what became of each."""
+
+    def __init__(self, url, clients=2):
+        self.seen = []
+        self._url = url
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def end(self):
+        self._over.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def _ask(self):
+        image = png()
+        with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
+            while not self._over.wait(0.02):
+                try:
+                    reply = http.post("/v1/classify", content=image, headers={"Content-Type": "image/png"})
+                    self.seen.append(reply.json()["target"] if reply.status_code == 200 else reply.text)
+                except httpx.TransportError as error:
+                    self.seen.append(repr(error))
+
+    def mark(self):
+        return len(self.seen)
+
+    def answered(self, target, since=0):
+        """Wait for an answer of a target after those that were seen before."""
+        eventually(lambda: target in self.seen[since:], f"an answer by {target}")
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def serve(start, plan, scenario):
+    """Start a driver with a pool of processes; returns the command and its URL."""
+
+    def launch(*arguments, **variables):
+        pool = ("--route", "auto", "--instances", "local", "--scenario", scenario)
+        command = start(
+            *("serve", "--plan", plan, "--port", "0", "--workers", "inprocess", "--drain-s", "0", "--json"),
+            *("--log-level", "warning"),  # nobody reads its lines before its end
+            *(*pool, *arguments),
+            SERFER_API_DEADLINE_MS="60000",
+            **variables,
+        )
+        line = command.process.stdout.readline()
+        assert line, command.process.communicate()
+        return command, json.loads(line)["url"]
+
+    return launch
+
+
+def instances(cache):
+    """Return the process ids of the instances that the pools under a cache directory know."""
+    found = {}
+    for path in Path(cache).glob("pools/*/*.json"):
+        found[path.stem] = json.loads(path.read_text())["process"]["pid"]
+    return found
+
+
+def metric(url, name):
+    text = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def alive(pid):
+    """Say whether a process runs: its remains may wait for whoever took it over from a driver that died."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_a_burst_begins_on_functions_goes_on_on_an_instance_and_survives_its_death(serve, cache):
+    command, url = serve("--store", "memory://")
+    with Burst(url) as burst:
+        burst.answered("gpu")
+        assert burst.seen[0] == "serverless"
+        (before,) = instances(cache).items()
+        os.kill(before[1], signal.SIGKILL)
+        killed = burst.mark()
+        burst.answered("serverless", killed)
+        burst.answered("gpu", burst.seen.index("serverless", killed))
+        ((after, _),) = instances(cache).items()
+        assert after != before[0]
+        burst.end()
+    assert set(burst.seen) == {"serverless", "gpu"}, Counter(burst.seen)
+    assert metric(url, 'serfer_pool_changes_total{change="started"}') >= 2
+    assert metric(url, 'serfer_queries_total{model="small",outcome="answered",target="gpu"}') == burst.seen.count("gpu")
+    eventually(lambda: metric(url, 'serfer_pool_instances{state="on"}') == 0, "the instance stops after the burst")
+    command.interrupt(signal.SIGTERM)
+    result = command.end()
+    assert result.code == 0
+    (failed,) = [line for line in map(json.loads, result.err.splitlines()) if line["event"] == "instance failed"]
+    assert failed["fault"] == "unreachable"
+
+
+@pytest.mark.slow
+def test_when_the_leading_driver_dies_another_one_leads_and_adopts_its_instance(serve, cache, redis):
+    drivers = {url: command for command, url in (serve("--store", redis) for _ in range(2))}
+    leading = "serfer_pool_leading"
+    bursts = {url: Burst(url) for url in drivers}
+    with contextlib.ExitStack() as running:
+        for burst in bursts.values():
+            running.enter_context(burst)
+        for burst in bursts.values():
+            burst.answered("gpu")
+        ((name, pid),) = instances(cache).items()
+        leader, other = sorted(drivers, key=lambda url: metric(url, leading), reverse=True)
+        drivers[leader].process.kill()
+        bursts[leader].end()
+        eventually(lambda: metric(other, leading), "the other driver leads")
+        since = bursts[other].mark()
+        bursts[other].answered("gpu", since)
+        assert instances(cache) == {name: pid}  # adopted, not replaced
+        bursts[other].end()
+    assert set(bursts[other].seen) == {"serverless", "gpu"}, Counter(bursts[other].seen)
+    eventually(lambda: metric(other, 'serfer_pool_instances{state="on"}') == 0, "the instance stops")
+    assert not alive(pid)
+    assert metric(other, 'serfer_pool_changes_total{change="started"}') == 0
+    drivers[other].interrupt(signal.SIGTERM)
+    assert drivers[other].end().code == 0
+    drivers[leader].process.communicate()
+    eventually(lambda: keys(redis) == [], "what the drivers told expires")
+
+
+@pytest.mark.slow
+def test_when_every_driver_dies_their_instance_ends_by_itself(serve, cache, redis):
+    command, url = serve("--store", redis)
+    with Burst(url) as burst:
+        burst.answered("gpu")
+        (pid,) = instances(cache).values()
+        command.process.kill()
+        burst.end()
+    command.process.communicate()
+    assert alive(pid)
+    begun = time.monotonic()
+    eventually(lambda: not alive(pid), "the instance ends when nobody asks it")
+    assert time.monotonic() - begun > 30
+    eventually(lambda: keys(redis) == [], "what the driver told expires")
+    later, _ = serve("--store", "memory://")  # another pool, which sweeps
+    assert list(instances(cache)) == []
+    later.interrupt(signal.SIGTERM)
+    assert later.end().code == 0
+
+
+@pytest.mark.slow
+def test_the_whole_system_routes_and_leaves_nothing_behind(start, plan, scenario, cache):
+    command = start(
+        *("up", "--plan", plan, "--drivers", "2", "--port", "0", "--json", "--log-level", "warning"),
+        *("--route", "auto", "--instances", "local", "--scenario", scenario),
+    )
+    said = json.loads(command.process.stdout.readline())
+    with Burst(said["url"], clients=4) as burst:
+        burst.answered("gpu")
+        burst.end()
+    assert set(burst.seen) == {"serverless", "gpu"}, Counter(burst.seen)
+    pids = instances(cache).values()
+    command.interrupt(signal.SIGINT)
+    assert command.end().code in {0, 128 + signal.SIGINT}
+    assert not any(map(alive, pids))
+
+
+def test_a_scenario_that_is_none_is_told_by_file_and_key(serfer_, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text(SCENARIO.replace("slo_ms = 2000", ""))
+    arguments = ("serve", "--route", "auto", "--instances", "local", "--scenario", path)
+    serfer_(*arguments).complains(3, str(path), "slo_ms")

@@ -1,0 +1,187 @@
+"""Deployed functions, found by their stack: moto plays CloudFormation, the local Lambda service Lambda.
+
+The functions lie as AWS has them: plan.json in the package, code and dependencies in one layer, weights in another.
+"""
+
+import json
+import os
+import shutil
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+import serfer
+from serfer.api.function import Function, open_application
+from serfer.background import LoopThread
+from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
+from serfer.core.plan import load_plan
+from serfer.local.function import FunctionConfig
+from serfer.local.lambda_service import LambdaService
+from serfer.local.runtime import runtime_directory
+from serfer.settings import load_settings
+from splitter.bundle import HANDLER, dependencies
+from tests.api.conftest import png
+from tests.api.test_function import rest
+from tests.e2e.small import batch
+from tests.serfer.moto_server import MotoServer
+
+
+@pytest.fixture(scope="module")
+def worker_layer(tmp_path_factory, cache):
+    """The layer that all functions share."""
+    layer = tmp_path_factory.mktemp("worker")
+    (layer / "python").symlink_to(dependencies(cache))
+    return layer
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory, plan, worker_layer, settings, _redis):
+    """A Lambda service with the plan's functions as a stack called demo has them."""
+    whole, root = load_plan(plan), tmp_path_factory.mktemp("deployed")
+    configs = []
+    for part in whole.functions:
+        name = whole.deployed("demo", *part)
+        package, weights = root / name, root / f"{name}-weights"
+        package.mkdir()
+        shutil.copy(plan / "plan.json", package)
+        function = whole.stages[part[0]].functions[part[1]]
+        for artefact in (function.weights, *function.graphs):
+            target = weights / "python" / "serfer_plan" / artefact.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(plan / artefact.path, target)
+        variables = {"SERFER_STORE": _redis.url, "POWERTOOLS_LOG_LEVEL": "CRITICAL"}
+        configs.append(
+            FunctionConfig(name, package, HANDLER, timeout_s=60, environment=variables, layers=(worker_layer, weights))
+        )
+    runtime = runtime_directory(settings.cache_dir / "runtime")
+    service, loop = LambdaService(configs, facts=settings.facts().functions, runtime=runtime), LoopThread()
+    loop.wait(service.start())
+    yield service
+    loop.wait(service.stop())
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def moto(plan, _redis):
+    digest = load_plan(plan).digest[:12]
+    known = {"FunctionPrefix": "demo", "Plans": digest, "Serving": digest, "Engine": "push", "Url": "https://x/prod"}
+    with MotoServer() as server:
+        server.stack("demo", {**known, "Store": _redis.url})
+        server.stack("live", {**known, "Store": _redis.url, "Alias": "live"})
+        server.stack("away", {**known, "Store": "redis://127.0.0.1:9/0"})
+        server.stack("older", {**known, "Store": _redis.url, "Plans": "0123456789ab", "Serving": "0123456789ab"})
+        yield server
+
+
+@pytest.fixture
+def variables(moto, functions):
+    return {**moto.variables(), "AWS_ENDPOINT_URL_LAMBDA": functions.url}
+
+
+@pytest.fixture
+def bare(plan, tmp_path):
+    """A plan directory without any artefact."""
+    directory = tmp_path / "bare"
+    directory.mkdir()
+    shutil.copy(plan / "plan.json", directory)
+    return directory
+
+
+def answers(result):
+    assert result.code == 0, result.err
+    return [json.loads(line)["images"] for line in result.lines]
+
+
+def named(found):
+    return [[(one["label"], round(one["score"], 4)) for one in image["predictions"]] for image in found]
+
+
+@pytest.mark.parametrize("stack", ["demo", "live"])
+@pytest.mark.usefixtures("redis")
+def test_classify_asks_the_functions_of_a_stack(serfer_, variables, examples, plan, bare, stack):
+    image = examples / "chelsea.png"
+    [here] = answers(serfer_("classify", image, "--plan", plan, "--workers", "inprocess", "--json"))
+    for workers in ([], ["--workers", "aws"]):
+        asked = ["classify", image, "--plan", bare, "--stack", stack, "--json", *workers]
+        [deployed] = answers(serfer_(*asked, **variables))
+        assert named(deployed) == named(here)
+
+
+@pytest.mark.usefixtures("redis")
+def test_warm_names_the_functions_as_they_are_deployed(serfer_, variables, plan, bare):
+    result = serfer_("warm", "--plan", bare, "--stack", "live", "--hold-s", "0.1", "--json", **variables)
+    assert result.code == 0, result.err
+    digest = load_plan(plan).digest[:12]
+    assert [json.loads(line)["function"] for line in result.lines] == [f"demo-{digest}-{n}-0:live" for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--stack", "demo"], 2, ["--stack demo: say which plan it serves: --plan DIR"]),
+        (["--stack", "demo", "--plan", "PLAN", "--workers", "local"], 2, ["--stack names functions in AWS"]),
+        (["--stack", "older", "--plan", "PLAN"], 3, ["--stack older serves the plan 0123456789ab, this one is "]),
+        (["--stack", "demo", "--plan", "PLAN", "--driver", "stepfunctions"], 2, ["was packaged for push"]),
+        (["--stack", "nowhere", "--plan", "PLAN"], 4, ["there is no such stack in us-east-1"]),
+        (["--workers", "aws", "--plan", "PLAN"], 2, ["--workers aws needs --store", "or --stack"]),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_line(serfer_, variables, bare, arguments, code, words):
+    arguments = [str(bare) if each == "PLAN" else each for each in arguments]
+    serfer_("serve", *arguments, **variables).complains(code, *words)
+
+
+def test_a_driver_in_aws_finds_them_by_its_environment(variables, monkeypatch, bare, redis):
+    """The application as a Lambda function, with the variables that its template gives it, and plan.json."""
+    known = {"SERFER_STORE": redis, "SERFER_PLAN": bare.name, "LAMBDA_TASK_ROOT": str(bare.parent)}
+    known |= {"SERFER_FUNCTION_PREFIX": "demo", "SERFER_FUNCTION_ALIAS": "live", "SERFER_WORKERS": "aws"}
+    for name, value in {**variables, **known}.items():
+        monkeypatch.setenv(name, value)
+    with ExitStack() as opened:
+        function = Function(open_application(os.environ, load_settings(), opened))
+        opened.callback(function.close)
+        answer = function(rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()), None)
+        assert (answer["statusCode"], json.loads(answer["body"])["model"]) == (200, "small")
+        assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
+
+
+class TestOpening:
+    @pytest.fixture(autouse=True)
+    def access(self, variables, monkeypatch):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    @pytest.mark.usefixtures("redis")
+    def test_an_open_pipeline_answers_as_workers_here_do(self, plan, bare, settings):
+        with serfer.open(plan) as own:
+            expected = own.run(batch())
+        with serfer.open(bare, stack="demo", settings=settings) as pipeline:
+            np.testing.assert_allclose(pipeline.run(batch()), expected, atol=1e-4)
+            assert pipeline.health().result().ready
+
+    def test_names_by_settings_do_the_same_without_a_stack(self, bare, settings, redis):
+        prefixed = settings.model_copy(update={"function_prefix": "demo"})
+        with serfer.open(bare, workers="aws", store=redis, settings=prefixed) as pipeline:
+            assert pipeline.run(batch()).shape == (1, 7)
+        astray = settings.model_copy(update={"function_prefix": "astray"})
+        with serfer.open(bare, workers="aws", store=redis, settings=astray) as pipeline:
+            assert "astray-" in pipeline.health().result().functions
+
+    def test_a_store_of_ones_own_goes_before_the_stacks(self, bare, settings, redis):
+        with serfer.open(bare, stack="away", store=redis, settings=settings) as pipeline:
+            assert pipeline.run(batch()).shape == (1, 7)
+
+    def test_a_cache_that_cannot_be_reached_from_here(self, bare, settings):
+        with pytest.raises(StoreUnavailableError, match=r"network of its own.*ask its service, https://x/prod"):
+            serfer.open(bare, stack="away", settings=settings)
+
+    def test_an_edited_plan_is_still_refused(self, bare, settings):
+        text = (bare / "plan.json").read_text()
+        (bare / "plan.json").write_text(text.replace('"small"', '"large"'))
+        with pytest.raises(PlanError, match="was edited"):
+            serfer.open(bare, stack="demo", settings=settings)
+
+    def test_workers_that_are_no_stacks(self, bare):
+        with pytest.raises(UsageError, match="--stack names functions in AWS: use it with --workers aws, not local"):
+            serfer.open(bare, stack="demo", workers="local")

@@ -1,0 +1,130 @@
+"""A pipeline with a target: it is asked first, and what it does not take goes through the plan's functions."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import serfer
+from drivers.driver import NOBODY
+from drivers.target import Served
+from serfer.api.service import Answered
+from serfer.api.timeline import served_report
+from serfer.background import LoopThread
+from serfer.core.errors import DeadlineError, InputError, UnavailableError
+from serfer.core.plan import load_plan
+from serfer.pipeline import Pipeline
+from serfer.probe import Probe
+from serfer.trace import TracedQuery, trace_events
+from serfer.unsplit import unsplit
+from storage import open_store
+from tests.e2e.small import CLASSES, SIZE, batch
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+class Whole:
+    """A target that computes the whole network, or takes nothing while `takes` is False."""
+
+    def __init__(self, directory, *, takes=True, slow_s=0.0):
+        self._run = unsplit(load_plan(directory), directory)
+        self.takes = takes
+        self.slow_s = slow_s
+        self.asked = []
+        self.closed = 0
+
+    async def run(self, array, deadline_s, asker):
+        self.asked.append((array, deadline_s, asker))
+        await asyncio.sleep(self.slow_s)
+        return Served(self._run(array), "one", 3, 1.5, 2e-6) if self.takes else None
+
+    async def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def open_with(plan, settings):
+    """Open the plan with a target and no functions."""
+    opened = []
+
+    def make(target):
+        loaded, loop, store = load_plan(plan), LoopThread(), open_store("memory://")
+
+        async def close():
+            store.close()
+
+        facts, limits = settings.facts().functions, settings.image_limits()
+        pipeline = Pipeline(loaded, None, loop, close, facts, limits, Probe(loaded, store, None), target=target)
+        opened.append(pipeline)
+        return pipeline
+
+    yield make
+    for pipeline in opened:
+        pipeline.close()
+
+
+@pytest.mark.parametrize("images", [batch(2), PIXELS], ids=["float32", "pixels"])
+def test_an_instance_answers_with_no_stages_and_its_own_price(open_with, plan, images):
+    target = Whole(plan)
+    pipeline = open_with(target)
+    assert np.array_equal(pipeline.run(images, deadline_s=7), unsplit(pipeline.plan, plan)(images))
+    report = pipeline.last_report
+    assert (report.target, report.stages, report.cost_usd, report.store.puts) == ("gpu", (), 2e-6, 0)
+    assert pipeline.last.served.batch == 3
+    asked, deadline_s, asker = target.asked[0]
+    assert np.array_equal(asked, images)
+    assert (deadline_s, asker) == (7, NOBODY)
+
+
+def test_pictures_are_classified_and_their_answer_is_explained_and_traced(open_with, plan, examples):
+    pipeline = open_with(Whole(plan))
+    answers = pipeline.classify([examples / "chelsea.png"], top_k=2)
+    assert len(answers[0].predictions) == 2
+    result = pipeline.last
+    report = served_report(Answered(result, result.split[0], 0.0), pipeline.plan, pipeline.facts, explain=True)
+    assert (report.target, report.timeline.tasks) == ("gpu", ())
+    spans = trace_events(pipeline.plan, [TracedQuery.of("q", result)])
+    assert [event["args"] for event in spans if event["ph"] == "X"] == [{"from": "gpu"}]
+
+
+def test_what_the_caller_writes_later_does_not_reach_the_query(open_with, plan):
+    target = Whole(plan, slow_s=0.05)
+    pipeline = open_with(target)
+    images = batch(1)
+    expected = unsplit(pipeline.plan, plan)(images)
+    future = pipeline.submit(images)
+    images[:] = 0
+    assert np.array_equal(future.result().logits, expected)
+
+
+def test_without_functions_a_target_that_takes_nothing_is_an_error(open_with, plan):
+    pipeline = open_with(Whole(plan, takes=False))
+    with pytest.raises(UnavailableError, match="no functions"):
+        pipeline.run(batch())
+
+
+def test_arrays_are_checked_before_a_target_sees_them(open_with, plan):
+    target = Whole(plan)
+    with pytest.raises(InputError, match="this plan takes"):
+        open_with(target).run(batch()[:, :1])
+    assert target.asked == []
+
+
+def test_closing_a_pipeline_closes_its_target_once(open_with, plan):
+    target = Whole(plan)
+    pipeline = open_with(target)
+    pipeline.close()
+    pipeline.close()
+    assert target.closed == 1
+
+
+def test_what_a_target_does_not_take_goes_through_the_functions(plan, settings):
+    with serfer.open(plan, settings=settings) as pipeline:
+        pipeline._target = target = Whole(plan, takes=False)
+        logits = pipeline.run(PIXELS)
+        assert logits.shape == (2, CLASSES)
+        assert (pipeline.last_report.target, len(pipeline.last_report.stages)) == ("serverless", 3)
+        assert pipeline.last.served is None
+        target.slow_s = 0.3
+        with pytest.raises(DeadlineError):  # what the target took is gone
+            pipeline.run(batch(), deadline_s=0.2)

@@ -1,0 +1,119 @@
+"""Instances, their provisioner and a clock that a test moves on."""
+
+import asyncio
+
+import numpy as np
+
+from drivers.instance import Fault, FaultKind
+from drivers.open_inference import Inferred
+from serfer.control.scenario import parse_scenario
+from serfer.fleet.provisioner import Member
+
+CLASSES = 7
+SCENARIO = {
+    "slo_ms": 200,
+    "lambda": {
+        "usd_per_query": 1e-4,
+        "latency_ms": 100,
+        "cold_ms": 400,
+        "concurrency": 100,
+        "memory_gb": 1,
+        "keep_alive_s": 600,
+    },
+    "instance": [
+        {
+            "name": "gpu",
+            "usd_per_hour": 3.6,
+            "spot_usd_per_hour": 0,
+            "boot_s": 10,
+            "min_billing_s": 0,
+            "qps": 100,
+            "batches": [[1, 10], [8, 40]],
+        }
+    ],
+}
+
+
+def scenario(**changes):
+    return parse_scenario({**SCENARIO, **changes})
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now=1000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+class FakeInstance:
+    """What the client of an instance does: answers at once, or as it is told."""
+
+    def __init__(self, url, net):
+        self.url = url.rstrip("/")
+        self.net = net
+
+    async def infer(self, array, timeout_s, patience_s, _request):
+        self.net.asked.append((self.url, len(array), timeout_s, patience_s))
+        await self.net.gate.wait()
+        fault = self.net.faults.get(self.url)
+        if fault is not None:
+            return Fault(fault, f"{self.url} is {fault}")
+        return Inferred(np.zeros((len(array), CLASSES), np.float32), 4, 2.5)
+
+    async def ready(self, patience_s):
+        del patience_s
+        return self.url not in self.net.faults and self.url in self.net.up
+
+
+class Net:
+    """The instances that there are, by URL, which of them fail and how, and what they were asked."""
+
+    def __init__(self):
+        self.up = set()
+        self.faults = {}
+        self.asked = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def connect(self, url):
+        return FakeInstance(url, self)
+
+    def fail(self, url, kind=FaultKind.UNREACHABLE):
+        self.faults[url] = kind
+
+
+class FakeProvisioner:
+    """Instances that are there at once and ready after `boot_s` of a clock; shared by the drivers of a test."""
+
+    def __init__(self, net, clock, boot_s=10.0):
+        self.net = net
+        self.clock = clock
+        self.boot_s = boot_s
+        self.there = {}
+        self.broken = None
+        self.calls = []
+        self.closed = 0
+
+    async def members(self):
+        if self.broken is not None:
+            raise self.broken
+        for name, since in self.there.items():
+            if self.clock() >= since + self.boot_s:
+                self.net.up.add(f"http://{name}")
+        return [Member(name, f"http://{name}", "serving") for name in self.there]
+
+    async def start(self, count):
+        self.calls.append(("start", count))
+        for _ in range(count):
+            self.there[f"i-{len(self.calls)}-{len(self.there)}"] = self.clock()
+
+    async def stop(self, name):
+        self.calls.append(("stop", name))
+        self.there.pop(name, None)
+        self.net.up.discard(f"http://{name}")
+
+    async def close(self):
+        self.closed += 1

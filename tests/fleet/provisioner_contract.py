@@ -1,0 +1,122 @@
+"""What every provisioner does, whatever its instances are; each kind's tests derive from this class."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+PATIENCE_S = 60
+
+
+async def until(pool, holds):
+    """Return the members as soon as something holds of them."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds(found := await pool.members()):
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def serving(pool, count):
+    """Return the members once `count` serve and nothing else is there."""
+    return await until(pool, lambda found: [one.state for one in found] == ["serving"] * count)
+
+
+async def emptied(pool):
+    """Stop all, and wait until they are gone."""
+    for one in await pool.members():
+        await pool.stop(one.name)
+    assert await until(pool, lambda found: not found) == []
+
+
+class ProvisionerContract:
+    """A subclass has `opened()`, which returns another provisioner of the same pool each time."""
+
+    MOST = 3
+    """How many instances the pool may have."""
+
+    def opened(self):
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def pool(self):
+        """Give a pool without members, and leave none."""
+        pool = self.opened()
+        try:
+            await emptied(pool)
+            yield pool
+        finally:
+            await emptied(pool)
+            await pool.close()
+
+    def test_what_is_started_is_counted_at_once_and_serves_at_an_address_of_its_own(self):
+        async def run():
+            async with self.pool() as pool:
+                await pool.start(1)
+                assert len(await pool.members()) == 1
+                await pool.start(2)
+                assert len(await pool.members()) == 3
+                found = await serving(pool, 3)
+                assert len({one.name for one in found}) == len({one.url for one in found}) == 3
+                assert all(one.url.startswith("http://") for one in found)
+
+        asyncio.run(run())
+
+    def test_more_than_there_may_be_are_not_started(self):
+        async def run():
+            async with self.pool() as pool:
+                await pool.start(self.MOST + 2)
+                assert len(await pool.members()) == self.MOST
+
+        if self.MOST is not None:
+            asyncio.run(run())
+
+    def test_another_controller_finds_what_one_started_that_is_gone(self):
+        async def run():
+            async with self.pool() as pool:
+                await pool.start(2)
+                names = {one.name for one in await serving(pool, 2)}
+                other = self.opened()  # and the first one is never asked again
+                assert names <= {one.name for one in await other.members()}
+                for name in names:
+                    await other.stop(name)
+                assert not names & {
+                    one.name for one in await until(other, lambda found: not names & {each.name for each in found})
+                }
+                await other.close()
+
+        asyncio.run(run())
+
+    def test_one_is_stopped_and_the_others_stay_and_twice_is_no_mistake(self):
+        async def run():
+            async with self.pool() as pool:
+                await pool.start(2)
+                first, second = await serving(pool, 2)
+                await pool.stop(first.name)
+                await pool.stop(first.name)
+                assert [one.name for one in await serving(pool, 1)] == [second.name]
+                await pool.stop(first.name)
+                assert [one.name for one in await pool.members()] == [second.name]
+
+        asyncio.run(run())
+
+    def test_a_name_that_nobody_has_is_passed_over(self):
+        async def run():
+            async with self.pool() as pool:
+                await pool.start(1)
+                await serving(pool, 1)
+                for name in ("nobody", "", "../nobody", "i-0123456789abcdef0"):
+                    await pool.stop(name)
+                assert len(await pool.members()) == 1
+
+        asyncio.run(run())
+
+    def test_closing_leaves_the_instances_alone(self):
+        async def run():
+            async with self.pool() as pool:
+                await pool.start(1)
+                [there] = await serving(pool, 1)
+                other = self.opened()
+                await other.close()
+                assert [one.name for one in await pool.members()] == [there.name]
+
+        asyncio.run(run())

@@ -1,0 +1,466 @@
+"""The loop of every driver, several of them over one store, in a test's own time."""
+
+import asyncio
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+from serfer.control.policies import make_policy
+from serfer.control.policy import Wanted
+from serfer.control.router import Router
+from serfer.core.errors import StoreUnavailableError, UnavailableError
+from serfer.fleet.board import Board, Fleet, Listed
+from serfer.fleet.controller import Controller, Timing
+from serfer.fleet.lease import Lease
+from serfer.fleet.pool import Pool
+from storage.memory import MemoryStore
+from tests.fleet.fakes import Clock, FakeProvisioner, Net, scenario
+
+ONE = np.zeros((1, 4, 4, 3), np.uint8)
+
+
+class Steps:
+    """A policy that wants what a test says, and remembers what it was told."""
+
+    name = "steps"
+
+    def __init__(self):
+        self.wanted = 0
+        self.rates = []
+        self.resumed = []
+
+    def observe(self, elapsed_s, rate):
+        self.rates.append((elapsed_s, rate))
+        return Wanted(self.wanted, f"{self.wanted} because the test says so")
+
+    def resume(self, instances):
+        self.resumed.append(instances)
+
+
+class FailingStore(MemoryStore):
+    """A store that a test takes away, or has hang while `answers` is not set."""
+
+    gone = False
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def _check(self):
+        assert self.answers.wait(60)
+        if self.gone:
+            raise StoreUnavailableError("the store is gone")
+
+    def put(self, key, value, ttl):
+        self._check()
+        super().put(key, value, ttl)
+
+    def put_new(self, key, value, ttl):
+        self._check()
+        return super().put_new(key, value, ttl)
+
+    def get_many(self, ranges):
+        self._check()
+        return super().get_many(ranges)
+
+    def exists(self, keys):
+        self._check()
+        return super().exists(keys)
+
+    def delete(self, keys):
+        self._check()
+        super().delete(keys)
+
+
+class Drivers:
+    """Drivers over one store, with one net of instances and one clock."""
+
+    def __init__(self):
+        self.clock, self.net = Clock(), Net()
+        self.store = FailingStore(self.clock)
+        self.provisioner = FakeProvisioner(self.net, self.clock)
+        self.running = {}
+        self.policies = {}
+
+    def add(self, name, policy=None, **more):
+        known = scenario()
+        policy = self.policies[name] = policy or Steps()
+        pool = Pool(Router(known, policy, **more), self.net.connect, self.clock)
+        board = Board(self.store, "p", name)
+        lease = Lease(self.store, "p", name, clock=self.clock)
+        timing = Timing(self.clock, asyncio.sleep)
+        parts = pool, board, lease, self.provisioner, self.net.connect
+        self.running[name] = Controller(*parts, ends_instances=True, timing=timing)
+        self.running[name].pool = pool
+        return self.running[name]
+
+    async def step(self, seconds=1, each=None):
+        for _ in range(seconds):
+            self.clock.now += 1
+            for controller in list(self.running.values()):
+                await controller.tick()
+                if controller.work is not None:
+                    await controller.work
+            if each is not None:
+                await each()
+            assert sum(self.leading().values()) <= 1
+
+    def leading(self):
+        return {name: controller.status.leads for name, controller in self.running.items()}
+
+    @property
+    def leader(self):
+        return next((name for name, leads in self.leading().items() if leads), None)
+
+    def kill(self, name):
+        del self.policies[name]
+        return self.running.pop(name)
+
+    def want(self, count):
+        for policy in self.policies.values():
+            policy.wanted = count
+
+
+def run(scene):
+    asyncio.run(scene())
+
+
+def test_a_pool_grows_serves_and_shrinks_to_nothing():
+    async def scene():
+        made = Drivers()
+        one = made.add("a")
+        await made.step(3)
+        assert one.status.leads
+        made.want(2)
+        await made.step(5)
+        assert made.provisioner.calls == [("start", 2)]
+        assert (one.status.wanted, one.status.on, one.status.serving) == (2, 2, 0)
+        assert await one.pool.run(ONE, 30) is None  # while they boot
+        await made.step(8)
+        assert one.status.serving == 2
+        assert await one.pool.run(ONE, 30) is not None
+        assert one.status.instances_usd == pytest.approx(11 * 2 * 3.6 / 3600, rel=0.2)
+        made.want(0)
+        await made.step(12)
+        assert made.provisioner.there == {}
+        assert (one.status.on, one.status.serving) == (0, 0)
+        assert one.changes == {"started": 2, "stopped": 2}
+
+    run(scene)
+
+
+def test_every_driver_decides_on_the_load_of_all_and_uses_the_same_instances():
+    async def scene():
+        made = Drivers()
+        drivers = [made.add(name) for name in "abc"]
+        made.want(1)
+
+        async def ask():
+            for number, driver in enumerate(drivers, 1):
+                for _ in range(number):
+                    await driver.pool.run(ONE, 30)
+
+        await made.step(20, ask)
+        assert [driver.pool.serving for driver in drivers] == [1, 1, 1]
+        assert made.provisioner.calls == [("start", 1)]
+        for policy in made.policies.values():
+            assert policy.rates[-1] == (1, 6)
+        assert [driver.pool.drivers for driver in drivers] == [3, 3, 3]
+
+    run(scene)
+
+
+def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instances():
+    async def scene():
+        made = Drivers()
+        for name in "abc":
+            made.add(name)
+        made.want(2)
+        await made.step(20)
+        there = dict(made.provisioner.there)
+        made.kill(made.leader)
+        await made.step(9)  # two slots and a second
+        assert made.leader is not None
+        await made.step(10)
+        assert made.provisioner.there == there
+        assert all(driver.pool.serving == 2 for driver in made.running.values())
+        assert all(driver.pool.drivers == 2 for driver in made.running.values())
+        made.want(0)
+        await made.step(12)
+        assert made.provisioner.there == {}
+
+    run(scene)
+
+
+def test_a_leader_that_died_while_one_drained_is_followed_by_one_that_stops_it():
+    async def scene():
+        made = Drivers()
+        for name in "ab":
+            made.add(name)
+        made.want(2)
+        await made.step(20)
+        made.want(1)
+        await made.step(2)
+        assert len(made.provisioner.there) == 2
+        made.kill(made.leader)
+        await made.step(20)
+        assert len(made.provisioner.there) == 1
+
+    run(scene)
+
+
+def test_a_driver_that_comes_later_knows_of_what_is_on():
+    async def scene():
+        made = Drivers()
+        made.add("a")
+        made.want(2)
+        await made.step(15)
+        late = made.add("b")
+        made.want(2)
+        await made.step(2)
+        assert made.policies["b"].resumed == [2]
+        assert made.policies["a"].resumed == []
+        assert late.pool.serving == 2
+
+    run(scene)
+
+
+def test_instances_of_a_fleet_that_died_are_found_and_told_to_the_policy():
+    async def scene():
+        made = Drivers()
+        await made.provisioner.start(2)
+        made.clock.now += 100
+        one = made.add("a")
+        await made.step(2)
+        made.want(2)
+        await made.step(2)
+        assert made.policies["a"].resumed == [2]
+        assert one.pool.serving == 2
+        assert made.provisioner.calls == [("start", 2)]
+
+    run(scene)
+
+
+def test_an_instance_that_dies_is_replaced():
+    async def scene():
+        made = Drivers()
+        one = made.add("a")
+        made.want(1)
+        await made.step(15)
+        made.net.up.clear()
+        made.provisioner.there.clear()
+        await made.step(3)
+        assert len(made.provisioner.there) == 1
+        assert one.pool.serving == 0
+        await made.step(12)
+        assert one.pool.serving == 1
+
+    run(scene)
+
+
+def test_an_instance_that_did_not_answer_a_query_is_asked_again_when_it_is_ready():
+    async def scene():
+        made = Drivers()
+        one = made.add("a")
+        made.want(1)
+        await made.step(15)
+        (name,) = made.provisioner.there
+        made.net.fail(f"http://{name}")
+        assert await one.pool.run(ONE, 30) is None
+        await made.step(2)
+        assert one.pool.serving == 0
+        made.net.faults.clear()
+        await made.step(1)
+        assert one.pool.serving == 1
+        assert len(made.provisioner.calls) == 1  # a few failed looks replace nothing
+
+    run(scene)
+
+
+def test_a_provisioner_that_fails_is_tried_again_and_told_of_once(caplog):
+    async def scene():
+        made = Drivers()
+        one = made.add("a")
+        made.want(1)
+        made.provisioner.broken = UnavailableError("ec2 refuses")
+        await made.step(10)
+        assert one.troubles["provisioner"] >= 8
+        made.provisioner.broken = None
+        await made.step(15)
+        assert one.pool.serving == 1
+
+    with caplog.at_level("INFO", "serfer.fleet"):
+        run(scene)
+    told = [record.serfer for record in caplog.records if record.msg == "pool trouble"]
+    assert told == [{"of": "provisioner", "message": "UnavailableError: ec2 refuses"}]
+    assert [record.msg for record in caplog.records].count("pool trouble is over") == 1
+
+
+def test_without_the_store_instances_go_on_serving_and_none_is_started_or_stopped():
+    async def scene():
+        made = Drivers()
+        drivers = [made.add(name) for name in "ab"]
+        made.want(1)
+        await made.step(15)
+        made.store.gone = True
+        made.want(0)
+        await made.step(60)
+        assert made.provisioner.calls == [("start", 1)]
+        assert all([await driver.pool.run(ONE, 30) for driver in drivers])
+        assert made.leader is None
+        made.store.gone = False
+        made.want(1)
+        await made.step(10)
+        assert made.leader is not None
+        assert made.provisioner.calls == [("start", 1)]
+
+    run(scene)
+
+
+def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
+    async def scene():
+        made = Drivers()
+        one = made.add("a")
+        one._admits = lambda url: url != "http://evil"
+        members = [Listed(name, f"http://{name}", "serving") for name in ("evil", "good")]
+        Board(made.store, "p", "b").lead(Fleet("b", tuple(members), 2, "somebody wrote it"))
+        await one.tick()
+        assert one.pool.serving == 1
+        assert await one.pool.run(ONE, 30)
+        assert [url for url, *_ in made.net.asked] == ["http://good"]
+
+    run(scene)
+
+
+def test_a_store_that_hangs_holds_up_neither_the_loop_nor_what_comes_after_the_end():
+    async def scene():
+        made = Drivers()
+        one = made.add("a")
+        await made.step(5)
+        made.store.answers.clear()
+        for _ in range(2):
+            await one.tick()
+        assert len(made.policies["a"].rates) == 7
+        closing = asyncio.create_task(one.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        made.store.answers.set()
+        await closing
+        assert one.troubles == {}
+        made.clock.now += 20
+        made.store.put("x", b"", 1)
+        assert list(made.store._values) == ["x"]  # nothing was told behind its back
+
+    run(scene)
+
+
+def test_what_other_drivers_pay_counts_for_the_ceiling():
+    async def scene():
+        made = Drivers()
+        one, other = (made.add(name, max_usd_per_hour=25e-4) for name in "ab")
+        await made.step(2)
+        for _ in range(20):
+            await one.pool.run(ONE, 30)
+        await made.step(2)
+        assert other.status.serverless_usd == pytest.approx(20e-4)
+        assert not other.pool.router.spending.allows(made.clock(), 6e-4)
+        assert other.pool.router.spending.allows(made.clock(), 4e-4)
+        late = made.add("c", max_usd_per_hour=25e-4)
+        await made.step(2)
+        assert not late.pool.router.spending.allows(made.clock(), 6e-4)
+
+    run(scene)
+
+
+def test_changes_are_told_with_the_policys_reason(caplog):
+    async def scene():
+        made = Drivers()
+        made.add("a")
+        await made.step(2)
+        made.want(1)
+        await made.step(30)
+
+    with caplog.at_level("INFO", "serfer.fleet"):
+        run(scene)
+    lines = [record.serfer for record in caplog.records if record.msg == "pool"]
+    assert 2 <= len(lines) <= 5  # a line a change, not one a second
+    assert lines[-1] == {
+        "leads": True,
+        "wanted": 1,
+        "on": 1,
+        "serving": 1,
+        "drivers": 1,
+        "reason": "1 because the test says so",
+    }
+    (start,) = [record.serfer for record in caplog.records if record.msg == "pool starts instances"]
+    assert start["reason"] == "1 because the test says so"
+
+
+def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
+    async def scene():
+        made = Drivers()
+        for name in "ab":
+            made.add(name)
+        made.want(2)
+        await made.step(15)
+        first = made.kill("a")
+        await first.close()
+        assert len(made.provisioner.there) == 2
+        await made.step(12)
+        assert made.leader == "b"
+        await made.kill("b").close()
+        assert made.provisioner.there == {}
+        assert made.provisioner.closed == 2
+        made.clock.now += 20  # claims of slots that are over
+        made.store.put("x", b"", 1)
+        assert [key for key in made.store._values if key != "x"] == []
+
+    run(scene)
+
+
+def test_the_loop_survives_what_nobody_thought_of():
+    class Mad(Steps):
+        def observe(self, elapsed_s, rate):
+            super().observe(elapsed_s, rate)
+            raise ZeroDivisionError
+
+    async def scene():
+        made = Drivers()
+        one = made.add("a", Mad())
+        slept = asyncio.Event()
+
+        async def sleep(_):
+            made.clock.now += 1
+            if len(made.policies["a"].rates) >= 3:
+                slept.set()
+            await asyncio.sleep(0)
+
+        one._timing = Timing(made.clock, sleep)
+        one.start()
+        await asyncio.wait_for(slept.wait(), 60)
+        assert one.troubles["controller"] >= 3
+        with contextlib.suppress(ZeroDivisionError):
+            await one.close()
+
+    run(scene)
+
+
+def test_a_real_policy_starts_an_instance_for_a_load_that_lasts_and_stops_it_after():
+    async def scene():
+        made = Drivers()
+        one = made.add("a", make_policy("ski-rental", scenario()))
+
+        async def ask():
+            for _ in range(50):
+                await one.pool.run(ONE, 30)
+
+        await made.step(20, ask)
+        assert one.status.serving == 1
+        await made.step(40)
+        assert one.status.on == 0
+
+    run(scene)

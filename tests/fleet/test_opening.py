@@ -1,0 +1,95 @@
+"""What of `--route`, `--instances`, `--scenario` and `--max-usd-per-hour` goes together."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from serfer.control.scenario import parse_scenario
+from serfer.core.errors import InputError, UsageError
+from serfer.fleet.opening import choose_routing, routing_of
+from serfer.settings import Settings
+from tests.fleet.fakes import SCENARIO
+
+TEXT = """
+slo_ms = 200
+[lambda]
+usd_per_query = 1e-4
+latency_ms = 100
+cold_ms = 400
+concurrency = 100
+memory_gb = 1
+keep_alive_s = 600
+[[instance]]
+name = "gpu"
+usd_per_hour = 3.6
+spot_usd_per_hour = 0
+boot_s = 10
+min_billing_s = 0
+qps = 100
+batches = [[1, 10], [8, 40]]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_by_default_there_is_no_pool():
+    assert choose_routing("serverless", None, None, None) is None
+    assert routing_of(Settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("route", "policy", "overflow"),
+    [
+        ("auto", "break-even", True),
+        ("gpu", "instances", False),
+        ("instances", "instances", True),
+        ("target-tracking", "target-tracking", True),
+        ("ski-rental", "ski-rental", True),
+    ],
+)
+def test_a_route_is_a_policy_and_whether_functions_may_help(file, route, policy, overflow):
+    routing = choose_routing(route, "local", file, 7.5)
+    assert routing.scenario == parse_scenario(SCENARIO)
+    router = routing.router()
+    assert (router.policy.name, router.spending.ceiling) == (policy, 7.5)
+    assert router.fall_back(0.0) is overflow
+    assert choose_routing(route, "local", file, None).max_usd_per_hour == math.inf
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        (("quick", "local", Path("x"), None), "break-even"),
+        (("serverless", "local", None, None), "--instances"),
+        (("serverless", None, Path("x"), None), "--scenario"),
+        (("serverless", None, None, 1.0), "--max-usd-per-hour"),
+        (("auto", None, Path("x"), None), "needs --instances"),
+        (("auto", "local", None, None), "needs --scenario"),
+        (("auto", "local", Path("x"), 0.0), "--max-usd-per-hour"),
+        (("auto", "local", Path("x"), math.nan), "--max-usd-per-hour"),
+        (("auto", "nowhere", Path("x"), None), "nowhere"),
+        (("auto", "static:ftp://a", Path("x"), None), "ftp://a"),
+    ],
+)
+def test_what_does_not_go_together_is_told_by_option(choices, words):
+    with pytest.raises(UsageError, match=words):
+        choose_routing(*choices)
+
+
+def test_a_scenario_that_cannot_be_read_is_told_by_file(tmp_path):
+    with pytest.raises(InputError, match=r"none\.toml"):
+        choose_routing("auto", "local", tmp_path / "none.toml", None)
+
+
+def test_options_come_before_settings(file):
+    settings = Settings(route="auto", instances="local", scenario_file=file, max_usd_per_hour=3.0)
+    assert routing_of(settings).max_usd_per_hour == 3.0
+    assert routing_of(settings, route="gpu", max_usd_per_hour=4.0).max_usd_per_hour == 4.0
+    assert routing_of(settings, instances="static:http://a:1").instances == "static:http://a:1"
+    assert routing_of(settings, route="serverless") is None

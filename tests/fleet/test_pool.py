@@ -1,0 +1,316 @@
+"""Where one driver's queries go, and that none is lost where an instance fails."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from drivers.instance import FaultKind
+from serfer.control.policies import make_policy
+from serfer.control.router import Reason, Router
+from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
+from serfer.fleet.pool import Pool
+from tests.fleet.fakes import Clock, Net, scenario
+
+ONE = np.zeros((1, 4, 4, 3), np.uint8)
+A, B = "http://a", "http://b"
+
+
+class Made:
+    def __init__(self, *, ceiling=math.inf, overflow=True, members=("a",), **changes):
+        self.clock, self.net = Clock(), Net()
+        known = scenario(**changes)
+        self.router = Router(known, make_policy("serverless", known), max_usd_per_hour=ceiling, overflow=overflow)
+        self.pool = Pool(self.router, self.net.connect, self.clock)
+        self.pool.use({name: f"http://{name}" for name in members})
+
+    async def ask(self, batch=ONE, deadline_s=30.0):
+        return await self.pool.run(batch, deadline_s)
+
+
+def run(scene):
+    return asyncio.run(scene())
+
+
+def test_without_instances_everything_goes_through_the_functions():
+    async def scene():
+        made = Made(members=())
+        assert await made.ask() is None
+        assert made.router.counts == {Reason.NO_INSTANCE: 1}
+        assert made.pool.stock().paid_usd == pytest.approx(1e-4)
+
+    run(scene)
+
+
+def test_an_instance_answers_at_its_own_price_and_is_paid_for_by_the_hour():
+    async def scene():
+        made = Made()
+        served = await made.ask(np.zeros((2, 4, 4, 3), np.uint8))
+        assert (served.instance, served.batch, served.computed_ms) == ("a", 4, 2.5)
+        assert served.cost_usd == pytest.approx(2 * 3.6 / 3600 / 100)
+        assert served.logits.shape == (2, 7)
+        stock = made.pool.stock()
+        assert (stock.images, stock.paid_usd, stock.busy) == (2, 0.0, ())
+        assert made.pool.stock().images == 0
+
+    run(scene)
+
+
+def test_queries_go_to_the_instance_with_the_least_to_do_and_to_the_functions_when_all_would_be_late():
+    async def scene():
+        made = Made(members=("a", "b"))
+        made.net.gate.clear()
+        asked = [asyncio.create_task(made.ask()) for _ in range(200)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        sent = [url for url, *_ in made.net.asked]
+        assert sent[:4] == [A, B, A, B]
+        assert abs(sent.count(A) - sent.count(B)) <= 1
+        assert made.pool.stock().busy == ("a", "b")
+        made.net.gate.set()
+        answers = await asyncio.gather(*asked)
+        assert sum(answer is not None for answer in answers) == len(sent) < 200
+        assert made.router.counts[Reason.FULL] == 200 - len(sent)
+
+    run(scene)
+
+
+def test_other_drivers_are_taken_to_send_as_much():
+    async def scene():
+        sent = []
+        for drivers in (1, 4):
+            made = Made()
+            made.pool.drivers = drivers
+            made.net.gate.clear()
+            asked = [asyncio.create_task(made.ask()) for _ in range(200)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            sent.append(len(made.net.asked))
+            made.net.gate.set()
+            await asyncio.gather(*asked)
+        assert 3 * sent[1] < sent[0] < 5 * sent[1]
+
+    run(scene)
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_what_an_instance_fails_goes_through_the_functions_in_time(kind):
+    async def scene():
+        made = Made()
+        made.net.fail(A, kind)
+        assert await made.ask() is None
+        assert made.pool.faults == {kind: 1}
+        assert made.pool.stock().paid_usd == pytest.approx(1e-4)
+        gone = kind in (FaultKind.UNREACHABLE, FaultKind.HUNG)
+        assert made.pool.serving == (0 if gone else 1)  # what is gone gets no more queries
+        await made.ask()
+        assert len(made.net.asked) == (1 if gone else 2)
+
+    run(scene)
+
+
+def test_a_query_in_a_hurry_takes_no_instance_from_the_others():
+    async def scene():
+        made = Made()
+        made.net.fail(A, FaultKind.HUNG)
+        assert await made.ask(deadline_s=0.01) is None
+        assert made.pool.serving == 1  # it was waited for no longer than half of that
+
+    run(scene)
+
+
+def test_an_instance_that_is_silent_hangs_however_short_each_query_waits_for_it():
+    async def scene():
+        made = Made()
+        made.net.fail(A, FaultKind.HUNG)
+        made.net.gate.clear()
+        asked = [asyncio.create_task(made.ask(deadline_s=seconds)) for seconds in (0.5, 30.0)]
+        await asyncio.sleep(0)
+        made.clock.now += 1.1
+        made.net.gate.set()
+        with pytest.raises(DeadlineError):
+            await asked[0]
+        assert await asked[1] is None
+        assert made.pool.serving == 0
+
+    run(scene)
+
+
+def test_metrics_read_in_another_thread_while_instances_come():
+    made = Made(members=("a",))
+
+    class Place:  # each look at it is where the other thread may go on
+        down = False
+
+        @property
+        def listed(self):
+            made.pool._places[f"new-{len(made.pool._places)}"] = self
+            return True
+
+    made.pool._places["a"] = Place()
+    assert made.pool.serving == 1
+
+
+def test_an_instance_that_is_there_again_gets_queries_again():
+    async def scene():
+        made = Made()
+        made.net.fail(A)
+        await made.ask()
+        (client,) = made.pool.down()
+        made.net.faults.clear()
+        made.pool.revive(client)
+        assert made.pool.down() == []
+        assert await made.ask() is not None
+
+    run(scene)
+
+
+def test_an_instance_is_given_as_long_as_leaves_the_functions_their_time():
+    async def scene():
+        made = Made()
+        await made.ask(deadline_s=30.0)
+        await made.ask(deadline_s=1.2)
+        await made.ask(deadline_s=0.4)
+        (_, _, told, patience), (_, _, _, short), (_, _, _, shortest) = made.net.asked
+        assert told == 0.2  # the objective: beyond it, the functions are asked
+        assert patience == pytest.approx(1.0)  # four objectives, and at least a second
+        assert short == pytest.approx(0.7)  # the functions take 0.5 s when cold
+        assert shortest == pytest.approx(0.2)
+
+    run(scene)
+
+
+def test_where_the_functions_are_full_an_instance_is_given_all_the_time():
+    async def scene():
+        made = Made()
+        made.pool.elsewhere = 100
+        made.net.gate.clear()
+        asked = [asyncio.create_task(made.ask()) for _ in range(100)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(made.net.asked) == 100
+        assert made.net.asked[-1][2:] == (30.0, 30.0)
+        made.net.gate.set()
+        assert all(await asyncio.gather(*asked))
+        assert made.router.counts[Reason.LATE] > 0
+
+    run(scene)
+
+
+def test_with_instances_alone_another_one_is_asked_where_one_fails():
+    async def scene():
+        made = Made(overflow=False, members=("a", "b"))
+        made.net.fail(A)
+        served = [await made.ask(), await made.ask()]
+        assert [one.instance for one in served] == ["b", "b"]
+        made.net.fail(B)
+        with pytest.raises(OverloadedError):
+            await made.ask()
+        with pytest.raises(OverloadedError) as none:  # both are down
+            await made.ask()
+        assert none.value.retry_after_s == 10  # what a boot takes
+        assert made.pool.stock().paid_usd == 0
+
+    run(scene)
+
+
+def test_the_ceiling_refuses_and_says_when_there_is_money_again():
+    async def scene():
+        made = Made(ceiling=3.5e-4, members=())
+        for _ in range(3):
+            assert await made.ask() is None
+        with pytest.raises(CeilingError) as refused:
+            await made.ask()
+        assert 3600 <= refused.value.retry_after_s <= 3660
+        made.clock.now += refused.value.retry_after_s
+        assert await made.ask() is None
+
+    run(scene)
+
+
+def test_what_an_instance_fails_is_refused_where_there_is_no_money_for_the_functions():
+    async def scene():
+        made = Made(ceiling=1e-5)
+        made.net.fail(A)
+        with pytest.raises(CeilingError):
+            await made.ask()
+
+    run(scene)
+
+
+def test_a_query_whose_time_is_over_is_not_begun_anew():
+    async def scene():
+        made = Made()
+        made.net.fail(A, FaultKind.HUNG)
+        made.net.gate.clear()
+        asked = asyncio.create_task(made.ask(deadline_s=5.0))
+        await asyncio.sleep(0)
+        made.clock.now += 6
+        made.net.gate.set()
+        with pytest.raises(DeadlineError):
+            await asked
+
+    run(scene)
+
+
+def test_an_instance_that_is_used_no_more_still_answers_what_it_has():
+    async def scene():
+        made = Made()
+        made.net.gate.clear()
+        asked = asyncio.create_task(made.ask())
+        await asyncio.sleep(0)
+        made.pool.use({})
+        assert await made.ask() is None
+        assert made.pool.stock().busy == ("a",)
+        made.net.gate.set()
+        assert (await asked).instance == "a"
+        assert made.pool.stock().busy == ()
+        made.pool.use({"a": "http://a/"})
+        assert (await made.ask()).instance == "a"
+
+    run(scene)
+
+
+def test_a_query_that_nobody_waits_for_any_more_leaves_no_trace():
+    async def scene():
+        made = Made()
+        made.net.gate.clear()
+        asked = asyncio.create_task(made.ask())
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        assert made.pool.stock().busy == ()
+
+    run(scene)
+
+
+def test_queries_on_the_functions_are_counted_until_they_end():
+    class Driver:
+        closed = False
+
+        async def run(self, crops, batch, deadline_s, _):
+            assert (crops, batch, deadline_s) == ([], 1, 2.0)
+            await gate.wait()
+            raise DeadlineError("late")
+
+        async def close(self):
+            self.closed = True
+
+    async def scene():
+        nonlocal gate
+        gate = asyncio.Event()
+        made, driver = Made(), Driver()
+        counted = made.pool.counted(driver)
+        asked = asyncio.create_task(counted.run([], 1, 2.0))
+        await asyncio.sleep(0)
+        assert made.pool.stock().in_flight == 1
+        gate.set()
+        with pytest.raises(DeadlineError):
+            await asked
+        assert made.pool.stock().in_flight == 0
+        await counted.close()
+        assert driver.closed
+
+    gate = None
+    run(scene)

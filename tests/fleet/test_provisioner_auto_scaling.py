@@ -1,0 +1,413 @@
+"""Instances of an Auto Scaling group, against moto's server and, where moto knows less than AWS, AWS's own answers."""
+
+import asyncio
+import contextlib
+import http.server
+import logging
+import threading
+
+import pytest
+from botocore.session import Session
+from botocore.stub import Stubber
+
+from serfer.core.errors import UnavailableError
+from serfer.fleet import auto_scaling
+from serfer.fleet.auto_scaling import AutoScalingProvisioner, release_this_instance
+from serfer.local.server import free_port
+from tests.fleet.provisioner_contract import ProvisionerContract, serving
+from tests.serfer.moto_server import ACCESS, REGION, MotoServer
+
+GROUP = "shop-gpu"
+
+
+@pytest.fixture(scope="module")
+def moto():
+    with MotoServer() as server:
+        with server.client("ec2") as ec2:
+            subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+            ec2.create_launch_template(
+                LaunchTemplateName="gpu",
+                LaunchTemplateData={"ImageId": "ami-12c6146b", "InstanceType": "g6.xlarge"},
+            )
+        for name, least, most in ((GROUP, 0, 3), ("other", 2, 5)):
+            with server.client("autoscaling") as client:
+                client.create_auto_scaling_group(
+                    AutoScalingGroupName=name,
+                    MinSize=least,
+                    MaxSize=most,
+                    VPCZoneIdentifier=subnet,
+                    LaunchTemplate={"LaunchTemplateName": "gpu"},
+                )
+        yield server
+
+
+SHARED = Session()  # a session's first client of a service takes half a second
+
+
+@pytest.fixture
+def own_session():
+    """Have what looks at credentials or regions look for itself."""
+
+
+@pytest.fixture(autouse=True)
+def _access(moto, monkeypatch, request):
+    if "own_session" not in request.fixturenames:
+        monkeypatch.setattr("botocore.session.get_session", lambda: SHARED)
+    for name, value in {**ACCESS, "AWS_ENDPOINT_URL": moto.url}.items():
+        monkeypatch.setenv(name, value)
+
+
+class TestAutoScaling(ProvisionerContract):
+    def opened(self):
+        return AutoScalingProvisioner(GROUP)
+
+
+def group(moto, name):
+    with moto.client("autoscaling") as client:
+        [found] = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    return found
+
+
+def ids(moto, name):
+    return {one["InstanceId"] for one in group(moto, name)["Instances"]}
+
+
+def running(work, pool=None):
+    """Run a coroutine function with a pool, which is closed."""
+
+    async def all_of_it():
+        made = pool or AutoScalingProvisioner(GROUP)
+        try:
+            return await work(made)
+        finally:
+            await made.close()
+
+    return asyncio.run(all_of_it())
+
+
+@pytest.fixture
+def _emptied(moto):
+    yield
+    with moto.client("autoscaling") as client:
+        client.set_desired_capacity(AutoScalingGroupName=GROUP, DesiredCapacity=0)
+
+
+@pytest.mark.usefixtures("_emptied")
+def test_instances_are_called_by_their_ids_and_reached_at_their_private_addresses(moto):
+    async def work(pool):
+        await pool.start(1)
+        return await serving(pool, 1)
+
+    [one] = running(work, AutoScalingProvisioner(GROUP, region=REGION, port=9000))
+    assert {one.name} == ids(moto, GROUP)
+    with moto.client("ec2") as ec2:
+        [said] = ec2.describe_instances(InstanceIds=[one.name])["Reservations"][0]["Instances"]
+    assert one.url == f"http://{said['PrivateIpAddress']}:9000"
+
+
+@pytest.mark.usefixtures("_emptied")
+def test_an_instance_of_another_group_is_never_touched(moto):
+    others = ids(moto, "other")
+
+    async def work(pool):
+        await pool.start(1)
+        for name in others:
+            await pool.stop(name)
+
+    running(work)
+    assert ids(moto, "other") == others
+    assert len(ids(moto, GROUP)) == 1
+
+
+def test_a_group_keeps_its_least_and_that_is_told_once(moto, caplog):
+    others = ids(moto, "other")
+
+    async def work(pool):
+        for _ in range(3):
+            await pool.stop(min(others))
+
+    with caplog.at_level(logging.WARNING):
+        running(work, AutoScalingProvisioner("other"))
+    assert ids(moto, "other") == others
+    assert caplog.text.count("the group's MinSize is 2") == 1
+
+
+@pytest.mark.usefixtures("_emptied")
+def test_that_the_group_is_full_is_told_once(caplog):
+    async def work(pool):
+        for _ in range(3):
+            await pool.start(3)
+        return await pool.members()
+
+    with caplog.at_level(logging.WARNING):
+        assert len(running(work)) == 3
+    assert caplog.text.count("3 more instances are wanted and 0 may be: its MaxSize is 3") == 1
+
+
+def test_a_group_that_there_is_not():
+    async def work(pool):
+        for asked in (pool.members(), pool.start(1), pool.stop("i-0123456789abcdef0")):
+            with pytest.raises(UnavailableError) as caught:
+                await asked
+            assert str(caught.value) == (
+                "--instances ec2:nowhere: there is no Auto Scaling group of that name in us-east-1: correct it, or set "
+                "AWS_PROFILE or AWS_DEFAULT_REGION"
+            )
+
+    running(work, AutoScalingProvisioner("nowhere"))
+
+
+@pytest.mark.usefixtures("own_session")
+def test_what_may_not_be_asked_is_told(moto, monkeypatch):
+    for name, value in moto.check_permissions().items():
+        monkeypatch.setenv(name, value)
+    try:
+        with pytest.raises(
+            UnavailableError, match=r"^--instances ec2:shop-gpu: these credentials may not describe_auto"
+        ):
+            running(AutoScalingProvisioner.members)
+    finally:
+        moto.check_nothing()
+
+
+@pytest.mark.usefixtures("own_session")
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"AWS_DEFAULT_REGION": None}, "You must specify a region: set AWS_DEFAULT_REGION"),
+        ({"AWS_PROFILE": "nobody"}, "profile .*nobody.* could not be found"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect"),
+        ({"AWS_ENDPOINT_URL": "nonsense"}, "Invalid endpoint"),
+    ],
+)
+def test_aws_that_is_not_reached_is_told(variables, words, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(auto_scaling, "_TRIES", 1)
+    with pytest.raises(UnavailableError, match=f"^--instances ec2:shop-gpu: .*{words}") as caught:
+        running(AutoScalingProvisioner.members)
+    assert "\n" not in str(caught.value)
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """AWS as it throttles, so often as its class says, and then describes a group without instances."""
+
+    LEFT = 0
+    ASKED = 0
+
+    def do_POST(self):
+        kind = type(self)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        kind.ASKED += 1
+        kind.LEFT -= 1
+        refused = kind.LEFT >= 0
+        body = (
+            b"<ErrorResponse><Error><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>"
+            if refused
+            else b"<DescribeAutoScalingGroupsResponse><DescribeAutoScalingGroupsResult><AutoScalingGroups><member>"
+            b"<AutoScalingGroupName>shop-gpu</AutoScalingGroupName><DesiredCapacity>0</DesiredCapacity><Instances/>"
+            b"</member></AutoScalingGroups></DescribeAutoScalingGroupsResult></DescribeAutoScalingGroupsResponse>"
+        )
+        self.send_response(400 if refused else 200)
+        self.send_header("Content-Type", "text/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def answering(handler):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("times", "tries"), [(1, 4), (2, 2)])
+def test_throttling_is_tried_again_and_told_in_the_end(times, tries, monkeypatch):
+    monkeypatch.setattr(auto_scaling, "_TRIES", tries)
+    handler = type("Throttling", (Refusing,), {"LEFT": times})
+    with answering(handler) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        if times < tries:
+            assert running(AutoScalingProvisioner.members) == []
+        else:
+            with pytest.raises(UnavailableError, match="AWS refuses to describe_auto_scaling_groups: Throttling: Rate"):
+                running(AutoScalingProvisioner.members)
+    assert handler.ASKED == 2
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Return what makes AWS describe a group in so many words, and collects what is asked beside."""
+
+    def told(*instances, desired, **more):
+        clients = {
+            name: SHARED.create_client(name, region_name=REGION, aws_access_key_id="k", aws_secret_access_key="s")  # noqa: S106 - of nobody
+            for name in ("autoscaling", "ec2")
+        }
+        stubs = {name: Stubber(client) for name, client in clients.items()}
+        described = [
+            {
+                "InstanceId": name,
+                "LifecycleState": state,
+                "AvailabilityZone": "a",
+                "HealthStatus": "Healthy",
+                "ProtectedFromScaleIn": False,
+            }
+            for name, state in instances
+        ]
+        found = {
+            "AutoScalingGroupName": GROUP,
+            "MinSize": 0,
+            "MaxSize": 8,
+            "DesiredCapacity": desired,
+            "DefaultCooldown": 0,
+            "AvailabilityZones": ["a"],
+            "HealthCheckType": "EC2",
+            "CreatedTime": 0,
+            "Instances": described,
+            **more,
+        }
+        stubs["autoscaling"].add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [found]})
+        monkeypatch.setattr(auto_scaling, "_connect", lambda service, _region: clients[service])
+        for stub in stubs.values():
+            stub.activate()
+        return stubs
+
+    return told
+
+
+def addressed(*names):
+    found = [{"InstanceId": name, "PrivateIpAddress": f"10.0.0.{number}"} for number, name in enumerate(names)]
+    return {"Reservations": [{"Instances": found}]}
+
+
+def test_each_state_of_auto_scalings_is_one_of_ours_and_the_warm_pool_is_none(told):
+    stubs = told(
+        *[("i-1", "Pending"), ("i-2", "Pending:Wait"), ("i-3", "InService"), ("i-4", "Terminating:Wait")],
+        *[("i-5", "Standby"), ("i-6", "EnteringStandby"), ("i-7", "Warmed:Stopped"), ("i-8", "Warmed:Pending:Wait")],
+        *[("i-9", "Terminated"), ("i-10", "Detaching"), ("i-11", "Warmed:Running"), ("i-12", "Quarantined")],
+        desired=3,
+    )
+    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-3"))
+    found = {one.name: (one.state, one.url) for one in running(AutoScalingProvisioner.members)}
+    assert {name: state for name, (state, _) in found.items()} == {
+        **dict.fromkeys(("i-1", "i-2"), "booting"),
+        "i-3": "serving",
+        **dict.fromkeys(("i-4", "i-5", "i-6", "i-10", "i-12"), "draining"),
+    }
+    assert found["i-1"][1] == "http://10.0.0.0:8000"
+    assert found["i-2"][1] is None
+
+
+def test_what_was_asked_for_and_is_not_there_yet_counts_and_cannot_be_stopped(told):
+    stubs = told(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
+    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
+    found = running(AutoScalingProvisioner.members)
+    assert [(one.name, one.url, one.state) for one in found[2:]] == [
+        ("asked-1", None, "booting"),
+        ("asked-2", None, "booting"),
+    ]
+    told(("i-1", "InService"), desired=3)
+    running(lambda pool: pool.stop("asked-1"))  # nothing else is asked of AWS
+
+
+@pytest.mark.parametrize("state", ["Terminating", "Terminating:Wait", "Warmed:Stopped", "Terminated"])
+def test_what_ends_already_or_waits_in_the_warm_pool_is_not_stopped(told, state):
+    told(("i-1", state), desired=1)
+    running(lambda pool: pool.stop("i-1"))
+
+
+def test_an_address_is_asked_for_once(told):
+    stubs = told(("i-1", "InService"), desired=1)
+    stubs["ec2"].add_response("describe_instances", addressed("i-1"))
+
+    async def work(pool):
+        first = await pool.members()
+        again = told(("i-1", "InService"), desired=1)
+        pool._clients["autoscaling"] = auto_scaling._connect("autoscaling", None)
+        assert await pool.members() == first
+        again["autoscaling"].assert_no_pending_responses()
+
+    running(work)
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """The metadata service's second version, of an instance that its class names."""
+
+    INSTANCE = b"i-0123456789abcdef0"
+    TOKEN = b"AQAEAJ_token=="
+
+    def do_PUT(self):
+        known = self.path == "/latest/api/token" and int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 0
+        self._answer(self.TOKEN if known else None)
+
+    def do_GET(self):
+        answers = {
+            "/latest/meta-data/instance-id": self.INSTANCE,
+            "/latest/meta-data/placement/region": REGION.encode(),
+        }
+        signed = self.headers.get("X-aws-ec2-metadata-token", "").encode() == self.TOKEN
+        self._answer(answers.get(self.path) if signed else None)
+
+    def _answer(self, body):
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def on_instance(monkeypatch, name, **more):
+    handler = type("OnInstance", (Metadata,), {"INSTANCE": name, **more})
+    with answering(handler) as url:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{url}/")
+        yield
+
+
+@pytest.mark.usefixtures("_emptied")
+def test_an_instance_takes_itself_out_of_its_group_and_no_other_comes(moto, monkeypatch):
+    [one, other] = [member.name for member in running(_two)]
+    with on_instance(monkeypatch, one.encode()):
+        assert release_this_instance() is True
+    assert ids(moto, GROUP) == {other}
+    assert group(moto, GROUP)["DesiredCapacity"] == 1
+
+
+async def _two(pool):
+    await pool.start(2)
+    return await serving(pool, 2)
+
+
+def test_an_instance_that_is_in_no_group_logs_it_and_goes_on(monkeypatch, caplog):
+    with on_instance(monkeypatch, b"i-0fedcba9876543210"), caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(auto_scaling, "_TRIES", 1)
+        assert release_this_instance() is False
+    assert "this machine stays in its Auto Scaling group, and is billed: --auto-scaling-release" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [b"", b"<html>", b"i-xyz", b"i-0123\r\nX: y", b"i-" + b"0" * 4000, b"\xff"])
+def test_metadata_that_cannot_be_is_not_believed(monkeypatch, caplog, wrong):
+    with on_instance(monkeypatch, wrong), caplog.at_level(logging.WARNING):
+        assert release_this_instance() is False
+    assert "no metadata service answers" in caplog.text
+
+
+def test_no_metadata_service_is_told_and_waited_for_not_at_all(monkeypatch, caplog):
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    with caplog.at_level(logging.WARNING):
+        assert release_this_instance() is False
+    assert "AWS_EC2_METADATA_SERVICE_ENDPOINT: no metadata service answers" in caplog.text

@@ -1,0 +1,272 @@
+"""Instances as processes of this machine: they outlive controllers, and no stranger is ever killed in their place."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from serfer.core.errors import UnavailableError
+from serfer.fleet.local import LocalProvisioner
+from serfer.fleet.processes import Identity, identify
+from tests.e2e.small import split_small
+from tests.fleet.provisioner_contract import ProvisionerContract, emptied, serving, until
+
+STUB = (sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_instance.py")))
+ROOT = Path(__file__).parents[2]
+
+
+class TestLocal(ProvisionerContract):
+    @pytest.fixture(autouse=True)
+    def _registry(self, tmp_path):
+        self.registry = tmp_path / "instances"
+
+    def opened(self):
+        return LocalProvisioner(STUB, self.registry, most=self.MOST)
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return tmp_path / "instances"
+
+
+@pytest.fixture
+def pool(registry):
+    """Return what runs a coroutine function with a pool, and stops all that it started."""
+
+    def run(work, *command, **more):
+        async def all_of_it():
+            pool = LocalProvisioner(command or STUB, registry, **more)
+            try:
+                return await work(pool)
+            finally:
+                await emptied(pool)
+
+        return asyncio.run(all_of_it())
+
+    return run
+
+
+def ready(url):
+    with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=10) as answer:  # noqa: S310 - our own
+        return answer.status
+
+
+def command_line(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def recorded(registry):
+    return {path.stem: json.loads(path.read_text())["process"]["pid"] for path in registry.glob("*.json")}
+
+
+def test_a_pool_without_measure_does_not_take_the_whole_machine(pool, caplog):
+    async def work(pool):
+        await pool.start(1_000_000)
+        return len(await pool.members())
+
+    with caplog.at_level(logging.WARNING):
+        processes = pool(work)
+    assert 8 <= processes <= max(8, 2 * os.cpu_count())
+    [told] = [record.getMessage() for record in caplog.records if "wanted" in record.getMessage()]
+    assert "--instances local: 1000000 more instances are wanted" in told
+
+
+def test_an_instance_answers_where_it_said(pool):
+    async def work(pool):
+        await pool.start(1)
+        [one] = await serving(pool, 1)
+        assert ready(one.url) == 200
+
+    pool(work)
+
+
+def test_one_that_died_by_itself_disappears_and_its_last_words_are_logged(pool, registry, caplog):
+    async def work(pool):
+        await pool.start(1)
+        await until(pool, lambda found: not found)
+
+    with caplog.at_level(logging.WARNING):
+        pool(work, *STUB, "--die")
+    assert "has ended by itself: there is no such model" in caplog.text
+    assert list(registry.iterdir()) == []
+
+
+def test_one_that_was_killed_disappears_and_nothing_of_it_is_left(pool, registry):
+    async def work(pool):
+        await pool.start(2)
+        first, second = await serving(pool, 2)
+        os.kill(recorded(registry)[first.name], signal.SIGKILL)
+        assert [one.name for one in await serving(pool, 1)] == [second.name]
+        assert {path.stem for path in registry.iterdir()} == {second.name}
+
+    pool(work)
+
+
+def test_one_that_does_not_end_when_asked_is_killed(pool, registry):
+    async def work(pool):
+        await pool.start(1)
+        [one] = await serving(pool, 1)
+        pid = recorded(registry)[one.name]
+        await pool.stop(one.name)
+        await until(pool, lambda found: not found)
+        assert identify(pid) is None
+
+    pool(work, *STUB, "--deaf", end_s=0.1)
+
+
+def test_while_it_is_to_end_it_is_draining(pool):
+    async def work(pool):
+        await pool.start(1)
+        [one] = await serving(pool, 1)
+        await pool.stop(one.name)
+        [same] = await pool.members()
+        assert (same.name, same.url, same.state) == (one.name, one.url, "draining")
+        pool._end_s = 0.0
+
+    pool(work, *STUB, "--deaf")
+
+
+def test_one_that_boots_slowly_is_there_without_an_address_and_can_be_stopped(pool):
+    async def work(pool):
+        await pool.start(1)
+        [one] = await pool.members()
+        assert (one.url, one.state) == (None, "booting")
+        await pool.stop(one.name)
+        await until(pool, lambda found: not found)
+
+    pool(work, boot_delay_s=3600)
+
+
+def test_a_boot_delay_ends_in_the_command_itself(pool, registry):
+    async def work(pool):
+        await pool.start(1)
+        [one] = await serving(pool, 1)
+        assert ready(one.url) == 200
+        assert "boot_delay" not in command_line(recorded(registry)[one.name])
+
+    pool(work, boot_delay_s=0.2)
+
+
+CONTROLLER = """
+import asyncio, pathlib, sys, time
+from serfer.fleet.local import LocalProvisioner
+
+async def main():
+    pool = LocalProvisioner(sys.argv[2:], pathlib.Path(sys.argv[1]))
+    await pool.start(2)
+    print("started", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def test_what_a_killed_controller_started_is_adopted_and_can_be_stopped(registry):
+    command = [sys.executable, "-c", textwrap.dedent(CONTROLLER), str(registry), *STUB]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout.readline() == "started\n"
+        controller.kill()
+
+    async def work():
+        pool = LocalProvisioner(STUB, registry)
+        assert len(await serving(pool, 2)) == 2
+        pids = recorded(registry).values()
+        await emptied(pool)
+        assert not any(Identity(pid, 0, "").lives for pid in pids)
+        assert not list(registry.iterdir())
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def stranger():
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("other", ["started", "boot"])
+def test_a_number_that_another_process_has_by_now_is_never_killed(registry, stranger, other):
+    """The record is of a process that has ended; its number, or the machine's boot, is another one's."""
+    real = identify(stranger.pid)
+    past = {"pid": real.pid, "started": real.started, "boot": real.boot}
+    past[other] = real.started - 1 if other == "started" else "00000000-0000-0000-0000-000000000000"
+    registry.mkdir()
+    (registry / "local-old.json").write_text(json.dumps({"process": past, "ends": None}))
+    (registry / "local-ends.json").write_text(json.dumps({"process": past, "ends": 0.0}))
+
+    async def work():
+        pool = LocalProvisioner(STUB, registry)
+        await pool.stop("local-old")
+        assert await pool.members() == []
+
+    asyncio.run(work())
+    assert stranger.poll() is None
+    assert list(registry.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"process": {"pid": 1, "started": 1, "boot": ""}, "ends": null}',
+        "[" * 60_000,
+        "{}",
+        '"a"',
+    ],
+)
+def test_what_is_no_record_is_passed_over_and_told_once(registry, text, caplog):
+    registry.mkdir()
+    (registry / "foreign.json").write_text(text)
+
+    async def work():
+        pool = LocalProvisioner(STUB, registry)
+        assert await pool.members() == await pool.members() == []
+        await pool.stop("foreign")
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(work())
+    assert caplog.text.count("no record of an instance") == 1
+    assert (registry / "foreign.json").read_text() == text
+
+
+def test_a_real_instance_is_started_answers_and_ends(registry, tmp_path):
+    directory = split_small(tmp_path / "plan")
+    command = [sys.executable, "-m", "serfer", "instance", "--plan", str(directory), "--port", "0", "--json"]
+    command += ["--device", "cpu", "--exit-when-idle-s", "600", "--log-level", "warning", "--drain-s", "0"]
+
+    async def work():
+        pool = LocalProvisioner(command, registry)
+        await pool.start(1)
+        try:
+            [one] = await serving(pool, 1)
+            assert ready(one.url) == 200
+            other = LocalProvisioner(command, registry)
+            assert await other.members() == [one]
+        finally:
+            await emptied(pool)
+        assert not list(registry.iterdir())
+
+    asyncio.run(work())
+
+
+def test_a_registry_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="--instances local: no instance could be started: "):
+        asyncio.run(LocalProvisioner(STUB, tmp_path / "file" / "instances").start(1))
+
+
+def test_a_command_that_is_not_there_is_told(registry):
+    with pytest.raises(UnavailableError, match=r"--instances local: .*No such file"):
+        asyncio.run(LocalProvisioner(["/nowhere/serfer"], registry).start(1))

@@ -1,0 +1,112 @@
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from serfer.background import LoopThread
+from serfer.control.batching import Profile
+from serfer.control.dispatch import Batching, Pace
+from serfer.core.plan import load_plan
+from serfer.instance.engine import Engine
+from serfer.instance.opening import EngineProbe
+from serfer.pipeline import Pipeline
+from serfer.settings import Settings
+from serfer.unsplit import unsplit
+from storage import open_store
+from tests.e2e.conftest import cache, examples, serfer_, start  # noqa: F401 - fixtures
+from tests.e2e.small import split_small
+
+PATIENCE = 60.0
+QUICK = Profile(((1, 1.0), (64, 8.0)))  # ms that the engine believes in; nothing takes that long here
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory):
+    return split_small(tmp_path_factory.mktemp("instance"), grids=[(1, 2), (1, 1)])
+
+
+@pytest.fixture(scope="session")
+def plan(directory):
+    return load_plan(directory)
+
+
+@pytest.fixture(scope="session")
+def whole(plan, directory):
+    return unsplit(plan, directory)
+
+
+class Gated:
+    """A network that computes when it is let; `sizes` are those of the batches that it was given."""
+
+    def __init__(self, run, most=8):
+        self.device, self.precision, self.most = "cpu", "fp32", most
+        self.sizes, self.inputs = [], []
+        self.error = None
+        self._run = run
+        self._gate = threading.Event()
+        self._gate.set()
+        self.entered = threading.Semaphore(0)
+
+    def run(self, batch):
+        self.sizes.append(len(batch))
+        self.inputs.append(batch)
+        self.entered.release()
+        assert self._gate.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        return self._run(batch)
+
+    @contextmanager
+    def held(self):
+        """Let nothing be computed within the block."""
+        self._gate.clear()
+        try:
+            yield
+        finally:
+            self._gate.set()
+
+    def wait(self):
+        """Wait until one more batch has begun."""
+        assert self.entered.acquire(timeout=PATIENCE)
+
+
+@pytest.fixture
+def network(whole):
+    return Gated(whole)
+
+
+@pytest.fixture
+def engine_of(plan, network):
+    """Make an engine over the gated network."""
+
+    def make(*, profile=QUICK, window_s=0.0, **more):
+        return Engine(plan, network, Batching(network.most, window_s), Pace(profile, network.most), name="it", **more)
+
+    return make
+
+
+@pytest.fixture
+def pipeline_of(plan):
+    """Make a pipeline whose target is an engine; closed at the end."""
+    opened = []
+
+    def make(engine):
+        store, settings = open_store("memory://"), Settings()
+
+        async def close():
+            store.close()
+
+        facts, limits = settings.facts().functions, settings.image_limits()
+        probe = EngineProbe(plan, store, engine)
+        pipeline = Pipeline(plan, None, LoopThread(), close, facts, limits, probe, target=engine)
+        opened.append(pipeline)
+        return pipeline
+
+    yield make
+    for pipeline in opened:
+        pipeline.close()
+
+
+def pixels(count, seed=0, size=34):
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size, 3), dtype=np.uint8)

@@ -1,0 +1,78 @@
+"""`serfer bench instance`: every query ends once, answers are compared, and a row says where it comes from."""
+
+import json
+
+import httpx
+import pytest
+
+from bench import child
+from bench.instance import Offer, measure, systems
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.service import Service
+from serfer.core.errors import UnavailableError
+from serfer.settings import Settings
+from tests.api.conftest import Observed, running
+from tests.e2e.small import split_small
+
+
+@pytest.fixture
+def serving(engine_of, pipeline_of):
+    engine = engine_of()
+    with running(make_app(Service({"small": pipeline_of(engine)}, Admission(100, 0), Observed()), Settings())) as url:
+        yield url, engine
+
+
+def test_bursts_and_steady_loads_at_an_instance_that_serves_already(serving, directory):
+    url, engine = serving
+    rows = measure(directory, {}, Offer(bursts=(5,), rates=(200.0,), seconds=0.05, rounds=2), url=url)
+    assert [(row.system, row.load, row.queries, row.answered, row.failed) for row in rows] == [
+        ("given", "burst of 5", 10, 10, 0),
+        ("given", "200/s", 20, 20, 0),
+    ]
+    for row in rows:
+        assert 0 < row.p50_ms <= row.p95_ms <= row.p99_ms
+        assert row.images_per_s > 0
+        assert 1 <= row.batch <= 8
+        assert row.shown["load"] == row.load
+    assert engine.counts.images == 16 + 30  # 16 warm up
+
+
+def test_answers_of_another_network_are_failures(serving, tmp_path):
+    url, _ = serving
+    other = split_small(tmp_path, seed=1, grids=[(1, 1)])
+    [row] = measure(other, {}, Offer(bursts=(3,), rounds=1), url=url)
+    assert (row.answered, row.failed) == (0, 3)
+    [row] = measure(other, {}, Offer(bursts=(3,), rounds=1, deadline_ms=1, precision="fp16"), url=url)
+    assert (row.answered, row.failed + row.refused + row.late) == (0, 3)
+
+
+def test_instances_are_compared_by_their_options():
+    assert systems(None, None) == {"batched": [], "single": ["--max-batch", "1"]}
+    assert systems(4, 5.0)["window"] == ["--max-batch", "4", "--window-ms", "5.0"]
+
+
+def test_an_instance_that_does_not_start_is_told_of(directory, capfd):
+    with (
+        pytest.raises(UnavailableError, match="exit code 2"),
+        child.serving("instance", directory, ["--max-batch", "0"]),
+    ):
+        pytest.fail("it started")
+    assert "--max-batch is 1 to 1024" in capfd.readouterr().err
+
+
+def test_an_instance_is_started_with_its_options_and_ended(directory):
+    with child.serving("instance", directory, ["--max-batch", "1", "--threads", "1"]) as said:
+        assert (said["max_batch"], said["device"]) == (1, "cpu")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(said["url"])
+
+
+def test_the_command_prints_rows_with_their_stamp(serfer_, serving, directory):
+    arguments = ("--plan", directory, "--burst", 4, "--rounds", 1)
+    result = serfer_("bench", "instance", *arguments, "--url", f"{serving[0]}/", "--json")
+    assert (result.code, result.err) == (0, "")
+    [row] = [json.loads(line) for line in result.lines]
+    assert (row["system"], row["load"], row["answered"]) == ("given", "burst of 4", 4)
+    assert row["stamp"]["command"].startswith("serfer bench instance")
+    assert row["stamp"]["machine"]["processors"] >= 1

@@ -1,0 +1,138 @@
+"""`serfer instance` and `serfer tune` as a user runs them."""
+
+import json
+import signal
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+
+from splitter.exactness import difference
+from tests.e2e.small import CLASSES, batch
+from tests.instance.conftest import PATIENCE, pixels
+
+
+@pytest.fixture
+def launch(start, directory):
+    """Start an instance; returns the command and what it said of itself."""
+
+    def launch(*arguments, **variables):
+        command = start("instance", "--plan", directory, "--port", "0", "--json", *arguments, **variables)
+        line = command.process.stdout.readline()
+        assert line, command.process.communicate()
+        return command, json.loads(line)
+
+    return launch
+
+
+def tensor(array, name):
+    given = InferInput(name, list(array.shape), {"f": "FP32", "u": "UINT8"}[array.dtype.kind])
+    given.set_data_from_numpy(array)
+    return [given]
+
+
+def test_tritons_own_client_is_answered_in_batches_and_as_the_unsplit_network_does(launch, whole):
+    command, said = launch("--max-batch", "8", "--threads", "1", "--drain-s", "0")
+    assert (said["pid"], said["model"], said["device"], said["precision"]) == (command.pid, "small", "cpu", "fp32")
+    assert (said["max_batch"], said["window_ms"]) == (8, 0.0)
+    asked = [(batch(1, seed), "input") for seed in range(12)] + [(pixels(2, seed), "image") for seed in range(12)]
+    wanted = [InferRequestedOutput("logits", binary_data=True)]
+    with InferenceServerClient(said["url"].removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
+        assert triton.is_server_ready()
+        assert triton.is_model_ready("small")
+        pending = [triton.async_infer("small", tensor(*one), outputs=wanted, timeout=60_000_000) for one in asked]
+        answers = [one.get_result() for one in pending]
+    for (array, _), answer in zip(asked, answers, strict=True):
+        logits = answer.as_numpy("logits")
+        assert logits.shape == (len(array), CLASSES)
+        assert difference(logits, whole(array)).exact
+        assert answer.get_response()["parameters"]["batch"] >= len(array)
+    command.interrupt(signal.SIGTERM)
+    assert command.end().code == 0
+
+
+def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_every_drivers(launch, examples):
+    command, said = launch("--window-ms", "60000", "--max-batch", "4", "--drain-s", "0")
+    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http, ThreadPoolExecutor(4) as pool:
+        given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
+        replies = list(
+            pool.map(lambda _: http.post("/v2/models/small/infer", json={"inputs": [given]}).json(), range(4))
+        )
+        assert [reply["parameters"]["batch"] for reply in replies] == [4] * 4  # the window is a minute: it is full
+        image = (examples / "chelsea.png").read_bytes()
+        classified = list(pool.map(lambda _: http.post("/v1/classify", files={"image": image}).json(), range(4)))
+        assert {answer["target"] for answer in classified} == {"gpu"}
+        metrics = http.get("/metrics").text
+        assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
+    assert "serfer_batches_total 2.0" in metrics
+    assert "serfer_batched_images_total 8.0" in metrics
+    command.interrupt(signal.SIGTERM)
+    assert command.end().code == 0
+
+
+def test_what_runs_when_it_is_told_to_end_is_answered(launch):
+    command, said = launch("--window-ms", "1500", "--drain-s", "0", "--log-level", "debug")
+    with ThreadPoolExecutor(1) as pool:
+        given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
+        url = f"{said['url']}/v2/models/small/infer"
+        asking = pool.submit(httpx.post, url, json={"inputs": [given]}, timeout=PATIENCE)
+        metrics = ""
+        while "serfer_waiting_images 1.0" not in metrics and not asking.done():
+            metrics = httpx.get(f"{said['url']}/metrics", timeout=PATIENCE).text
+        command.interrupt(signal.SIGTERM)
+        assert asking.result().status_code == 200
+    assert command.end().code == 0
+
+
+def test_it_ends_by_itself_when_nobody_asks(launch):
+    command, _ = launch("--exit-when-idle-s", "1", "--drain-s", "0")
+    result = command.end()
+    assert result.code == 0
+    assert '"event": "idle"' in result.err
+
+
+def test_half_precision_says_what_it_loses(launch, whole):
+    command, said = launch("--precision", "fp16", "--drain-s", "0")
+    assert (said["precision"], 0 < said["loss"] < 0.01) == ("fp16", True)
+    with InferenceServerClient(said["url"].removeprefix("http://"), network_timeout=PATIENCE) as triton:
+        logits = triton.infer("small", tensor(batch(3), "input")).as_numpy("logits")
+    assert np.isfinite(logits).all()
+    assert 0 < difference(logits, whole(batch(3))).error < 0.01
+    command.interrupt(signal.SIGTERM)
+    assert command.end().code == 0
+
+
+def test_tune_writes_a_table_for_a_scenario(serfer_, directory, tmp_path):
+    file = tmp_path / "machine.toml"
+    arguments = ("--plan", directory, "--slo-ms", 10_000, "--most", 4, "--repeats", 2, "--name", "t3.small")
+    result = serfer_("tune", *arguments, "--out", file)
+    assert (result.code, result.err) == (0, "")
+    assert "N_batch" in result.out
+    [table] = tomllib.loads(file.read_text())["instance"]
+    assert (table["name"], table["usd_per_hour"]) == ("t3.small", 0.0208)  # from the price data
+    assert table in tomllib.loads(result.out[result.out.index("[[instance]]") :])["instance"]
+    found = json.loads(serfer_("tune", *arguments, "--json", "--usd-per-hour", 2).out)
+    assert ([size for size, _ in found["batches"]], found["machine"]["usd_per_hour"]) == ([1, 2, 4], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("instance", "--device", "cuda"), 4, ("--device cuda", "onnxruntime-gpu")),
+        (("instance", "--max-batch", "0"), 2, ("--max-batch is 1 to 1024",)),
+        (("instance", "--auto-scaling-release"), 2, ("--exit-when-idle-s",)),
+        (("tune", "--slo-ms", "1e-9", "--most", "1"), 3, ("one image takes", "--slo-ms")),
+        (("tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(serfer_, directory, arguments, code, words):
+    command, *rest = arguments
+    serfer_(command, "--plan", directory, *rest).complains(code, *words)
+
+
+def test_what_is_no_plan_is_told_in_one_line(serfer_, tmp_path):
+    serfer_("instance", "--plan", tmp_path).complains(3, "plan.json")
+    serfer_("instance", "--plan", tmp_path, "--model", "alexnet").complains(2, "--plan or --model")

@@ -1,0 +1,255 @@
+"""The engine: queries that wait together are computed together, and nothing is computed in vain."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from drivers.driver import NOBODY
+from serfer.control.batching import Profile
+from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
+from splitter.exactness import difference
+from tests.e2e.small import batch
+from tests.instance.conftest import PATIENCE, pixels
+
+LONG = 60.0
+
+
+def ask(engine, images, deadline_s=LONG):
+    return asyncio.ensure_future(engine.run(images, deadline_s, NOBODY))
+
+
+async def queued(engine, images):
+    """Wait until so many images wait; pixels are normalised in a thread first."""
+    async with asyncio.timeout(PATIENCE):
+        while engine.waiting != images or engine._preparing:  # noqa: ASYNC110 - the engine tells nobody
+            await asyncio.sleep(0)
+
+
+async def first_of(engine, network):
+    """Have the engine compute an image, and return the query when it does."""
+    first = ask(engine, batch())
+    await asyncio.to_thread(network.wait)
+    return first
+
+
+def test_those_who_come_while_it_computes_are_the_next_batch(engine_of, network, whole):
+    asked = [batch(1, seed) for seed in range(10)]
+
+    async def main():
+        engine = engine_of()
+        with network.held():
+            first = await first_of(engine, network)
+            others = [ask(engine, images) for images in asked]
+            await queued(engine, 10)
+        served = await asyncio.gather(*others)
+        assert (await first).batch == 1
+        await engine.close()
+        return engine, served
+
+    engine, served = asyncio.run(main())
+    assert network.sizes == [1, 8, 2]
+    assert [one.batch for one in served] == [8] * 8 + [2] * 2
+    assert all(one.computed_ms > 0 and one.instance == "it" for one in served)
+    for images, one in zip(asked, served, strict=True):
+        assert difference(one.logits, whole(images)).exact
+    assert (engine.counts.batches, engine.counts.images, engine.counts.refused) == (3, 11, 0)
+
+
+def test_floats_and_pixels_of_several_queries_share_a_batch_and_each_gets_its_own_answer(engine_of, network, whole):
+    asked = [batch(2, 1), pixels(3, 2), batch(1, 3), pixels(1, 4)]
+
+    async def main():
+        engine = engine_of()
+        with network.held():
+            first = await first_of(engine, network)
+            others = [ask(engine, images) for images in asked]
+            await queued(engine, 7)
+        served = await asyncio.gather(*others)
+        await first
+        await engine.close()
+        return served
+
+    served = asyncio.run(main())
+    assert network.sizes == [1, 7]
+    for images, one in zip(asked, served, strict=True):
+        assert len(one.logits) == len(images)
+        assert difference(one.logits, whole(images)).exact
+
+
+def test_who_has_gone_is_not_computed(engine_of, network):
+    async def main():
+        engine = engine_of()
+        with network.held():
+            first = await first_of(engine, network)
+            gone, stays = ask(engine, batch(2)), ask(engine, batch(3))
+            await queued(engine, 5)
+            gone.cancel()
+            await asyncio.wait((gone,))
+            assert engine.waiting == 3
+        await asyncio.gather(first, stays)
+        await engine.close()
+
+    asyncio.run(main())
+    assert network.sizes == [1, 3]
+
+
+def test_who_goes_while_it_is_computed_leaves_the_others_their_answers(engine_of, network, whole):
+    async def main():
+        engine = engine_of()
+        with network.held():
+            first = await first_of(engine, network)
+            gone, stays = ask(engine, batch(1, 1)), ask(engine, batch(1, 2))
+            await queued(engine, 2)
+        await first
+        with network.held():
+            await asyncio.to_thread(network.wait)
+            gone.cancel()
+            await asyncio.wait((gone,))
+        served = await stays
+        await engine.close()
+        return served
+
+    served = asyncio.run(main())
+    assert (network.sizes, served.batch) == ([1, 2], 2)
+    assert difference(served.logits, whole(batch(1, 2))).exact
+
+
+def test_a_deadline_that_passes_is_told_at_once_and_the_query_costs_nothing(engine_of, network):
+    async def main():
+        engine = engine_of()
+        with network.held():
+            first = await first_of(engine, network)
+            with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
+                await engine.run(batch(2), 0.05, NOBODY)
+            assert engine.waiting == 0
+        await first
+        await engine.close()
+
+    asyncio.run(main())
+    assert network.sizes == [1]
+
+
+def test_who_would_be_late_is_refused_at_once_and_told_when_to_come_again(engine_of, network):
+    async def main():
+        engine = engine_of(profile=Profile(((1, 1000.0), (8, 8000.0))))
+        with network.held():
+            first = await first_of(engine, network)
+            waiting = [ask(engine, batch(8), 20.0), ask(engine, batch(8), 20.0)]
+            await queued(engine, 16)
+            with pytest.raises(OverloadedError, match="too much to do") as refused:
+                await engine.run(batch(), 20.0, NOBODY)
+            in_time = ask(engine, batch(), 30.0)
+            await queued(engine, 17)
+        await asyncio.gather(first, *waiting, in_time)
+        await engine.close()
+        return engine, refused.value.retry_after_s
+
+    engine, retry_after_s = asyncio.run(main())
+    assert 1.0 <= retry_after_s <= 60.0
+    assert engine.counts.refused == 1
+
+
+def test_those_who_can_no_longer_be_answered_in_time_are_refused_before_they_cost_compute(engine_of, network):
+    async def main():
+        engine = engine_of(profile=Profile(((1, 1.0), (8, 4.0))))
+        with network.held():
+            first = await first_of(engine, network)
+            late, stays = ask(engine, batch(2), 20.0), ask(engine, batch(3))
+            await queued(engine, 5)
+            engine._pace._scale = 2e4  # the machine turns out to be slow: two images take over 20 s, three not 60
+        with pytest.raises(OverloadedError):
+            await late
+        await asyncio.gather(first, stays)
+        await engine.close()
+
+    asyncio.run(main())
+    assert network.sizes == [1, 3]
+
+
+def test_an_engine_with_nothing_to_do_tries_whatever_it_believes(engine_of):
+    async def main():
+        engine = engine_of(profile=Profile(((1, 1e6),)))
+        served = await engine.run(batch(), LONG, NOBODY)
+        await engine.close()
+        return served
+
+    assert asyncio.run(main()).batch == 1
+
+
+def test_a_free_engine_waits_for_its_window(engine_of, network):
+    async def main():
+        engine = engine_of(window_s=LONG / 2)
+        asked = [ask(engine, batch()) for _ in range(7)]
+        await queued(engine, 7)
+        assert network.sizes == []
+        served = await asyncio.gather(*asked, ask(engine, batch()))  # the eighth makes it full
+        soon = await engine_of(window_s=0.01).run(batch(), LONG, NOBODY)
+        await engine.close()
+        return served, soon
+
+    served, soon = asyncio.run(main())
+    assert [one.batch for one in served] == [8] * 8
+    assert soon.batch == 1
+
+
+def test_a_batch_that_fails_fails_its_queries_and_no_others(engine_of, network):
+    network.error = RuntimeError("CUDA out of memory\nand much more")
+
+    async def main():
+        engine = engine_of()
+        with pytest.raises(TaskFailedError, match=r"^the network failed: CUDA out of memory$"):
+            await engine.run(batch(), LONG, NOBODY)
+        assert engine.trouble
+        network.error = None
+        await engine.run(batch(), LONG, NOBODY)
+        assert not engine.trouble
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_images_that_wait_are_bounded_in_bytes_but_one_query_always_has_room(engine_of, network):
+    image_bytes = batch().nbytes
+
+    async def main():
+        engine = engine_of(most_held=3 * image_bytes)
+        with network.held():
+            first = await first_of(engine, network)
+            large = ask(engine, batch(5))
+            await queued(engine, 5)
+            with pytest.raises(OverloadedError, match="all the memory"):
+                await engine.run(batch(), LONG, NOBODY)
+        await asyncio.gather(first, large)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_waits_and_lets_what_runs_end(engine_of, network):
+    async def main():
+        engine = engine_of()
+        with network.held():
+            first = await first_of(engine, network)
+            waiting = ask(engine, batch())
+            await queued(engine, 1)
+            closing = asyncio.ensure_future(engine.close())
+            with pytest.raises(UnavailableError, match="closing"):
+                await waiting
+        assert (await first).batch == 1
+        await closing
+        with pytest.raises(UnavailableError, match="closing"):
+            await engine.run(batch(), LONG, NOBODY)
+
+    asyncio.run(main())
+    assert network.sizes == [1]
+
+
+def test_a_query_of_pixels_is_normalised_as_the_plan_says(engine_of, whole):
+    async def main():
+        engine = engine_of()
+        served = await engine.run(pixels(2), LONG, NOBODY)
+        await engine.close()
+        return served
+
+    assert np.array_equal(asyncio.run(main()).logits, whole(pixels(2)))

@@ -1,0 +1,169 @@
+"""The whole network on a device: which one, in which precision, and what it loses by that."""
+
+from itertools import pairwise
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError, UsageError, WrongAnswerError
+from serfer.instance import network as module
+from serfer.instance.checking import compare
+from serfer.instance.half import half_precision
+from serfer.instance.network import Hardware, Network, doubled_sizes, load_whole, open_network, padded_sizes
+from serfer.instance.opening import InstanceChoices
+from serfer.instance.profiling import profile
+from splitter.exactness import difference
+from tests.e2e.small import batch
+
+CPU = Hardware("cpu", threads=1)
+HALF = Hardware("cpu", "fp16", threads=1)
+
+
+class Session:
+    """Stands for ONNX Runtime's: adds up each image, and remembers the batches."""
+
+    def __init__(self, providers=("CPUExecutionProvider",)):
+        self.seen = []
+        self._providers = [*providers]
+
+    def get_inputs(self):
+        return onnxruntime.InferenceSession(IDENTITY).get_inputs()
+
+    def get_providers(self):
+        return self._providers
+
+    def run(self, _, given):
+        [images] = given.values()
+        self.seen.append(len(images))
+        return [images.sum(axis=(1, 2, 3))[:, None].astype(np.float32)]
+
+
+def _identity():
+    value = helper.make_tensor_value_info("input0", TensorProto.FLOAT, ["N"])
+    other = helper.make_tensor_value_info("output0", TensorProto.FLOAT, ["N"])
+    graph = helper.make_graph([helper.make_node("Identity", ["input0"], ["output0"])], "g", [value], [other])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+IDENTITY = _identity()
+
+
+def test_batches_of_any_size_equal_the_unsplit_network_image_by_image(plan, directory, whole):
+    network = open_network(plan, directory, CPU, most=4)
+    for count in (1, 3, 4, 9):
+        images = batch(count, seed=count)
+        logits = network.run(images)
+        assert difference(logits, whole(images)).exact
+        for number in range(count):
+            assert difference(logits[number : number + 1], whole(images[number : number + 1])).exact
+
+
+def test_a_gpu_sees_few_shapes_and_answers_only_what_was_asked():
+    session = Session()
+    network = Network(session, "cuda", "fp32", most=24)
+    for count in (1, 3, 5, 17, 30):
+        images = batch(count)
+        assert np.array_equal(network.run(images), images.sum(axis=(1, 2, 3))[:, None])
+    assert session.seen == [1, 3, 6, 24, 24, 6]
+    assert network.sizes == [1, 2, 3, 4, 6, 8, 12, 16, 24]
+    for most in range(1, 200):
+        sizes = padded_sizes(most)
+        assert (sizes[0], sizes[-1]) == (1, most)
+        assert all(3 * (small + 1) >= 2 * large for small, large in pairwise(sizes))
+        assert set(doubled_sizes(most)) <= set(sizes)
+
+
+def test_half_precision_is_measured_against_fp32_and_not_assumed(plan, directory, whole):
+    network = open_network(plan, directory, HALF, most=8)
+    found = compare(plan, directory, network)
+    assert 0 < found.error < 0.01
+    images = batch(5, seed=9)
+    own = difference(network.run(images), whole(images))
+    assert network.run(images).dtype == np.float32
+    assert 0 < own.error < 0.01
+    assert compare(plan, directory, open_network(plan, directory, CPU, most=8)).error < 1e-6
+
+
+def test_a_network_that_computes_something_else_must_not_serve(plan, directory, whole):
+    class Wrong:
+        device, precision = "cuda", "fp32"
+
+        def run(self, images):
+            return whole(images) * 1.001
+
+    with pytest.raises(WrongAnswerError, match=r"small on cuda differs .* use --device cpu"):
+        compare(plan, directory, Wrong())
+
+
+def test_without_cuda_it_says_what_to_install(plan, directory):
+    with pytest.raises(UnavailableError, match=r"--device cuda: .* is without CUDA: install onnxruntime-gpu"):
+        open_network(plan, directory, Hardware("cuda"), 1)
+    assert open_network(plan, directory, Hardware("auto"), 1).device == "cpu"
+
+
+def test_a_gpu_that_onnx_runtime_silently_does_not_use_is_told_of(plan, directory, monkeypatch):
+    opened = []
+
+    def session(_model, device, _threads):
+        opened.append(device)
+        return Session()
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(module, "_session", session)
+    with pytest.raises(UnavailableError, match="could not load CUDA's libraries"):
+        open_network(plan, directory, Hardware("cuda"), 1)
+    assert open_network(plan, directory, Hardware("auto"), 1).device == "cpu"
+    assert opened == ["cuda", "cuda"]
+
+
+def test_a_gpu_computes_without_tensorfloat_32():
+    [(name, options), fallback] = module._providers("cuda")
+    assert (name, options["use_tf32"], fallback) == ("CUDAExecutionProvider", "0", "CPUExecutionProvider")
+
+
+@pytest.mark.parametrize(("device", "precision", "option"), [("gpu", "fp32", "--device"), ("cpu", "int8", "--precis")])
+def test_unknown_words_are_refused_by_option(device, precision, option):
+    with pytest.raises(UsageError, match=option):
+        Hardware(device, precision)
+
+
+@pytest.mark.parametrize(
+    ("most", "window_ms", "option"),
+    [(0, 0.0, "--max-batch"), (1025, 0.0, "--max-batch"), (1, -1.0, "--window-ms"), (1, 1e9, "--window-ms")],
+)
+def test_what_no_batch_can_be_is_refused_by_option(most, window_ms, option):
+    with pytest.raises(UsageError, match=option):
+        InstanceChoices(CPU, most, window_ms)
+
+
+def test_what_is_no_network_has_no_half_precision_and_does_not_run(tmp_path):
+    (tmp_path / "x.onnx").write_bytes(b"no network")
+    with pytest.raises(ModelError, match="--precision fp16: this network cannot be converted, use fp32"):
+        half_precision(tmp_path / "x.onnx")
+    with pytest.raises(InputError, match="ONNX Runtime cannot run the plan's whole network on cpu"):
+        module._session(str(tmp_path / "x.onnx"), "cpu", 1)
+
+
+def test_a_directory_that_is_not_whole_is_refused(tmp_path):
+    with pytest.raises(PlanError):
+        load_whole(tmp_path)
+
+
+def test_a_profile_is_the_median_of_each_size_and_ends_where_its_budget_does(plan):
+    now, told = [0.0], []
+
+    class Slow:
+        device, pads, sizes = "cpu", True, doubled_sizes(64)
+
+        def run(self, images):
+            told.append(len(images))
+            first = told.count(len(images)) == 1
+            now[0] += len(images) * (0.5 if first else 0.1)  # the first of a size warms up
+
+    found = profile(plan, Slow(), 3, budget_s=4.0, clock=lambda: now[0])
+    assert [size for size, _ in found.batches] == [1, 2, 4, 8]  # 16 would take 6.4 s
+    assert [ms for _, ms in found.batches] == pytest.approx([100.0, 200.0, 400.0, 800.0])
+    assert found.stepped
+    assert told == [1, 1, 2, 2, 4, 4, 8, 8] + [1, 2, 4, 8] * 2  # they take turns

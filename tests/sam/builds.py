@@ -1,0 +1,30 @@
+"""BUILD directories as `serfer package` writes them, as far as prices and the doctor read them."""
+
+from sam.deployment import RECORD, TEMPLATE, Deployment, dump_deployment
+from sam.names import digest12
+from sam.options import Options
+from sam.samconfig import FILE, samconfig
+from sam.template import dump, make_template
+from serfer.core.plan import PLAN_FILE, dump_plan
+from tests.core.plans import small_plan
+
+
+def options(**choices):
+    zone = "use1-az4" if choices.get("store") == "s3express" else None
+    return Options("demo", **{"zone": zone, **choices})
+
+
+def deployment(plan, chosen):
+    return Deployment("0.1.0", chosen, (digest12(plan),), precompiled=True, bytes={"stage-0": 1000}, digest="0" * 64)
+
+
+def build(place, plan=None, **choices):
+    """Write a BUILD directory without its packages, and return it."""
+    plan, chosen = plan or small_plan(), options(**choices)
+    plans = place / "driver" / "plans" / digest12(plan)
+    plans.mkdir(parents=True)
+    (plans / PLAN_FILE).write_text(dump_plan(plan))
+    (place / TEMPLATE).write_text(dump(make_template(chosen, [plan])))
+    (place / FILE).write_bytes(samconfig(chosen))
+    (place / RECORD).write_text(dump_deployment(deployment(plan, chosen)))
+    return place

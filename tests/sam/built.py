@@ -1,0 +1,111 @@
+"""What `sam build` made, run as AWS would: a template resolved, and its functions in the local Lambda service."""
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from sam.intrinsics import Scope
+from serfer.local.function import ACCOUNT, REGION, FunctionConfig
+
+SAM = Path(__file__).parents[2] / ".venv" / "sam" / "bin" / "sam"
+STACK = "demo"
+
+
+def run_sam(*arguments, cwd):
+    """Run SAM CLI with no network and no credentials."""
+    variables = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(cwd),
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HTTPS_PROXY": "http://127.0.0.1:9",  # where nobody listens
+        "SAM_CLI_TELEMETRY": "0",
+    }
+    return subprocess.run([SAM, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A built template, with what AWS would call its resources."""
+
+    directory: Path  # .aws-sam/build
+    bucket: str = "bucket"
+    serving: str = "current"
+
+    @property
+    def template(self):
+        return yaml.safe_load((self.directory / "template.yaml").read_text(encoding="utf-8"))
+
+    @property
+    def resources(self):
+        """Every resource's properties by logical id, intrinsics resolved to local names."""
+        template = self.template
+        names = {name: f"{STACK}-{name}" for name in template["Resources"]}
+        names |= {
+            "AWS::StackName": STACK,
+            "AWS::AccountId": ACCOUNT,
+            "AWS::Partition": "aws",
+            "StoreBucket": self.bucket,
+        }
+        for name, resource in template["Resources"].items():
+            if resource["Type"].endswith("StateMachine"):
+                names[name] = f"arn:aws:states:{REGION}:{ACCOUNT}:stateMachine:{name}"
+        scope = Scope(template, {**names, "Serving": self.serving}, REGION)
+        known = {**names, "AWS::Region": REGION}
+        every = {name: scope.resolved(each["Properties"]) for name, each in template["Resources"].items()}
+        for name, given in every.items():  # what a function goes by here is its name
+            if "FunctionName" in given and "Handler" in given:
+                known[f"{name}.Arn"] = _named(given["FunctionName"], known)
+        return {name: _named(given, known) for name, given in every.items()}
+
+    def functions(self, store_access, python):
+        """Return the functions as the local Lambda service takes them, with the template's own environments.
+
+        `store_access` are variables that stand for what a role gives.
+        """
+        resources, found = self.resources, {}
+        for name, resource in self.template["Resources"].items():
+            if resource["Type"] == "AWS::Serverless::Function":
+                found[name] = self._function(name, resources, store_access, python)
+        return found
+
+    def _function(self, name, resources, store_access, python):
+        given = resources[name]
+        layers = [layer.removeprefix(f"{STACK}-") for layer in given["Layers"]]
+        return FunctionConfig(
+            name=given["FunctionName"],
+            directory=self.directory / given["CodeUri"],
+            handler=given["Handler"],
+            memory_mb=given["MemorySize"],
+            timeout_s=given["Timeout"],
+            environment={**given["Environment"]["Variables"], **store_access},
+            layers=tuple(self.directory / resources[layer]["ContentUri"] for layer in layers),
+            python=python,
+        )
+
+    def state_machine(self, digest):
+        """Return the definition of a plan's state machine, its substitutions put in."""
+        given = self.resources[f"Machine{digest}"]
+        text = (self.directory / given["DefinitionUri"]).resolve().read_text(encoding="utf-8")
+        for name, value in given["DefinitionSubstitutions"].items():
+            text = text.replace(f"${{{name}}}", value)
+        assert "${" not in text
+        return json.loads(text)
+
+
+def _named(value, names):
+    """Resolve what is left: names in texts, and ARNs of functions, which go by their names here."""
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"Fn::Sub"} and isinstance(value["Fn::Sub"], str):
+        return re.sub(r"\$\{([^}]+)\}", lambda found: str(names.get(found[1], found[0])), value["Fn::Sub"])
+    if set(value) == {"Fn::GetAtt"} and value["Fn::GetAtt"][1] == "Arn":
+        return names.get(".".join(value["Fn::GetAtt"]), value["Fn::GetAtt"][0])
+    return {key: _named(item, names) for key, item in value.items()}

@@ -1,0 +1,50 @@
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sam.layers import driver_layer, interpreter, worker_layer
+from sam.options import Options
+from sam.wheels import MACHINES
+from serfer.settings import load_settings
+from tests.python313.client import runtime_client
+
+OPTIONS = Options("test", architecture={machine: name for name, machine in MACHINES.items()}[platform.machine()])
+
+
+@pytest.fixture(scope="session")
+def cache() -> Path:
+    """The user's own cache: whoever asks first needs the package index, all others do not."""
+    return load_settings().cache_dir
+
+
+@pytest.fixture(scope="session")
+def python313():
+    """Return the path of a Python as Lambda has it."""
+    found = interpreter("python3.13")
+    if found is None:
+        pytest.skip("there is no python3.13: make setup brings it where apt is")
+    return found
+
+
+@pytest.fixture(scope="session")
+def runtime313(cache):
+    """Return the directory of Lambda's runtime client for it."""
+    return runtime_client(cache)
+
+
+@pytest.fixture(scope="session")
+def worker(cache, tmp_path_factory):
+    """The worker layer for this machine's architecture: its directory, and what was said of it."""
+    target = tmp_path_factory.mktemp("worker") / "layer"
+    yield target, worker_layer(target, OPTIONS, cache)
+    shutil.rmtree(target)  # it is large, and pytest keeps what three runs wrote
+
+
+@pytest.fixture(scope="session")
+def driver(cache, tmp_path_factory):
+    """The driver layer, likewise."""
+    target = tmp_path_factory.mktemp("driver") / "layer"
+    yield target, driver_layer(target, OPTIONS, cache)
+    shutil.rmtree(target)  # it is large, and pytest keeps what three runs wrote

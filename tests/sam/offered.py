@@ -1,0 +1,81 @@
+"""Templates of every combination that `serfer package` offers, as AWS's own translator and cfn-lint see them."""
+
+import copy
+import functools
+import itertools
+import json
+from dataclasses import replace
+
+from cfnlint import api
+from cfnlint.config import ManualArgs
+from samtranslator.parser.parser import Parser
+from samtranslator.translator.translator import Translator
+
+from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options
+from sam.template import make_template
+from serfer.core.plan import sealed
+from tests.drivers.wide import wide_plan
+
+COMBINATIONS = tuple(itertools.product(DRIVERS, STORES, ENGINES))
+# Each driver, store and engine; linting takes seconds of processor time, so the rest is for `make slow`.
+FEW = (
+    ("function", "s3", "push"),
+    ("function", "valkey", "stepfunctions"),
+    ("fleet", "s3express", "stepfunctions-express"),
+    ("fleet", "redis", "poll"),
+)
+POOL = GpuPool("g6.xlarge", 4, 2)
+POOLED = ("fleet", "s3", "push")
+
+
+def options(drivers="function", store="s3", engine="push", **more):
+    zone = "use1-az4" if store == "s3express" else None
+    return Options("shop", drivers=drivers, store=store, engine=engine, **{"zone": zone, **more})
+
+
+@functools.cache
+def plans():
+    """Return a plan with columns in functions of their own, and the one before it."""
+    current = sealed(wide_plan((4, 4, 2, 1), (1, 1, 2, 1)))
+    return current, sealed(replace(current, model="the one before"))
+
+
+@functools.cache
+def _template(*chosen, **more):
+    return make_template(options(*chosen, **more), plans())
+
+
+def template(*chosen, **more):
+    return copy.deepcopy(_template(*chosen, **more))
+
+
+def every_template():
+    """Yield each combination with its template, and one with a GPU pool."""
+    yield from ((chosen, _template(*chosen)) for chosen in COMBINATIONS)
+    yield POOLED, _template(*POOLED, gpu=POOL)
+
+
+def translated(source, **parameters):
+    """Return what CloudFormation gets: the template without SAM's own types."""
+    source = copy.deepcopy(source)
+    for resource in source["Resources"].values():
+        if resource["Type"].startswith("AWS::Serverless::"):
+            for name in {"CodeUri", "ContentUri", "DefinitionUri"} & resource["Properties"].keys():
+                resource["Properties"][name] = f"s3://artefacts/{resource['Properties'][name]}"
+    return Translator({}, Parser()).translate(source, parameters)
+
+
+def findings(text):
+    return [
+        f"{found.rule.id} {found.message} ({found.path})"
+        for found in api.lint(text, config=ManualArgs(regions=["us-east-1"]))
+    ]
+
+
+def lint(source):
+    """Return what cfn-lint finds in a template, and in what SAM makes of it."""
+    return findings(json.dumps(source)) + findings(json.dumps(translated(source)))
+
+
+def of_type(source, kind):
+    return {name: resource for name, resource in source["Resources"].items() if resource["Type"] == kind}

@@ -1,0 +1,344 @@
+"""What was built is what runs: the directories of `sam build`, under the runtime's own Python and Lambda's own client.
+
+Nothing of the source tree is in reach of these functions but the service that starts them. Names, layers and
+environments come from the built template; what a role gives in AWS comes as variables.
+"""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import boto3
+import httpx
+import numpy as np
+import pytest
+from botocore.config import Config
+
+import serfer
+from sam.names import digest12
+from sam.package import package
+from serfer.api.keys import add_key
+from serfer.background import LoopThread
+from serfer.core.aws import shipped_aws
+from serfer.core.plan import load_plan
+from serfer.local.balancer import Balancer
+from serfer.local.die_with_parent import dying_with_me
+from serfer.local.function import REGION, check_function
+from serfer.local.lambda_service import LambdaService
+from serfer.local.runtime import runtime_directory
+from serfer.local.s3_server import S3Server
+from serfer.local.server import free_port
+from serfer.local.step_functions import StepFunctionsServer
+from serfer.settings import Settings
+from tests.api.conftest import png
+from tests.api.test_function import rest
+from tests.e2e.small import LABELS, batch, split_small
+from tests.sam.built import SAM, STACK, Stack, run_sam
+from tests.sam.conftest import OPTIONS
+
+pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Two plans of one network, of which the first is deployed first."""
+    root = tmp_path_factory.mktemp("plans")
+    return [split_small(root / "one"), split_small(root / "two", grids=[(1, 2), (1, 1)])]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, cache, s3):
+    """Package plans into one directory, one after the other, build it, and return the stack."""
+
+    def built(directories, **options):
+        out = tmp_path_factory.mktemp("deployment") / "build"
+        for directory in directories:
+            package(directory, out, replace(OPTIONS, **options), Settings(cache_dir=cache), progress=lambda _: None)
+        done = run_sam("build", cwd=out)
+        assert done.returncode == 0, done.stderr
+        return Stack(out / ".aws-sam" / "build", bucket=s3.bucket)
+
+    return built
+
+
+@pytest.fixture(scope="module")
+def updated(built, plans):
+    """Drivers as functions, after an update: two generations."""
+    return built(plans)
+
+
+@pytest.fixture(scope="module")
+def access(s3):
+    return s3.environment
+
+
+@contextmanager
+def running(stack, access, python, runtime, cache, **more):
+    """Run a stack's functions in a local Lambda service; `more` are variables that only its driver gets."""
+    functions = stack.functions(access, python)
+    facts = shipped_aws().functions
+    for function in functions.values():
+        check_function(function, facts)
+    runtimes = {python: runtime}
+    stages = [each for name, each in functions.items() if name != "DriverFunction"]
+    service = LambdaService(stages, facts=facts, runtime=runtime_directory(cache / "runtime"), runtimes=runtimes)
+    loop = LoopThread()
+    loop.wait(service.start())
+    drivers = None
+    try:
+        if "DriverFunction" in functions:
+            given = functions["DriverFunction"]
+            known = {**given.environment, "AWS_ENDPOINT_URL_LAMBDA": service.url, **more}
+            drivers = LambdaService(
+                [replace(given, environment=known)],
+                facts=facts,
+                runtime=runtime_directory(cache / "runtime"),
+                runtimes=runtimes,
+            )
+            loop.wait(drivers.start())
+        yield service, drivers
+    finally:
+        for each in filter(None, (drivers, service)):
+            loop.wait(each.stop())
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def live(updated, access, python313, runtime313, cache):
+    with running(updated, access, python313, runtime313, cache) as services:
+        yield services
+
+
+@pytest.fixture
+def as_aws(monkeypatch, access):
+    """Let this process reach the services as deployed ones."""
+
+    def as_aws(lambda_url, **more):
+        for name, value in {
+            **access,
+            "AWS_ENDPOINT_URL_LAMBDA": lambda_url,
+            "SERFER_FUNCTION_PREFIX": STACK,
+            **more,
+        }.items():
+            monkeypatch.setenv(name, value)
+
+    return as_aws
+
+
+@pytest.fixture(scope="module")
+def expected(plans):
+    with serfer.open(plans[0], workers="inprocess") as pipeline:
+        return pipeline.run(batch(3))
+
+
+def ask(service, event):
+    """Invoke the driver's function as API Gateway does."""
+    client = boto3.client(
+        "lambda",
+        endpoint_url=service.url,
+        region_name=REGION,
+        aws_access_key_id="x",
+        aws_secret_access_key="x",  # noqa: S106 - the local service asks for none
+        config=Config(read_timeout=120, retries={"total_max_attempts": 1}),
+    )
+    try:
+        answer = client.invoke(FunctionName=f"{STACK}-driver", Payload=json.dumps(event))
+        said = json.loads(answer["Payload"].read())
+    finally:
+        client.close()
+    assert "FunctionError" not in answer, said
+    return said["statusCode"], json.loads(said["body"])
+
+
+def test_every_generation_answers_as_the_unsplit_network_does(live, plans, s3, as_aws, expected):
+    as_aws(live[0].url)
+    for directory in plans:
+        with serfer.open(directory, workers="aws", store=s3.url) as pipeline:
+            found = pipeline.run(batch(3))
+        assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
+        assert (found.argmax(1) == expected.argmax(1)).all()
+
+
+def test_the_polling_engine_runs_on_the_same_functions(live, plans, s3, as_aws, expected):
+    as_aws(live[0].url)
+    with serfer.open(plans[0], workers="aws", store=s3.url, driver="poll") as pipeline:
+        assert np.abs(pipeline.run(batch(3)) - expected).max() <= 1e-4 * np.ptp(expected)
+
+
+def test_the_driver_function_answers_what_api_gateway_sends(live, plans):
+    status, answer = ask(live[1], rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
+    assert status == 200, answer
+    assert answer["plan"] == load_plan(plans[1]).digest  # the current one: that which was packaged last
+    assert {each["label"] for each in answer["images"][0]["predictions"]} <= set(LABELS)
+    assert answer["store"]["bytes_put"] > 0
+    status, answer = ask(live[1], rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=b"no"))
+    assert status == 415, answer
+
+
+def test_going_back_serves_the_plan_before(updated, access, python313, runtime313, cache, plans):
+    back = replace(updated, serving=digest12(load_plan(plans[0])))
+    with running(back, access, python313, runtime313, cache) as (_, drivers):
+        status, answer = ask(drivers, rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
+    assert (status, answer["plan"]) == (200, load_plan(plans[0]).digest)
+
+
+def test_what_runs_holds_no_torch_and_is_as_small_as_was_said(updated, python313):
+    torn = [path for path in updated.directory.rglob("torch*") if path.is_dir()]
+    assert torn == []
+    record = json.loads((updated.directory.parents[1] / "deployment.json").read_text())
+    for name, function in updated.functions({}, python313).items():
+        size = check_function(function, shipped_aws().functions)
+        if name != "DriverFunction" and record["plans"][0] in name:
+            stage, number = name.rpartition("S")[2].split("N")
+            assert abs(size - record["bytes"][f"{stage}-{number}"]) < 10_000  # less Makefiles and sums
+
+
+class Daemon:
+    """A fleet's driver as its instances run it: from its two layers, under the runtime's Python."""
+
+    def __init__(self, stack, python, variables):
+        self.port = free_port()
+        given = {"PATH": os.defpath, "PYTHONPATH": str(stack.directory / "DriverLayer" / "python"), **variables}
+        command = [str(python), "-m", "serfer.api.daemon", "--host", "127.0.0.1", "--port", str(self.port)]
+        self._process = subprocess.Popen(
+            dying_with_me(*command),
+            cwd=stack.directory / "DriverPlans",
+            env=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._said = []
+
+    def wait_until_ready(self):
+        for line in self._process.stdout:
+            self._said.append(line)
+            if "listening" in line:
+                threading.Thread(target=self._said.extend, args=(self._process.stdout,), daemon=True).start()
+                return
+        pytest.fail("".join(self._said))
+
+    def terminate(self):
+        """Send SIGTERM, and return the exit code."""
+        self._process.terminate()
+        return self._process.wait(60)
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def told(service, access, s3, digest, keys, engine="push", **more):
+    """Return the variables of a fleet's driver, as the instance's file has them."""
+    return {
+        **access,
+        "SERFER_STORE": s3.url,
+        "SERFER_WORKERS": "aws",
+        "SERFER_DRIVER": engine,
+        "SERFER_FUNCTION_PREFIX": STACK,
+        "SERFER_PLAN": f"plans/{digest}",
+        "SERFER_KEYS_FILE": str(keys),
+        "SERFER_API_DRAIN_S": "3",
+        "AWS_ENDPOINT_URL_LAMBDA": service.url,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("engine", ["stepfunctions", "stepfunctions-express"])
+def test_the_generated_state_machine_and_a_driver_of_the_fleet(  # noqa: PLR0913, PLR0917 - fixtures
+    engine, built, plans, access, python313, runtime313, cache, tmp_path, s3
+):
+    stack = built(plans[:1], engine=engine, drivers="fleet")
+    plan = load_plan(plans[0])
+    kind = "express" if engine.endswith("express") else "standard"
+    with ExitStack() as opened:
+        service, _ = opened.enter_context(running(stack, access, python313, runtime313, cache))
+        names = [each.name for each in stack.functions({}, python313).values()]
+        machine = stack.state_machine(digest12(plan))
+        server = opened.enter_context(StepFunctionsServer(kind, names, service.url, machine))
+        keys = tmp_path / "keys.json"
+        key = add_key(keys, "test", None)
+        more = {
+            "SERFER_STATE_MACHINE": server.arn,
+            "AWS_ENDPOINT_URL_SFN": server.endpoint,
+            "AWS_DISABLE_HOST_PREFIX_INJECTION": "true",
+        }
+        daemon = Daemon(stack, python313, told(service, access, s3, digest12(plan), keys, engine, **more))
+        opened.callback(daemon.close)
+        daemon.wait_until_ready()
+        url = f"http://127.0.0.1:{daemon.port}/v1/classify"
+        answer = httpx.post(url, content=png(), headers={"content-type": "image/png", "x-api-key": key}, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["plan"] == plan.digest
+        assert httpx.post(url, content=png(), headers={"content-type": "image/png"}, timeout=60).status_code == 401
+        assert daemon.terminate() == 0
+
+
+def test_no_request_fails_while_a_fleet_changes_over_to_another_plan(
+    built, plans, access, python313, runtime313, cache, tmp_path, s3
+):
+    """One driver after the other, as an Auto Scaling group does: a new one is ready before an old one has to end."""
+    stack = built(plans, drivers="fleet")
+    old, new = (load_plan(directory).digest for directory in plans)
+    keys = tmp_path / "keys.json"
+    headers = {"content-type": "image/png", "x-api-key": add_key(keys, "test", None)}
+    with ExitStack() as opened:
+        service, _ = opened.enter_context(running(stack, access, python313, runtime313, cache))
+
+        def driver(plan):
+            more = {"SERFER_API_DRAIN_S": "10"}  # longer than eight looks, as patient as the template's balancer is
+            daemon = Daemon(stack, python313, told(service, access, s3, plan[:12], keys, **more))
+            opened.callback(daemon.close)
+            return daemon
+
+        before = [driver(old), driver(old)]
+        for each in before:
+            each.wait_until_ready()
+        ports = [each.port for each in before]
+        after = [driver(new) for _ in before]  # they take their ports now, and their time to start
+        balancer = opened.enter_context(Balancer([*ports, *(each.port for each in after)], fall=8))
+        stop, answers = threading.Event(), []
+
+        def ask_on():
+            with httpx.Client(timeout=120) as client:
+                while not stop.is_set():
+                    found = client.post(f"{balancer.url}/v1/classify", content=png(), headers=headers)
+                    answers.append((found.status_code, found.json().get("plan"), found.text))
+
+        def taken_by(plan):
+            """Wait until a driver of a plan answers, among those that answer from now on."""
+            seen = len(answers)
+            wait_for(lambda: asking.done() or any(each[1] == plan for each in answers[seen:]))
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask_on)
+            taken_by(old)
+            for leaving, coming in zip(before, after, strict=True):
+                coming.wait_until_ready()
+                taken_by(new)  # the balancer has found it healthy
+                assert leaving.terminate() == 0
+            taken_by(new)
+            stop.set()
+            asking.result()
+    assert {status for status, _, _ in answers} == {200}, [text for status, _, text in answers if status != 200][:3]
+    assert {plan for _, plan, _ in answers} == {old, new}
+
+
+def wait_for(true, most_s=120):
+    """Wait for what other threads bring about."""
+    deadline = time.monotonic() + most_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,192 @@
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from drivers.asl import compile_plan, local_functions
+from sam.build_cost import compare_build, price_build
+from sam.cost import bill, deployed, markdown
+from sam.template import make_template
+from sam.usage import query_usage, transitions
+from serfer.cli import app
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import InputError, UsageError
+from serfer.core.geometry import Grid
+from tests.core.plans import small_plan
+from tests.sam.builds import build, options
+
+FACTS = shipped_aws()
+
+
+def found(**choices):
+    chosen = options(**choices)
+    template = make_template(chosen, [small_plan()])
+    return deployed(small_plan(), chosen, FACTS, template), template
+
+
+def lines(cold=0.0, **choices):
+    return {line.item: line for line in query_usage(found(**choices)[0], cold).lines}
+
+
+def test_a_query_pays_its_api_driver_workers_store_and_logs():
+    usage = query_usage(found()[0])
+    items = {line.item: line for line in usage.lines}
+    assert items["API"].usd == 3.5e-6
+    assert items["workers' invocations"].quantity == 3
+    assert items["logs taken in"].quantity == 4 * FACTS.services.log_bytes
+    assert usage.usd == pytest.approx(sum(line.usd for line in usage.lines))
+    assert "store: writes" in items
+    assert "through endpoints" not in items
+
+
+def test_a_driver_function_is_billed_for_as_long_as_its_query_takes():
+    usage = query_usage(found()[0])
+    driver = next(line for line in usage.lines if line.item == "driver's compute")
+    assert driver.quantity == pytest.approx(1769 / 1024 * (usage.seconds + FACTS.services.driver_seconds))
+    assert driver.usd == pytest.approx(driver.quantity * FACTS.functions.price_gb_second, rel=0.02)
+
+
+def test_a_fleet_pays_its_balancer_and_web_acl_instead():
+    items = lines(drivers="fleet", store="valkey")
+    assert {"balancer's capacity", "web ACL", "through endpoints"} <= set(items)
+    assert not {"API", "driver's compute"} & set(items)
+
+
+def test_polling_pays_replies_and_looks():
+    push, poll = lines(), lines(engine="poll")
+    assert poll["store: writes"].quantity >= push["store: writes"].quantity + 3
+    assert poll["store: reads and looks"].quantity > push["store: reads and looks"].quantity + 6
+    assert query_usage(found(engine="poll")[0]).seconds > query_usage(found()[0]).seconds
+
+
+def test_a_state_machine_pays_transitions_or_time_and_an_invocation_for_cleaning_up():
+    standard, express = lines(engine="stepfunctions"), lines(engine="stepfunctions-express")
+    assert standard["transitions"].usd == pytest.approx(6 * 0.025e-3)  # the tiles, a Map of two, a task, cleaning up
+    assert standard["workers' invocations"].quantity == 4
+    assert express["executions"].usd == 1e-6
+    assert express["executions' time"].quantity >= 64 / 1024 * 0.1
+    assert "transitions" not in express
+
+
+def test_transitions_are_those_that_the_machine_itself_has():
+    plan = small_plan()
+    first, last = plan.stages
+    many = replace(first, tiles=first.tiles * 50, grid=Grid(10, 10))
+    machine = compile_plan(replace(plan, stages=(many, last)), local_functions(plan), express=False)
+    assert transitions(machine) == 1 + (1 + 3 + 100) + 1 + 1  # three groups of at most forty
+
+
+def test_s3_express_charges_for_bytes_by_direction():
+    items = lines(store="s3express")
+    written, read = items["store: bytes written"], items["store: bytes read"]
+    assert written.usd == pytest.approx(written.quantity * 0.0032e-9)
+    assert read.usd == pytest.approx(read.quantity * 0.0006e-9)
+
+
+def test_cold_queries_cost_more_and_snapshots_their_restores():
+    warm, cold = query_usage(found()[0]), query_usage(found()[0], 1.0)
+    assert cold.usd > 2 * warm.usd
+    assert cold.seconds > warm.seconds + FACTS.functions.init
+    assert "SnapStart restores" not in lines(cold=0.0, snapstart=True)
+    assert lines(cold=1.0, snapstart=True)["SnapStart restores"].usd > 0
+
+
+def test_arm_is_cheaper():
+    assert lines(architecture="arm64")["workers' compute"].usd == pytest.approx(
+        0.8 * lines()["workers' compute"].usd, rel=1e-4
+    )
+
+
+def test_months_add_up_and_rare_queries_find_nothing_warm():
+    one, template = found()
+    rare, busy = bill(one, template, loads=[100, 10_000_000]).months
+    assert rare.cold_share > 0.98
+    assert busy.cold_share == pytest.approx(0, abs=1e-6)
+    assert busy.usd == pytest.approx(sum(line.usd for line in busy.lines))
+    idle = bill(one, template).idle_usd
+    assert busy.usd - idle == pytest.approx(10_000_000 * query_usage(one).usd, rel=0.01)
+    fixed = bill(one, template, loads=[100], cold_share=0.0).months[0]
+    assert fixed.usd < rare.usd
+
+
+def test_a_fleet_grows_with_its_load():
+    one, template = found(drivers="fleet", store="s3")
+    small, large = bill(one, template, loads=[1000, 10**9]).months
+    machines = [next(line for line in month.lines if line.item.startswith("drivers, ")) for month in (small, large)]
+    assert machines[0].quantity == 2 * 730
+    assert machines[1].quantity > 2 * 730
+
+
+@pytest.mark.parametrize("given", [{"burst": 0}, {"loads": [0]}, {"loads": [10**13]}])
+def test_loads_that_cannot_be_are_refused(given):
+    with pytest.raises(UsageError, match="--queries-a-month and --burst"):
+        bill(*found(), **given)
+
+
+def test_a_users_own_price_counts_and_is_marked():
+    own = replace(FACTS, services=replace(FACTS.services, price_api_request=1.0), sources={})
+    one, template = found()
+    priced = bill(replace(one, facts=own), template)
+    assert priced.warm.usd > 1
+    assert bill(one, template).tag(next(line for line in priced.warm.lines if line.item == "API")) == "D"
+
+
+def test_the_command_prices_a_build(tmp_path):
+    place = build(tmp_path / "b", drivers="fleet", store="valkey")
+    result = CliRunner().invoke(app, ["cost", str(place), "--queries-a-month", "5000"])
+    assert result.exit_code == 0, result.output
+    for words in ("drivers fleet, store valkey", "an idle month: $2", "a thousand queries, cold", "5,000", "K common"):
+        assert words in result.output
+    said = json.loads(CliRunner().invoke(app, ["cost", str(place), "--json"]).output)
+    assert [month["queries"] for month in said["months"]] == [1000, 100_000, 10_000_000]
+    assert {line["tag"] for line in said["idle_month"]["lines"]} <= set("DBMSK")
+    assert said["idle_month"]["cost_usd"] == pytest.approx(sum(one["cost_usd"] for one in said["idle_month"]["lines"]))
+    assert price_build(place, FACTS, burst=7).as_dict()["burst"]["queries"] == 7
+
+
+def test_options_of_the_other_kind_of_directory_are_refused(tmp_path):
+    place = build(tmp_path / "b")
+    assert CliRunner().invoke(app, ["cost", str(place), "--store", "s3"]).exception.exit_code == 2
+    plan = place / "driver" / "plans" / small_plan().digest[:12]
+    assert CliRunner().invoke(app, ["cost", str(plan), "--compare"]).exception.exit_code == 2
+    assert CliRunner().invoke(app, ["cost", str(plan)]).exit_code == 0
+
+
+def test_all_combinations_side_by_side(tmp_path):
+    rows = compare_build(build(tmp_path / "b"), FACTS, [1000])
+    assert len(rows) == len({(row.drivers, row.store, row.engine) for row in rows}) == 32
+    by = {(row.drivers, row.store, row.engine): row for row in rows}
+    assert by["function", "s3", "push"].idle_usd < 3
+    assert by["fleet", "s3", "push"].idle_usd > 100
+    table = markdown(rows, [1000]).splitlines()
+    assert len(table) == 34
+    assert table[0] == "| drivers | store | engine | warm query | idle month | 1,000 queries |"
+
+
+def test_alarms_are_priced_where_they_are_asked_for(tmp_path):
+    place = build(tmp_path / "b")
+    quiet = price_build(place, FACTS, burst=1)
+    told = price_build(place, FACTS, burst=1, parameters={"AlarmEmail": "a@example.org"})
+    assert quiet.alarms_usd > 0
+    assert told.idle_usd == pytest.approx(quiet.idle_usd + quiet.alarms_usd)
+    assert any(f"${quiet.alarms_usd:.2f} a month where AlarmEmail" in said for said in quiet.assumed)
+    assert not any("AlarmEmail" in said for said in told.assumed)
+    with pytest.raises(UsageError, match="--parameter Email is none of the template's: AlarmEmail"):
+        price_build(place, FACTS, burst=1, parameters={"Email": "x"})
+    result = CliRunner().invoke(app, ["cost", str(place), "--parameter", "AlarmEmail"])
+    assert str(result.exception) == "--parameter is NAME=VALUE, not 'AlarmEmail'"
+
+
+@pytest.mark.parametrize(
+    ("drivers", "before", "after"),
+    [("function", "MemorySize: 1769", "MemorySize: x"), ("fleet", "MinSize:", "MinSize: x #")],
+)
+def test_a_template_that_somebody_altered_is_named(tmp_path, drivers, before, after):
+    place = build(tmp_path / "build", drivers=drivers)
+    text = (place / "template.yaml").read_text()
+    assert before in text
+    (place / "template.yaml").write_text(re.sub(f"{before}(\\n +Ref: .*)?", after, text))
+    with pytest.raises(InputError, match="has something altered"):
+        price_build(place, FACTS, burst=1)

@@ -1,0 +1,160 @@
+import json
+import os
+
+import pytest
+
+from sam.deployment import (
+    RECORD,
+    TEMPLATE,
+    dump_deployment,
+    is_build,
+    is_replaceable,
+    load_current_plan,
+    load_deployment,
+    load_template,
+    parse_deployment,
+)
+from sam.intrinsics import resources
+from sam.options import GpuPool
+from serfer.core.errors import InputError
+from tests.core.plans import small_plan
+from tests.sam.builds import build, deployment, options
+
+FOUND = deployment(small_plan(), options(store="s3express", snapstart=True))
+
+
+def test_a_record_is_read_as_it_was_written():
+    text = dump_deployment(FOUND)
+    assert parse_deployment(text) == FOUND
+    assert dump_deployment(parse_deployment(text)) == text
+    assert FOUND.current == small_plan().digest[:12]
+
+
+def test_a_record_with_a_pool_and_one_from_before_there_were_any_are_read():
+    pooled = deployment(small_plan(), options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, 1)))
+    assert parse_deployment(dump_deployment(pooled)) == pooled
+    said = json.loads(dump_deployment(FOUND))
+    del said["options"]["gpu"]
+    assert parse_deployment(json.dumps(said)) == FOUND
+
+
+def test_a_build_is_told_from_a_plan_and_holds_its_plan(tmp_path):
+    place = build(tmp_path / "b")
+    assert is_build(place)
+    assert not is_build(tmp_path)
+    assert load_current_plan(place, load_deployment(place)) == small_plan()
+    assert "WorkerRole" in load_template(place)["Resources"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "another format than 1"),
+        ({"more": 1}, "too many of more"),
+        ({"plans": []}, "plans should be one or two"),
+        ({"plans": ["0" * 12] * 3}, "plans should be one or two"),
+        ({"plans": ["../../etc/pa"]}, "twelve hexadecimal"),
+        ({"digest": "x"}, "64 hexadecimal"),
+        ({"bytes": []}, "bytes should be an object"),
+        ({"bytes": {"stage-0": -1}}, "negative"),
+        ({"bytes": {"stage-0": "1"}}, "bytes.stage-0 should be int"),
+        ({"precompiled": 1}, "precompiled should be bool"),
+        ({"options": {}}, "options lacks"),
+    ],
+)
+def test_what_no_package_would_write_is_refused(change, words):
+    with pytest.raises(InputError, match=words):
+        parse_deployment(json.dumps({**json.loads(dump_deployment(FOUND)), **change}))
+
+
+def test_choices_that_cannot_be_are_refused():
+    document = json.loads(dump_deployment(FOUND))
+    document["options"]["runtime"] = "python3.11"
+    with pytest.raises(InputError, match=r"deployment\.json: --runtime python3\.11"):
+        parse_deployment(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "{}"])
+def test_what_is_no_record_is_refused(text):
+    with pytest.raises(InputError, match="serfer package"):
+        parse_deployment(text)
+
+
+def test_what_is_missing_too_large_or_another_plan_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"deployment\.json cannot be read: No such file"):
+        load_deployment(tmp_path)
+    (tmp_path / RECORD).write_bytes(b" " * (1024 * 1024 + 1))
+    with pytest.raises(InputError, match="more than 1,048,576 bytes"):
+        load_deployment(tmp_path)
+    for text in ("!Ref x", "Resources: []", "a: *b"):
+        (tmp_path / TEMPLATE).write_text(text)
+        with pytest.raises(InputError, match=r"template\.yaml"):
+            load_template(tmp_path)
+    place = build(tmp_path / "b")
+    found = load_deployment(place)
+    (place / "driver" / "plans" / found.current).rename(place / "driver" / "plans" / ("0" * 12))
+    (place / RECORD).write_text((place / RECORD).read_text().replace(found.current, "0" * 12))
+    with pytest.raises(InputError, match="another plan"):
+        load_current_plan(place, load_deployment(place))
+
+
+BOMB = "a: &a0 [x, x]\n" + "".join(f"b{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 64))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Resources: {{}}\n{BOMB}",
+        "Resources: &r {F: {Type: T, Properties: *r}}",
+        "Resources: {}\na: &a {x: 1}\nb: {<<: *a}",
+        "Resources: {2020-01-01: {Type: T}}",
+        "Resources: {A: 3}",
+        "Resources: {A: {}}",
+        "Resources: {A: {Type: 3}}",
+        "Resources: {A: {Type: T, Properties: [1]}}",
+        "Resources: {}\nParameters: {A: 3}",
+        "Resources: {}\nConditions: [1]",
+        "Resources: {}\nMappings: 4",
+    ],
+)
+def test_a_template_that_no_package_would_write_is_refused_at_once(tmp_path, text):
+    (tmp_path / TEMPLATE).write_text(text)
+    with pytest.raises(InputError, match=r"template\.yaml"):
+        load_template(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "load"), [(RECORD, load_deployment), (TEMPLATE, load_template)])
+def test_a_pipe_is_not_waited_for(tmp_path, name, load):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="is no file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [('{"kind": "Deployment"}', False), ("{", False), ('{"format": 0, "serfer": "", "plans": 1}', True)],
+)
+def test_a_record_of_another_tool_gives_nothing_away(tmp_path, text, ours):
+    (tmp_path / RECORD).write_text(text)
+    assert is_replaceable(tmp_path) is ours
+
+
+def test_intrinsic_functions_that_no_package_would_write_stand_for_nothing():
+    every = {
+        "Conditions": {
+            "Itself": {"Fn::Not": [{"Condition": "Itself"}]},
+            "Short": {"Fn::Equals": [1]},
+            "C0": {"Fn::Equals": ["a", "a"]},
+            **{f"C{i}": {"Fn::And": [{"Condition": f"C{i - 1}"}] * 9} for i in range(1, 64)},
+        },
+        "Resources": {
+            "A": {"Type": "T", "Condition": "Itself"},
+            "B": {"Type": "T", "Condition": "Short"},
+            "C": {"Type": "T", "Condition": "C63"},
+            "D": {"Type": "T", "Properties": {"a": {"Fn::If": ["x"]}, "b": {"Fn::FindInMap": 3}, "c": {"Ref": ["a"]}}},
+        },
+    }
+    found = resources(every)
+    assert "C" in found
+    assert found["D"][1] == every["Resources"]["D"]["Properties"]
+    assert "B" not in found

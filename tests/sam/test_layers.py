@@ -1,0 +1,391 @@
+import base64
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from sam import layers, tree
+from sam.layers import (
+    check_size,
+    driver_layer,
+    function_directory,
+    gpu_layer,
+    interpreter,
+    weights_layer,
+    worker_layer,
+)
+from sam.names import digest12, function_id, weights_id
+from sam.options import RUNTIMES
+from sam.tree import Built, built, seal, tree_digest
+from serfer.core.errors import ModelError, UnavailableError
+from splitter.bundle import DEPENDENCY_LIMIT
+from splitter.contents import WORKER
+from splitter.split import split
+from tests.sam.conftest import OPTIONS
+from tests.splitter.models import Net
+
+ROOT = Path(__file__).parents[2]
+PACKAGE_LIMIT = 262_144_000
+ALONE = ["-S", "-P", "-B", "-W", "error", "-c"]
+
+WORKER_CODE = """
+import sys, types
+import storage.s3, storage.redis, storage.redis_cluster, storage.redis_iam
+from lambdas import bootstrap
+answer = bootstrap.handler({'task': sys.argv[1]}, types.SimpleNamespace(aws_request_id='1'))
+loaded = {name.partition('.')[0] for name in sys.modules}
+assert not {'torch', 'onnx', 'onnxscript', 'boto3', 'splitter'} & loaded, loaded
+assert not [path for path in sys.path if 'site-packages' in path]
+print(answer['report'])
+"""
+
+DRIVER_CODE = """
+import sys
+import serfer.api.daemon, serfer.api.function, serfer.api.variables, serfer.wiring, drivers.executions
+import storage.s3, storage.redis, storage.redis_cluster, storage.redis_iam
+import boto3.session
+from botocore.session import get_session
+get_session().create_client('lambda', region_name='eu-west-1')
+boto3.session.Session().client('stepfunctions', region_name='eu-west-1')
+from opentelemetry import context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+OTLPSpanExporter(endpoint='http://127.0.0.1:9')
+assert type(context.get_current()).__name__ == 'Context'
+from PIL import Image
+loaded = {name.partition('.')[0] for name in sys.modules}
+assert not {'torch', 'onnx', 'onnxruntime', 'onnxscript', 'splitter', 'sam', 'bench', 'typer', 'rich'} & loaded, loaded
+print('loaded')
+"""
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    home = tmp_path_factory.mktemp("planned")
+    net = Net(3, 8, 8)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    path = home / "net.onnx"
+    path.write_bytes(net.model(net.linear(net.flat(x), 256, 5)).SerializeToString())
+    return split(path, out=home / "plan", grids=["2x2", "1"]), home / "plan"
+
+
+def run(python, path, code, *arguments, **variables):
+    done = subprocess.run(
+        [str(python), *ALONE, code, *arguments],
+        env={"PYTHONPATH": path, "PATH": os.defpath, "HOME": "/nonexistent", **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split()
+
+
+def make(directory, name, artifacts, cwd=None):
+    artifacts.mkdir(parents=True, exist_ok=True)
+    return subprocess.run(
+        [shutil.which("make"), "--makefile", str(directory / "Makefile"), f"build-{name}"],
+        env={"PATH": os.defpath, "ARTIFACTS_DIR": str(artifacts)},
+        cwd=cwd or directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def files(directory):
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.deploy
+def test_what_was_built_runs_a_task_under_lambdas_python_and_needs_nothing_else(worker, python313, planned, tmp_path):
+    plan, directory = planned
+    function_directory(tmp_path / "function", plan, directory, 0, 0)
+    weights_layer(tmp_path / "weights", plan, directory, 0, 0)
+    (piece,) = plan.stages[0].tiles[0].inputs
+    crop = np.ones((1, 3, piece.rows.size, piece.cols.size), np.float32)
+    task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()], False, [], None, ""]
+    text = base64.b64encode(msgpack.packb(task)).decode()
+    path = f"{worker[0] / 'python'}:{tmp_path / 'weights' / 'python'}"
+    root = str(tmp_path / "function")
+    *_, said = run(python313, path, WORKER_CODE, text, LAMBDA_TASK_ROOT=root, SERFER_STORE="memory://")
+    assert msgpack.unpackb(base64.b64decode(said))["counts"]["puts"] == 1
+
+
+@pytest.mark.deploy
+def test_a_driver_has_all_that_it_imports_and_nothing_of_the_command_line(driver, python313):
+    assert run(python313, str(driver[0] / "python"), DRIVER_CODE) == ["loaded"]
+    names = {path.name for path in (driver[0] / "python").iterdir()}
+    assert not {"torch", "onnx", "onnxruntime", "splitter", "sam", "bench", "tests", "lambdas", "typer", "rich"} & names
+
+
+INSTANCE_CODE = """
+import sys
+import serfer.api.instance_daemon
+from serfer.fleet.auto_scaling import _connect
+for service in ('autoscaling', 'ec2'):
+    _connect(service, 'eu-west-1').close()
+loaded = {name.partition('.')[0] for name in sys.modules}
+assert not {'torch', 'onnx', 'onnxscript', 'sam', 'bench', 'typer', 'rich'} & loaded, loaded
+print('loaded')
+"""
+
+
+@pytest.mark.deploy
+def test_an_instance_has_all_that_it_imports_and_onnx_runtime_as_a_wheel(driver, python313, cache, tmp_path):
+    found = gpu_layer(tmp_path / "gpu", replace(OPTIONS, architecture="x86_64"), cache)
+    assert found.bytes <= PACKAGE_LIMIT
+    paths = f"{driver[0] / 'python'}:{tmp_path / 'gpu' / 'python'}"
+    assert run(python313, paths, INSTANCE_CODE) == ["loaded"]
+    (wheel,) = (tmp_path / "gpu" / "gpu").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        assert "onnxruntime/capi/libonnxruntime_providers_cuda.so" in archive.namelist()
+
+
+@pytest.mark.deploy
+def test_a_driver_carries_no_more_of_botocores_data_than_it_uses(driver):
+    services = {path.name for path in (driver[0] / "python" / "botocore" / "data").iterdir() if path.is_dir()}
+    assert services == {"autoscaling", "ec2", "lambda", "s3", "stepfunctions", "sts"}
+
+
+@pytest.mark.deploy
+def test_layers_leave_room(worker, driver):
+    assert worker[1].bytes <= DEPENDENCY_LIMIT
+    assert driver[1].bytes <= 0.6 * PACKAGE_LIMIT
+
+
+@pytest.mark.deploy
+def test_a_worker_layer_is_what_the_splitter_packs(worker):
+    top = {path.name for path in (worker[0] / "python").iterdir() if not path.name.endswith((".dist-info", ".py"))}
+    assert {"lambdas", "storage", "serfer", "numpy", "onnxruntime", "msgpack", "redis", "botocore"} <= top
+    assert not {"boto3", "torch", "onnx", "fastapi", "aiohttp"} & top
+    packed = files(worker[0] / "python")
+    assert all(WORKER.keeps(name) for name in packed if not name.endswith(".pyc"))
+    assert {name for name, _ in WORKER.our_files()} <= packed
+
+
+@pytest.mark.deploy
+def test_modules_are_compiled_by_the_runtimes_own_python(worker, python313):
+    assert worker[1].compiled_by.startswith("3.13.")
+    packed = files(worker[0] / "python")
+    assert {name.split(".")[-2] for name in packed if name.endswith(".pyc")} == {"cpython-313"}
+    code = "import lambdas.worker as worker; print(open(worker.__cached__, 'rb').read()[4])"
+    assert run(python313, str(worker[0] / "python"), code) == ["1"]  # by hash, and never checked
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Return a cache of one's own, and make the worker layer a quick one: our code and no dependency."""
+    monkeypatch.setitem(layers.CONTENTS, "worker", replace(WORKER, distributions=()))
+    monkeypatch.setattr(layers, "wheels", lambda *_: ())
+    return tmp_path / "cache"
+
+
+def test_a_layer_that_nobody_here_can_compile_is_left_to_lambda(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(layers, "interpreter", lambda _: None)
+    found = worker_layer(tmp_path / "layer", OPTIONS, small)
+    assert found.compiled_by is None
+    assert not [name for name in files(tmp_path / "layer") if name.endswith(".pyc")]
+
+
+def test_the_same_inputs_give_the_same_bytes(tmp_path, small):
+    one = worker_layer(tmp_path / "a" / "layer", OPTIONS, small)
+    other = worker_layer(tmp_path / "b" / "elsewhere" / "layer", OPTIONS, tmp_path / "another cache")
+    assert one == other
+    assert tree_digest(tmp_path / "a" / "layer") == tree_digest(tmp_path / "b" / "elsewhere" / "layer") == one.digest
+
+
+def test_a_layer_altered_in_the_cache_is_made_anew(tmp_path, small):
+    one = worker_layer(tmp_path / "a", OPTIONS, small)
+    (victim,) = (small / "layers").glob("*/layer/python/lambdas/worker.py")
+    victim.write_text("import os")
+    assert worker_layer(tmp_path / "b", OPTIONS, small) == one
+    assert (tmp_path / "b" / "python" / "lambdas" / "worker.py").read_text() != "import os"
+
+
+@pytest.mark.parametrize("harm", ["missing digest", "odd digest", "missing layer"])
+def test_a_layer_that_is_not_whole_in_the_cache_is_made_anew(tmp_path, small, harm):
+    one = worker_layer(tmp_path / "a", OPTIONS, small)
+    (digest,) = (small / "layers").glob("*/digest")
+    if harm == "missing digest":
+        digest.unlink()
+    elif harm == "odd digest":
+        digest.write_bytes(b"\xff")
+    else:
+        shutil.rmtree(digest.with_name("layer"))
+    assert worker_layer(tmp_path / "b", OPTIONS, small) == one
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match=r"file cannot be written: .*: choose another SERFER_CACHE_DIR"):
+        worker_layer(tmp_path / "a", OPTIONS, tmp_path / "file")
+
+
+def test_a_full_disk_is_told_in_few_words(tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("one", "two", "b/three"):
+        (tmp_path / "a" / name).touch()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tree, "link", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        tree.link_tree(tmp_path / "a", tmp_path / "c")
+    assert caught.value.strerror == "No space left on device"
+
+
+@pytest.mark.deploy
+def test_what_is_written_has_fixed_modes_and_a_time_that_zip_files_know(worker):
+    for path in worker[0].rglob("*"):
+        status = path.stat()
+        assert status.st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
+        assert status.st_mtime == 315_619_200
+
+
+def test_a_digest_tells_contents_paths_and_executable_bits_apart(tmp_path):
+    def digest(name="a", text="x", mode=0o644, time=1):
+        shutil.rmtree(tmp_path / "tree", ignore_errors=True)
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree" / name).write_text(text)
+        (tmp_path / "tree" / name).chmod(mode)
+        os.utime(tmp_path / "tree" / name, (time, time))
+        return tree_digest(tmp_path / "tree")
+
+    assert digest() == digest(mode=0o600) == digest(time=2)
+    assert len({digest(), digest(name="b"), digest(text="y"), digest(mode=0o755)}) == 4
+
+
+def test_a_functions_weights_are_copies_of_its_own_files_and_no_others(planned, tmp_path):
+    plan, source = planned
+    for stage in range(2):
+        found = weights_layer(tmp_path / f"{stage}", plan, source, stage, 0)
+        root = tmp_path / f"{stage}" / "python" / "serfer_plan"
+        mine = {file.path for file in plan.stages[stage].files}
+        assert files(root) == mine
+        assert all((root / path).read_bytes() == (source / path).read_bytes() for path in mine)
+        assert all((root / path).stat().st_ino != (source / path).stat().st_ino for path in mine)
+        assert found.bytes == sum(file.bytes for file in plan.stages[stage].files)
+
+
+@pytest.mark.parametrize("in_source", [False, True])
+def test_sams_make_puts_everything_in_its_place(planned, tmp_path, in_source):
+    plan, source = planned
+    name = digest12(plan)
+    function_directory(tmp_path / "f", plan, source, 0, 0)
+    weights_layer(tmp_path / "w", plan, source, 0, 0)
+    for directory, target in (("f", function_id(name, 0, 0)), ("w", weights_id(name, 0, 0))):
+        where = tmp_path / directory
+        if not in_source:
+            shutil.copytree(where, tmp_path / "scratch" / directory)
+            where = tmp_path / "scratch" / directory
+        done = make(tmp_path / directory, target, tmp_path / "out" / directory, where)
+        assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "out" / "f") == {"plan.json"}
+    assert json.loads((tmp_path / "out" / "f" / "plan.json").read_text())["digest"] == plan.digest
+    assert files(tmp_path / "out" / "w") == {f"python/serfer_plan/{file.path}" for file in plan.stages[0].files}
+
+
+@pytest.mark.parametrize("harm", ["missing", "altered"])
+def test_make_refuses_what_is_not_whole(tmp_path, harm):
+    (tmp_path / "it" / "python").mkdir(parents=True)
+    (tmp_path / "it" / "python" / "a file.py").write_text("x = 1")
+    seal(tmp_path / "it", "Name")
+    assert make(tmp_path / "it", "Name", tmp_path / "out").returncode == 0
+    if harm == "missing":
+        (tmp_path / "it" / "python" / "a file.py").unlink()
+    else:
+        (tmp_path / "it" / "python" / "a file.py").write_text("x = 2")
+    done = make(tmp_path / "it", "Name", tmp_path / "second")
+    assert done.returncode != 0
+    assert "a file.py" in done.stdout + done.stderr
+    assert files(tmp_path / "second") == set()
+
+
+def test_one_directory_can_be_built_for_several_names(tmp_path):
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / "plan.json").write_text("{}")
+    found = seal(tmp_path / "it", "One", "Two")
+    assert found == built(tmp_path / "it") == Built(tree_digest(tmp_path / "it"), 2)
+    for name in ("One", "Two"):
+        assert make(tmp_path / "it", name, tmp_path / name).returncode == 0
+        assert files(tmp_path / name) == {"plan.json"}
+
+
+@pytest.mark.deploy
+def test_make_builds_a_whole_layer(worker, tmp_path):
+    done = make(worker[0], "WorkerLayer", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path) == files(worker[0]) - {"Makefile", "SHA256SUMS"}
+    assert tree_digest(tmp_path / "python") == tree_digest(worker[0] / "python")
+
+
+@pytest.mark.deploy
+def test_a_function_that_aws_would_refuse_is_refused_before(worker):
+    room = Built("", PACKAGE_LIMIT - worker[1].bytes)
+    assert check_size("serfer-0", [worker[1], room], PACKAGE_LIMIT) == PACKAGE_LIMIT
+    with pytest.raises(ModelError, match=r"function serfer-0 takes 262,144,001 bytes .* --stages"):
+        check_size("serfer-0", [worker[1], room, Built("", 1)], PACKAGE_LIMIT)
+
+
+def test_a_worker_layer_that_outgrew_what_the_splitter_plans_with_is_refused(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(layers, "DEPENDENCY_LIMIT", 1000)
+    with pytest.raises(ModelError, match="more than 1,000: prune more"):
+        worker_layer(tmp_path / "layer", OPTIONS, small)
+
+
+def test_a_python_that_does_not_run_is_not_taken(tmp_path, monkeypatch):
+    (tmp_path / "python3.99").write_text("#!/bin/sh\nexit 127\n")
+    (tmp_path / "python3.99").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert interpreter("python3.99") is None
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "python3.99").write_text("#!/bin/sh\necho 3.99.1\n")
+    assert interpreter("python3.99") == tmp_path / "python3.99"
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("kind", [worker_layer, driver_layer])
+def test_whole_layers_are_the_same_whatever_process_and_directory(kind, cache, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from sam import layers; from tests.sam.conftest import OPTIONS;"
+        f"print(layers.{kind.__name__}(Path(sys.argv[1]) / 'layer', OPTIONS, Path(sys.argv[1]) / 'cache'))"
+    )
+    said = set()
+    for seed in ("1", "2"):
+        home = tmp_path / ("deeper/" * int(seed))
+        shutil.copytree(cache / "wheels", home / "cache" / "wheels")
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(home)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC{seed}"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.add(done.stdout)
+    assert len(said) == 1
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_offered_worker_layer_stays_within_the_limit(runtime, architecture, cache, tmp_path):
+    found = worker_layer(tmp_path / "layer", replace(OPTIONS, runtime=runtime, architecture=architecture), cache)
+    assert found.bytes <= DEPENDENCY_LIMIT
+    assert (
+        driver_layer(tmp_path / "driver", replace(OPTIONS, runtime=runtime, architecture=architecture), cache).bytes
+        <= 0.6 * PACKAGE_LIMIT
+    )

@@ -1,0 +1,169 @@
+"""Real networks in every combination that is offered: linted as SAM and as CloudFormation have them, and built.
+
+Neither a network nor credentials are needed once a network is split. A BUILD directory is written once for each kind of
+drivers; its template and state machine are then those of each combination, since nothing else in it differs.
+"""
+
+import itertools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sam.deployment import load_deployment
+from sam.functions import state_machine
+from sam.names import digest12, weights_id
+from sam.options import ARCHITECTURES, DRIVERS, ENGINES, STORES
+from sam.package import MACHINE, package
+from sam.scenario import Profile
+from sam.template import dump, make_template
+from serfer.control.scenario import InstanceType
+from serfer.core.aws import shipped_aws
+from serfer.core.plan import check_artefacts, load_plan
+from serfer.local.function import check_function
+from serfer.settings import load_settings
+from serfer.unsplit import unsplit
+from serfer.wiring_local import zoo_plan
+from tests.sam.built import SAM, Stack, run_sam
+from tests.sam.offered import POOL, POOLED, findings, options, translated
+
+VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
+ALL = tuple(itertools.product(DRIVERS, STORES, ENGINES))
+pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
+
+
+@pytest.fixture(autouse=True)
+def _region(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+class _Network:
+    model = ""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def directory(cls):
+        return zoo_plan(cls.model, load_settings(), lambda _: None)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plan(cls, directory):
+        return load_plan(directory)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def packaged(cls, directory, tmp_path_factory):
+        """Return the BUILD directories of both kinds of drivers."""
+        root = tmp_path_factory.mktemp(cls.model)
+        for drivers in DRIVERS:
+            chosen = options(drivers, engine="stepfunctions", store="s3")
+            package(directory, root / drivers, chosen, load_settings(), progress=lambda _: None)
+        return root
+
+    @pytest.fixture
+    def build(self, packaged, plan):
+        """Write a combination's own files into the BUILD directory of its drivers, and return that."""
+
+        def build(drivers, store, engine):
+            chosen, place = options(drivers, store, engine), packaged / drivers
+            (place / "template.yaml").write_text(dump(make_template(chosen, [plan])), encoding="utf-8")
+            if chosen.by_state_machine:
+                text = json.dumps(state_machine(plan, chosen), indent=2)
+                (place / "plans" / digest12(plan) / MACHINE).write_text(text, encoding="utf-8")
+            return place
+
+        return build
+
+    @pytest.mark.parametrize("chosen", ALL, ids="-".join)
+    def test_nothing_is_found_in_its_template(self, chosen, plan):
+        """As SAM's translator makes it, of which cfn-lint knows most; SAM's own form is linted by its CLI below."""
+        assert findings(json.dumps(translated(make_template(options(*chosen), [plan])))) == []
+
+    @pytest.mark.skipif(not shutil.which("node") or not VALIDATOR.exists(), reason="npm was not there for `make setup`")
+    @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine.startswith("stepfunctions")])
+    def test_its_state_machine_is_sound(self, engine, plan, tmp_path):
+        """As it is written, and as a plain resource of CloudFormation, which cfn-lint looks into."""
+        definition = state_machine(plan, options(engine=engine))
+        (tmp_path / "machine.json").write_text(json.dumps(definition), encoding="utf-8")
+        checked = subprocess.run(
+            [VALIDATOR, "--json-path", tmp_path / "machine.json"], capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        role = "arn:aws:iam::123456789012:role/x"
+        plain = {"Type": "AWS::StepFunctions::StateMachine", "Properties": {"RoleArn": role, "Definition": definition}}
+        assert findings(json.dumps({"Resources": {"Machine": plain}})) == []
+
+    def build_and_check(self, place, plan):
+        done = run_sam("build", cwd=place)
+        assert done.returncode == 0, done.stderr
+        functions = Stack(place / ".aws-sam" / "build").functions({}, None)
+        assert len(functions) == len(plan.functions) + (place.name == "function")
+        for function in functions.values():
+            check_function(function, shipped_aws().functions)  # its true size with its layers among others
+
+    @pytest.mark.parametrize(
+        "chosen", [(drivers, "s3", engine) for drivers in DRIVERS for engine in ("push", "stepfunctions")], ids="-".join
+    )
+    def test_it_is_built_and_within_the_limits(self, chosen, build, plan):
+        self.build_and_check(build(*chosen), plan)
+
+
+def check_plan_on_instance(built, plan, place):
+    """Put together what user-data-gpu.sh does, and look whether it is the whole network."""
+    names = ["DriverPlans", *(weights_id(digest12(plan), *part) for part in plan.functions)]
+    for name in names:
+        shutil.copytree(built.directory / name, place, dirs_exist_ok=True)
+    there = place / "plans" / digest12(plan)
+    shutil.copytree(place / "python" / "serfer_plan", there, dirs_exist_ok=True)
+    check_artefacts(load_plan(there), there)
+    image = np.zeros((1, plan.input.channels, plan.input.height, plan.input.width), np.float32)
+    assert unsplit(plan, there)(image).shape == (1, plan.output.elements)
+    (wheel,) = (built.directory / "GpuRuntime" / "gpu").iterdir()
+    assert wheel.name.startswith("onnxruntime_gpu-")
+
+
+class TestAlexNet(_Network):
+    model = "alexnet"
+
+
+class TestVgg16(_Network):
+    model = "vgg16"
+
+
+class TestEfficientNetLite0(_Network):
+    model = "efficientnet-lite0"
+
+    @pytest.mark.parametrize("chosen", ALL, ids="-".join)
+    def test_sam_validates_and_builds_every_combination(self, chosen, build, plan):
+        place = build(*chosen)
+        for words in (["validate"], ["validate", "--lint"]):
+            done = run_sam(*words, cwd=place)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "is a valid SAM Template" in done.stdout
+        self.build_and_check(place, plan)
+
+    def test_sam_validates_and_builds_it_with_a_gpu_pool(self, directory, plan, tmp_path):
+        kind = InstanceType(POOL.instance_type, 0.8, 0.0, 180.0, 60.0, 100.0, ((1, 5.0), (8, 30.0)))
+        chosen, place = options(*POOLED, gpu=POOL), tmp_path / "fleet"
+        package(directory, place, chosen, load_settings(), profile=Profile(kind, 200.0), progress=lambda _: None)
+        done = run_sam("validate", cwd=place)  # test_pools.py lints it
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.build_and_check(place, plan)
+        built = Stack(place / ".aws-sam" / "build")
+        check_plan_on_instance(built, plan, tmp_path / "instance")
+        shutil.rmtree(tmp_path)  # it is large, and pytest keeps what three runs wrote
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    @pytest.mark.parametrize("more", [{}, {"snapstart": True}], ids=["", "snapstart"])
+    def test_nothing_is_found_on_any_architecture(self, architecture, more, plan):
+        source = make_template(options(engine="stepfunctions", architecture=architecture, **more), [plan])
+        assert findings(dump(source)) == []
+        assert findings(json.dumps(translated(source))) == []
+
+    def test_the_same_inputs_give_the_same_bytes_with_all_that_is_packed(self, packaged, directory, tmp_path):
+        chosen = options("function", engine="stepfunctions", store="s3")
+        again = package(directory, tmp_path / "build", chosen, load_settings(), progress=lambda _: None)
+        assert again == load_deployment(packaged / "function")

@@ -1,0 +1,270 @@
+"""The stack as moto's CloudFormation makes it: names, references, permissions, and which plan is served.
+
+What moto lacks is named here; cfn-lint has looked at it (test_template.py), and nobody else without an account.
+"""
+
+import ast
+import asyncio
+import base64
+import io
+import json
+import re
+import warnings
+import zipfile
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from sam.functions import state_machine
+from sam.names import digest12, machine_id
+from serfer.fleet.specs import open_provisioner
+from tests.sam.offered import POOL, POOLED, of_type, options, plans, template, translated
+
+pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse .* not supported by moto:UserWarning")
+STACK = "shop"
+# No CloudFormation of moto's for these; the rest of a stack comes up without them.
+LACKING = {
+    "AWS::ApiGateway::ApiKey",
+    "AWS::ApiGateway::Stage",
+    "AWS::ApiGateway::UsagePlan",
+    "AWS::ApiGateway::UsagePlanKey",
+    "AWS::AutoScaling::ScalingPolicy",
+    "AWS::AutoScaling::WarmPool",
+    "AWS::Budgets::Budget",
+    "AWS::CloudWatch::Alarm",
+    "AWS::EC2::SecurityGroupEgress",
+    "AWS::Lambda::EventInvokeConfig",
+    "AWS::Logs::MetricFilter",
+    "AWS::S3::BucketPolicy",
+    "AWS::SNS::TopicPolicy",
+    "AWS::WAFv2::WebACL",
+    "AWS::WAFv2::WebACLAssociation",
+}
+# Stacks with a ServerlessCache or a DirectoryBucket do not come up at all. References to layers come to nothing,
+# updates do not reach a function's environment, and layers, networks and APIs stay when the stack goes.
+
+
+@pytest.fixture(autouse=True)
+def _aws(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        yield
+
+
+def known_to_moto(value):
+    """Put in what moto cannot work out: Fn::Cidr, and Fn::Select with a parameter for its index."""
+    if isinstance(value, list):
+        return [known_to_moto(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"Ref"} and value["Ref"] in {"FirstZone", "SecondZone"}:
+        return 0 if value["Ref"] == "FirstZone" else 1
+    index, chosen = value.get("Fn::Select", (0, None))
+    if isinstance(chosen, dict) and "Fn::Cidr" in chosen:
+        return f"10.64.{index}.0/24"
+    return {key: known_to_moto(item) for key, item in value.items()}
+
+
+class Stack:
+    def __init__(self, *chosen, serving="current", **more):
+        self.source = known_to_moto(translated(template(*chosen, **more)))
+        self._upload(chosen)
+        self._client = boto3.client("cloudformation")
+        self._parameters = {"AlarmEmail": "me@example.com", "MonthlyBudgetUsd": "10", "Serving": serving}
+        if chosen[0] == "fleet":
+            certificate = boto3.client("acm").request_certificate(DomainName="example.com")
+            self._parameters["CertificateArn"] = certificate["CertificateArn"]
+        if "GpuImage" in self.source["Parameters"]:  # moto knows no Deep Learning AMI
+            self.source["Parameters"]["GpuImage"]["Default"] = self.source["Parameters"]["DriverImage"]["Default"]
+        self.lacking = self._create()
+
+    def delete(self):
+        self._client.delete_stack(StackName=STACK)
+
+    @property
+    def outputs(self):
+        (found,) = self._client.describe_stacks(StackName=STACK)["Stacks"]
+        assert found["StackStatus"] in {"CREATE_COMPLETE", "UPDATE_COMPLETE"}
+        return {output["OutputKey"]: output["OutputValue"] for output in found["Outputs"]}
+
+    def _create(self):
+        """Create it; return the types that moto says it does not know."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self._client.create_stack(
+                StackName=STACK,
+                TemplateBody=json.dumps(self.source),
+                Parameters=[
+                    {"ParameterKey": name, "ParameterValue": value} for name, value in self._parameters.items()
+                ],
+                Capabilities=["CAPABILITY_IAM"],
+            )
+        found = [re.search(r"Tried to parse (\S+) but", str(one.message)) for one in caught]
+        return {match[1] for match in found if match}
+
+    def _upload(self, chosen):
+        store, package = boto3.client("s3"), io.BytesIO()
+        with zipfile.ZipFile(package, "w") as archive:
+            archive.writestr("plan.json", "{}")
+        store.create_bucket(Bucket="artefacts")
+        for resource in self.source["Resources"].values():
+            code = resource.get("Properties", {}).get("Code") or resource.get("Properties", {}).get("Content")
+            if isinstance(code, dict) and "S3Key" in code:
+                store.put_object(Bucket="artefacts", Key=code["S3Key"], Body=package.getvalue())
+        for plan in plans() if chosen[2].startswith("stepfunctions") else ():
+            machine = self.source["Resources"][machine_id(digest12(plan))]["Properties"]
+            del machine["DefinitionS3Location"]  # moto takes definitions from the template only
+            text = json.dumps(state_machine(plan, options(*chosen)))
+            machine["DefinitionString"] = {"Fn::Sub": [text, machine.pop("DefinitionSubstitutions")]}
+
+
+def functions():
+    return {found["FunctionName"]: found for found in boto3.client("lambda").list_functions()["Functions"]}
+
+
+def policy(role):
+    client = boto3.client("iam")
+    (name,) = (
+        resource["PhysicalResourceId"]
+        for resource in boto3.client("cloudformation").list_stack_resources(StackName=STACK)["StackResourceSummaries"]
+        if resource["LogicalResourceId"] == role
+    )
+    (inline,) = client.list_role_policies(RoleName=name)["PolicyNames"]
+    document = client.get_role_policy(RoleName=name, PolicyName=inline)["PolicyDocument"]
+    return ast.literal_eval(document)["Statement"]  # moto keeps a policy as Python writes it
+
+
+def test_a_function_stack_comes_up_and_its_names_are_what_drivers_look_for():
+    stack = Stack("function", "s3", "stepfunctions")
+    outputs, found = stack.outputs, functions()
+    expected = {f"{STACK}-{digest12(plan)}-{stage}-{number}" for plan in plans() for stage, number in plan.functions}
+    assert set(found) == {*expected, f"{STACK}-driver"}
+    assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
+    told = found[f"{STACK}-driver"]["Environment"]["Variables"]
+    assert told["SERFER_STORE"] == outputs["Store"] == f"s3://{store_bucket()}/serfer"
+    assert told["SERFER_FUNCTION_PREFIX"] == outputs["FunctionPrefix"] == STACK
+    assert told["SERFER_STATE_MACHINE"] == outputs["StateMachine"]
+    assert {found[name]["Environment"]["Variables"]["SERFER_STORE"] for name in expected} == {outputs["Store"]}
+
+
+def store_bucket():
+    names = [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]]
+    (found,) = [name for name in names if "storebucket" in name]
+    return found
+
+
+def test_every_permission_is_an_arn_of_the_stacks_own():
+    Stack("function", "s3", "stepfunctions")
+    bucket, prefix = store_bucket(), f"arn:aws:lambda:us-east-1:123456789012:function:{STACK}-"
+    for role in ("WorkerRole", "DriverRole", "MachineRole"):
+        for one in policy(role):
+            for resource in one["Resource"] if isinstance(one["Resource"], list) else [one["Resource"]]:
+                assert resource.startswith(
+                    (
+                        f"arn:aws:s3:::{bucket}",
+                        prefix,
+                        f"arn:aws:logs:us-east-1:123456789012:log-group:/serfer/{STACK}/",
+                        f"arn:aws:states:us-east-1:123456789012:stateMachine:{STACK}-",
+                        f"arn:aws:states:us-east-1:123456789012:execution:{STACK}-",
+                    )
+                ), (role, resource)
+                assert "${" not in resource
+
+
+def test_a_state_machine_invokes_the_plans_functions():
+    stack = Stack("function", "s3", "stepfunctions")
+    client = boto3.client("stepfunctions")
+    told = client.describe_state_machine(stateMachineArn=stack.outputs["StateMachine"])
+    invoked = set(re.findall(r"arn:aws:lambda:[^\"]*:function:([\w-]+)", told["definition"]))
+    digest = digest12(plans()[0])
+    assert invoked == {f"{STACK}-{digest}-{stage}-{number}" for stage, number in plans()[0].functions}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_driver_uses_the_plan_that_is_served(number):
+    digests = [digest12(plan) for plan in plans()]
+    stack = Stack("function", "s3", "stepfunctions", serving=digests[number])
+    told = functions()[f"{STACK}-driver"]["Environment"]["Variables"]
+    assert (told["SERFER_PLAN"], stack.outputs["Serving"]) == (f"plans/{digests[number]}", digests[number])
+    assert told["SERFER_STATE_MACHINE"].endswith(f":stateMachine:{STACK}-{digests[number]}")
+
+
+def user_data(named="Drivers"):
+    groups = boto3.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+    (group,) = (one for one in groups if named in one["AutoScalingGroupName"])
+    chosen = group["LaunchTemplate"]
+    (version,) = boto3.client("ec2").describe_launch_template_versions(
+        LaunchTemplateId=chosen["LaunchTemplateId"], Versions=[chosen["Version"]]
+    )["LaunchTemplateVersions"]
+    return base64.b64decode(version["LaunchTemplateData"]["UserData"]).decode()
+
+
+def test_a_fleet_comes_up_and_its_instances_are_told_everything():
+    stack = Stack("fleet", "s3", "push")
+    outputs, text = stack.outputs, user_data()
+    types = {resource["Type"] for resource in stack.source["Resources"].values()}
+    assert stack.lacking == LACKING & types
+    assert outputs["Url"].startswith("https://")
+    variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", text, re.DOTALL)[1]
+    told = dict(line.split("=", 1) for line in variables.splitlines())
+    assert told["SERFER_STORE"] == outputs["Store"]
+    assert told["SERFER_PLAN"] == f"plans/{digest12(plans()[0])}"
+    assert told["SERFER_KEYS_FILE"] == "/var/lib/serfer/keys.json"
+    assert told["AWS_DEFAULT_REGION"] == "us-east-1"
+    assert f"s3://{outputs['KeysBucket']}/keys.json" in text
+    assert "${" not in text
+    assert len(text) < 16_384
+
+
+def test_a_pool_comes_up_empty_its_instances_are_told_everything_and_drivers_start_and_stop_them():
+    stack = Stack(*POOLED, gpu=POOL)
+    assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
+    digest = digest12(plans()[0])
+    text = user_data()
+    variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", text, re.DOTALL)[1]
+    told = dict(line.split("=", 1) for line in variables.splitlines())
+    assert told["SERFER_INSTANCES"] == f"ec2:{STACK}-gpu-{digest}"
+    assert told["SERFER_SCENARIO_FILE"] == f"{told['SERFER_PLAN']}/scenario.toml"
+
+    for plan in plans():
+        script = user_data(f"{STACK}-gpu-{digest12(plan)}")
+        assert "${" not in script
+        assert len(script) < 16_384
+        assert f"--auto-scaling-group-name '{STACK}-gpu-{digest12(plan)}'" in script
+
+    async def started_and_stopped():
+        pool = open_provisioner(told["SERFER_INSTANCES"])
+        assert await pool.members() == []
+        await pool.start(POOL.most + 1)
+        found = await pool.members()
+        assert len(found) == POOL.most
+        for one in found:
+            await pool.stop(one.name)
+        assert await pool.members() == []
+        await pool.close()
+
+    asyncio.run(started_and_stopped())
+
+
+def test_a_deleted_stack_leaves_nothing():
+    Stack("function", "s3", "stepfunctions").delete()
+    assert functions() == {}
+    names = [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]]
+    assert names == ["artefacts"]
+    assert boto3.client("stepfunctions").list_state_machines()["stateMachines"] == []
+    assert boto3.client("logs").describe_log_groups()["logGroups"] == []
+    assert boto3.client("iam").list_roles()["Roles"] == []
+
+
+def test_what_moto_lacks_is_used():
+    """An entry that no template needs any more would hide what moto has learnt."""
+    used = {
+        resource["Type"]
+        for source in (template(), template(*POOLED, gpu=POOL))
+        for resource in translated(source)["Resources"].values()
+    }
+    assert used >= LACKING
+    assert of_type(template("function", "valkey", "push"), "AWS::ElastiCache::ServerlessCache")

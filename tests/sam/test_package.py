@@ -1,0 +1,321 @@
+"""`serfer package`: a directory that is whole, reproducible, careful with what it replaces, and keeps one plan back."""
+
+import hashlib
+import json
+import shutil
+import tomllib
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from sam import package as package_module
+from sam import quotas
+from sam.deployment import load_deployment, load_template
+from sam.names import digest12, function_id
+from sam.options import GpuPool, Options
+from sam.package import package
+from sam.samconfig import stack_of
+from sam.scenario import Profile
+from sam.tree import seal, tree_digest
+from serfer.cli import app
+from serfer.control.scenario import InstanceType, parse_scenario
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import InputError, ModelError, PlanError, UsageError
+from serfer.core.plan import load_plan
+from serfer.settings import Settings
+from tests.e2e.small import split_small
+from tests.sam.conftest import OPTIONS
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Three plans of one network."""
+    root = tmp_path_factory.mktemp("plans")
+    return [
+        split_small(root / "one"),
+        split_small(root / "two", grids=[(1, 2), (1, 1)]),
+        split_small(root / "three", grids=[(1, 1)]),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _light(monkeypatch):
+    """Code that is the same for all, whose thousands of files test_layers.py and test_built.py look at."""
+
+    def layer(target, *_):
+        (target / "python").mkdir(parents=True)
+        (target / "python" / "code.py").write_text("", encoding="utf-8")
+        return seal(target, "Layer")
+
+    monkeypatch.setattr(package_module, "worker_layer", layer)
+    monkeypatch.setattr(package_module, "driver_layer", layer)
+    monkeypatch.setattr(package_module, "gpu_layer", layer)
+    monkeypatch.setattr(package_module, "dump_sbom", lambda *_: "{}")
+
+
+@pytest.fixture
+def packed(tmp_path, cache):
+    """Package a plan into tmp_path/build."""
+
+    def packed(plan, options=OPTIONS, **more):
+        return package(plan, tmp_path / "build", options, Settings(cache_dir=cache), progress=lambda _: None, **more)
+
+    return packed
+
+
+def digests(directories):
+    return [digest12(load_plan(directory)) for directory in directories]
+
+
+def everything(directory):
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_directory_holds_all_that_sam_needs(packed, plans, tmp_path):
+    deployment = packed(plans[0])
+    build = tmp_path / "build"
+    plan, [digest] = load_plan(plans[0]), digests(plans[:1])
+    assert load_deployment(build) == deployment
+    assert deployment.plans == (digest,)
+    assert set(deployment.bytes) == {f"{stage}-{number}" for stage, number in plan.functions}
+    present = everything(build)
+    for stage, number in plan.functions:
+        here = f"plans/{digest}/functions/{stage}-{number}"
+        assert {f"{here}/plan.json", f"{here}/Makefile"} <= present
+        weights = plan.stages[stage].functions[number].weights.path
+        assert f"plans/{digest}/weights/{stage}-{number}/python/serfer_plan/{weights}" in present
+        assert function_id(digest, stage, number) in load_template(build)["Resources"]
+    assert {"template.yaml", "samconfig.toml", "sbom.cdx.json", f"driver/plans/{digest}/plan.json"} <= present
+
+
+def test_the_same_inputs_give_the_same_bytes(packed, plans, tmp_path):
+    first = packed(plans[0])
+    (tmp_path / "build").rename(tmp_path / "before")
+    again = packed(plans[0])
+    assert first == again
+    assert tree_digest(tmp_path / "before") == tree_digest(tmp_path / "build")
+    other = packed(plans[1], keep_previous=False)
+    assert other.digest != first.digest
+
+
+def test_the_plan_before_stays_beside_the_new_one_and_goes_with_the_next(packed, plans, tmp_path):
+    one, two, three = digests(plans)
+    assert packed(plans[0]).plans == (one,)
+    assert packed(plans[1]).plans == (two, one)
+    assert packed(plans[1]).plans == (two, one)  # the same plan again: with other code, say
+    resources = load_template(tmp_path / "build")["Resources"]
+    assert {function_id(two, 0, 0), function_id(one, 0, 0)} <= set(resources)
+    assert packed(plans[2]).plans == (three, two)
+    assert not any(one in name for name in everything(tmp_path / "build"))
+    assert packed(plans[0], keep_previous=False).plans == (one,)
+
+
+def test_a_deployment_of_another_name_begins_anew(packed, plans):
+    packed(plans[0])
+    assert packed(plans[1], replace(OPTIONS, name="other")).plans == tuple(digests(plans[1:2]))
+
+
+def test_a_deployment_keeps_its_store(packed, plans):
+    packed(plans[0])
+    with pytest.raises(UsageError, match=r"--store valkey: .* was packaged for s3"):
+        packed(plans[1], replace(OPTIONS, store="valkey"))
+    packed(plans[1], replace(OPTIONS, store="valkey", name="other"))
+
+
+def test_the_plan_before_gets_a_state_machine_where_the_new_one_has_one(packed, plans, tmp_path):
+    packed(plans[0])
+    packed(plans[1], replace(OPTIONS, engine="stepfunctions"))
+    for digest in digests(plans[:2]):
+        machine = json.loads((tmp_path / "build" / "plans" / digest / "statemachine.asl.json").read_text())
+        assert "stage-0" in machine["States"]
+    packed(plans[1])
+    assert not any(name.endswith("asl.json") for name in everything(tmp_path / "build"))
+
+
+def test_settings_of_sam_are_the_users_once_they_are_there(packed, plans, tmp_path):
+    packed(plans[0])
+    file = tmp_path / "build" / "samconfig.toml"
+    text = file.read_text()
+    assert 'stack_name = "test-prod"' in text
+    file.write_text(text.replace("test-prod", "mine"))
+    packed(plans[1])
+    assert 'stack_name = "mine"' in file.read_text()
+
+
+def test_what_sam_built_may_go_and_what_others_wrote_may_not(packed, plans, tmp_path):
+    packed(plans[0])
+    build = tmp_path / "build"
+    (build / ".aws-sam").mkdir()
+    (build / ".aws-sam" / "build.toml").touch()
+    packed(plans[1])
+    (build / "notes.txt").write_text("mine")
+    before = tree_digest(build)
+    with pytest.raises(InputError, match=r"holds notes.txt"):
+        packed(plans[2])
+    assert tree_digest(build) == before
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "x").touch()
+    shutil.rmtree(build)
+    foreign.rename(build)
+    with pytest.raises(InputError, match="not written by serfer package"):
+        packed(plans[0])
+
+
+def test_a_plan_directory_that_was_altered_is_refused(packed, plans, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(plans[0], copy)
+    weights = next(copy.glob("stage-0/weights-*.bin"))
+    weights.write_bytes(b"\0" + weights.read_bytes()[1:])
+    with pytest.raises(PlanError, match="altered"):
+        packed(copy)
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_function_that_is_too_large_is_refused_and_nothing_is_left(plans, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(quotas, "_check_functions", lambda *_: None)  # the layers are larger than the splitter thought
+    facts = tmp_path / "aws.toml"
+    facts.write_text("[lambda]\npackage_limit = 1000\n")
+    settings = Settings(cache_dir=cache, aws_file=facts)
+    with pytest.raises(ModelError, match=r"function 0-0 takes .* AWS allows 1,000:"):
+        package(plans[0], tmp_path / "build", OPTIONS, settings, progress=lambda _: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aws.toml"]
+
+
+def test_choices_that_cannot_be_are_refused_before_anything_is_built(packed, plans, tmp_path):
+    for wrong in (
+        {"name": "Upper"},
+        {"name": "a" * 31},
+        {"runtime": "python3.11"},
+        {"store": "dynamo"},
+        {"store": "s3express"},
+        {"region": "us-east-9"},
+        {"reserved_concurrency": 0},
+    ):
+        with pytest.raises(UsageError, match="--"):
+            packed(plans[0], replace(OPTIONS, **wrong))
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_plan_directory_cannot_be_replaced_by_its_own_package(plans, cache):
+    before = hashlib.sha256((plans[0] / "plan.json").read_bytes()).digest()
+    with pytest.raises(InputError):
+        package(plans[0], plans[0], OPTIONS, Settings(cache_dir=cache), progress=lambda _: None)
+    with pytest.raises(InputError):
+        package(plans[0], plans[0].parent, OPTIONS, Settings(cache_dir=cache), progress=lambda _: None)
+    with pytest.raises(InputError, match="lies in the plan directory"):
+        package(plans[0], plans[0] / "build", OPTIONS, Settings(cache_dir=cache), progress=lambda _: None)
+    assert hashlib.sha256((plans[0] / "plan.json").read_bytes()).digest() == before
+
+
+def test_options_of_both_kinds_of_drivers(packed, plans, tmp_path):
+    packed(plans[0], Options("test", drivers="fleet", architecture=OPTIONS.architecture))
+    assert "build-DriverPlans:" in (tmp_path / "build" / "driver" / "Makefile").read_text()
+
+
+POOLED = replace(OPTIONS, drivers="fleet", gpu=GpuPool("g6.xlarge", 3), architecture="x86_64")
+PROFILE = Profile(InstanceType("g6.xlarge", 0.8, 0.0, 180.0, 60.0, 100.0, ((1, 5.0), (8, 30.0))), 200.0)
+
+
+def scenario(build, digest):
+    return parse_scenario(tomllib.loads((build / "driver" / "plans" / digest / "scenario.toml").read_text()))
+
+
+def test_a_pool_brings_its_scenario_the_whole_networks_graph_and_its_layer(packed, plans, tmp_path):
+    packed(plans[0], POOLED, profile=PROFILE)
+    build, (digest,) = tmp_path / "build", digests(plans[:1])
+    assert scenario(build, digest).instance == PROFILE.instance
+    graph = build / "driver" / "plans" / digest / "unsplit.onnx"
+    assert graph.read_bytes() == (plans[0] / "unsplit.onnx").read_bytes()
+    assert (build / "layers" / "gpu" / "Makefile").is_file()
+    resources = load_template(build)["Resources"]
+    assert f"GpuGroup{digest}" in resources
+    assert load_deployment(build).options == POOLED
+
+
+def test_the_pool_of_the_plan_before_stays_as_it_was_packaged(packed, plans, tmp_path):
+    packed(plans[0], POOLED, profile=PROFILE)
+    faster = replace(PROFILE, instance=replace(PROFILE.instance, qps=200.0))
+    packed(plans[1], POOLED, profile=faster)
+    build, (old, new) = tmp_path / "build", digests(plans[:2])
+    assert (scenario(build, old).instance.qps, scenario(build, new).instance.qps) == (100.0, 200.0)
+    assert {f"GpuGroup{old}", f"GpuGroup{new}"} <= load_template(build)["Resources"].keys()
+
+
+def test_a_plan_before_that_had_no_pool_gets_none(packed, plans, tmp_path):
+    packed(plans[0], replace(POOLED, gpu=None))
+    packed(plans[1], POOLED, profile=PROFILE)
+    old, new = digests(plans[:2])
+    resources = load_template(tmp_path / "build")["Resources"]
+    assert f"GpuGroup{new}" in resources
+    assert f"GpuGroup{old}" not in resources
+
+
+def test_a_pool_whose_speed_nobody_measured_is_refused(packed, plans, tmp_path):
+    with pytest.raises(UsageError, match=r"--gpu-profile is missing: run serfer tune --name g6.xlarge"):
+        packed(plans[0], POOLED)
+    assert not (tmp_path / "build").exists()
+
+
+def test_the_command_packages_a_pool(plans, tmp_path):
+    profile = tmp_path / "g6.toml"
+    profile.write_text(
+        '[[instance]]\nname = "g6.xlarge"\n# usd_per_hour is not known\nspot_usd_per_hour = 0\nboot_s = 180\n'
+        "min_billing_s = 60\nqps = 100\nbatches = [[1, 5], [8, 30]]\n"
+    )
+    given = ["--gpu-instance-type", "g6.xlarge", "--gpu-max", "3", "--gpu-warm-pool", "1"]
+    given += ["--gpu-profile", str(profile), "--gpu-slo-ms", "200"]
+    build = tmp_path / "build"
+    words = ["package", str(plans[0]), "--out", str(build), "--region", "us-east-1", "--json"]
+    done = CliRunner().invoke(app, [*words, "--drivers", "fleet", *given])
+    assert done.exit_code == 0, done.output
+    assert load_deployment(build).options.gpu == GpuPool("g6.xlarge", 3, 1)
+    (digest,) = digests(plans[:1])
+    assert scenario(build, digest).instance.usd_per_hour == shipped_aws().instances["g6.xlarge"]
+    for wrong in (given, ["--gpu-max", "3"], given[:-2], given[:-4] + given[-2:], given[-4:]):
+        refused = CliRunner().invoke(app, [*words, *(["--drivers", "fleet"] if wrong != given else []), *wrong])
+        assert refused.exception.exit_code == 2, wrong
+        assert "--gpu" in str(refused.exception)
+
+
+def test_the_directory_of_another_tool_is_not_replaced(packed, plans, tmp_path):
+    own = tmp_path / "build" / "driver" / "mine.c"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    (tmp_path / "build" / "deployment.json").write_text('{"kind": "Deployment"}')
+    for keep in (True, False):
+        with pytest.raises(InputError, match="not written by serfer package"):
+            packed(plans[0], keep_previous=keep)
+    assert own.exists()
+
+
+def test_a_deployment_of_another_version_is_replaced_only_when_its_plan_may_go(packed, plans, tmp_path):
+    packed(plans[0])
+    record = tmp_path / "build" / "deployment.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 0}))
+    with pytest.raises(InputError, match=r"cannot be updated: .* package with --no-previous"):
+        packed(plans[1])
+    assert packed(plans[1], keep_previous=False).plans == tuple(digests(plans[1:2]))
+
+
+def test_a_plan_before_that_was_altered_or_lost_is_refused(packed, plans, tmp_path):
+    packed(plans[0])
+    build, (digest,) = tmp_path / "build", digests(plans[:1])
+    (build / "plans" / digest).rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=f"has lost its plan {digest}: package with --no-previous"):
+        packed(plans[1])
+    (build / "driver" / "plans" / digest / "plan.json").write_bytes((plans[2] / "plan.json").read_bytes())
+    with pytest.raises(PlanError, match="another plan"):
+        packed(plans[1])
+
+
+def test_settings_of_sam_follow_the_choices_until_somebody_alters_them(packed, plans, tmp_path):
+    packed(plans[0])
+    packed(plans[0], replace(OPTIONS, name="other", region="eu-west-1"))
+    file = tmp_path / "build" / "samconfig.toml"
+    assert 'stack_name = "other-prod"' in file.read_text()
+    assert stack_of(file.parent, "dev") == ("other-dev", "eu-west-1")
+    file.write_text(file.read_text() + "# mine\n")
+    packed(plans[0])
+    assert stack_of(file.parent, "dev") == ("other-dev", "eu-west-1")

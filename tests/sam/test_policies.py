@@ -1,0 +1,411 @@
+"""Who may do what: every permission is in the tables below with the code that needs it, and none of them is idle."""
+
+import inspect
+import json
+import re
+from collections import defaultdict
+from urllib.parse import parse_qs
+
+import pytest
+
+from drivers import executions
+from sam.names import STACK, digest12
+from serfer.core.errors import MissingKeyError, StoreUnavailableError
+from serfer.core.keys import input_key, output_key, query_id, reply_key
+from serfer.fleet import auto_scaling
+from serfer.local.redis_cluster import RedisCluster
+from serfer.local.s3_server import S3Server
+from storage import Range, open_store
+from storage.s3 import S3Store
+from storage.s3_http import S3Http
+from storage.s3_multipart import Limits
+from tests.sam.offered import POOL, POOLED, every_template, of_type, plans, template
+
+LOG = "Lambda, or the agent, writes the log with the role's credentials"
+NETWORK = "Lambda puts the function into the network with the role's credentials"
+ALLOWED = {
+    "WorkerRole": {
+        "logs:CreateLogStream": LOG,
+        "logs:PutLogEvents": LOG,
+        "s3:GetObject": "storage/s3.py: get_many, and exists by HEAD",
+        "s3:PutObject": "storage/s3.py: put, and the parts of large values",
+        "s3:AbortMultipartUpload": "storage/s3_multipart.py: a large value that fails is taken back",
+        "s3:ListBucket": "storage/s3.py: what is missing is 403 without it; and _look_at_bucket",
+        "s3:DeleteObject": "lambdas/worker.py: cleaning up, which Step Functions asks the last stage for",
+        "s3express:CreateSession": "storage/s3_express.py",
+        "elasticache:Connect": "storage/redis_iam.py",
+        "ec2:CreateNetworkInterface": NETWORK,
+        "ec2:DeleteNetworkInterface": NETWORK,
+        "ec2:AssignPrivateIpAddresses": NETWORK,
+        "ec2:UnassignPrivateIpAddresses": NETWORK,
+        "ec2:DescribeNetworkInterfaces": NETWORK,
+        "ec2:DescribeSubnets": NETWORK,
+    },
+    "DriverRole": {
+        "logs:CreateLogStream": LOG,
+        "logs:PutLogEvents": LOG,
+        "lambda:InvokeFunction": "drivers/lambda_http.py",
+        "s3:GetObject": "storage/s3.py: get_many, and exists by HEAD; user-data.sh: keys.json",
+        "s3:PutObject": "storage/s3.py: put, put_new, and the parts of large values",
+        "s3:AbortMultipartUpload": "storage/s3_multipart.py: a large value that fails is taken back",
+        "s3:DeleteObject": "storage/s3.py: delete, when a query ends",
+        "s3:ListBucket": "storage/s3.py: what is missing is 403 without it; and _look_at_bucket",
+        "s3express:CreateSession": "storage/s3_express.py",
+        "elasticache:Connect": "storage/redis_iam.py",
+        "states:StartExecution": "drivers/executions.py, Standard",
+        "states:DescribeExecution": "drivers/executions.py, Standard",
+        "states:StopExecution": "drivers/executions.py, Standard",
+        "states:StartSyncExecution": "drivers/executions.py, Express",
+        "lambda:GetLayerVersion": "user-data.sh: an instance gets its code",
+        "autoscaling:DescribeAutoScalingGroups": "serfer/fleet/auto_scaling.py: members",
+        "ec2:DescribeInstances": "serfer/fleet/auto_scaling.py: their addresses",
+        "autoscaling:SetDesiredCapacity": "serfer/fleet/auto_scaling.py: start",
+        "autoscaling:TerminateInstanceInAutoScalingGroup": "serfer/fleet/auto_scaling.py: stop",
+        "cloudformation:SignalResource": "user-data.sh: an instance says that it answers",
+        "ec2:CreateNetworkInterface": NETWORK,
+        "ec2:DeleteNetworkInterface": NETWORK,
+        "ec2:AssignPrivateIpAddresses": NETWORK,
+        "ec2:UnassignPrivateIpAddresses": NETWORK,
+        "ec2:DescribeNetworkInterfaces": NETWORK,
+        "ec2:DescribeSubnets": NETWORK,
+    },
+    "MachineRole": {"lambda:InvokeFunction": "drivers/asl.py: the state machine's tasks"},
+    "GpuRole": {
+        "logs:CreateLogStream": LOG,
+        "logs:PutLogEvents": LOG,
+        "lambda:GetLayerVersion": "user-data-gpu.sh: an instance gets its code and its weights",
+        "autoscaling:CompleteLifecycleAction": "user-data-gpu.sh: an instance says that it answers",
+        "autoscaling:TerminateInstanceInAutoScalingGroup": "serfer/fleet/auto_scaling.py: release_this_instance",
+    },
+}
+# What may stand behind something named.
+NAMED = (
+    r"\$\{StoreBucket\.Arn\}/serfer/\*",  # the store's prefix in the store's bucket
+    r"arn:.*:execution:\$\{Machine[0-9a-f]{12}\.Name\}:\*",  # executions of one state machine
+    # One group, in whose ARN Auto Scaling puts an id of its own.
+    r"arn:.*:autoScalingGroup:\*:autoScalingGroupName/\$\{AWS::StackName\}-gpu-[0-9a-f]{12}",
+)
+# What names nothing, with the reason; a role's, then other policies'.
+WIDE = {
+    ("ec2:CreateNetworkInterface", "network-interface/*"): "an interface has no name before there is one",
+    ("ec2:DeleteNetworkInterface", "*/*"): "Lambda's developer guide: anything narrower keeps it out of the network",
+    ("ec2:AssignPrivateIpAddresses", "*/*"): "same",
+    ("ec2:UnassignPrivateIpAddresses", "*/*"): "same",
+    ("ec2:DescribeNetworkInterfaces", "*"): "knows no resource",
+    ("ec2:DescribeSubnets", "*"): "knows no resource",
+    ("ec2:DescribeInstances", "*"): "knows no resource",
+    ("autoscaling:DescribeAutoScalingGroups", "*"): "knows no resource",
+}
+WIDE_ELSEWHERE = {
+    ("AlarmKey", "*"): "in a key's policy it means this key",
+    ("EndpointLambda", "function:${AWS::StackName}-*"): "the role behind it names each function",
+    ("EndpointLambda", "layer:${AWS::StackName}-*"): "the role behind it names each layer",
+    ("EndpointAutoScaling", "*"): "describing groups knows no resource",
+    ("EndpointAutoScaling", "autoScalingGroupName/${AWS::StackName}-gpu-*"): "the roles behind it name each group",
+    ("EndpointEc2", "*"): "describing instances knows no resource",
+    ("EndpointStates", "stateMachine:${AWS::StackName}-*"): "the role behind it names each machine",
+    ("EndpointStates", "execution:${AWS::StackName}-*:*"): "the role behind it names each machine",
+    ("EndpointS3", "s3:::al2023-repos-${AWS::Region}-de612dc2/*"): "Amazon Linux's packages, which anybody may read",
+    ("EndpointS3", "s3:::*/snapshots/${AWS::AccountId}/*"): "Lambda does not tell where layers lie; by signed links",
+    ("EndpointS3", "${StoreBucket.Arn}/serfer/*"): "the store's prefix in the store's bucket",
+}
+
+
+def listed(value):
+    return value if isinstance(value, list) else [value]
+
+
+def written(resource):
+    """Return a resource of a statement as text."""
+    if isinstance(resource, str):
+        return resource
+    ((kind, value),) = resource.items()
+    return value if kind == "Fn::Sub" else json.dumps(value)
+
+
+def roles(source):
+    for name, role in of_type(source, "AWS::IAM::Role").items():
+        yield name, role["Properties"]
+
+
+def statements(properties):
+    return [one for policy in properties["Policies"] for one in policy["PolicyDocument"]["Statement"]]
+
+
+def other_policies(source):
+    """Yield the statements of resources' own policies: buckets, keys, topics, endpoints."""
+    for name, resource in source["Resources"].items():
+        properties = resource["Properties"]
+        for field in ("PolicyDocument", "KeyPolicy"):
+            if field in properties:
+                yield from ((name, one) for one in properties[field]["Statement"])
+
+
+def test_roles_are_written_by_hand_and_bounded():
+    for chosen, source in every_template():
+        for name, properties in roles(source):
+            assert "ManagedPolicyArns" not in properties, chosen
+            assert properties["PermissionsBoundary"]["Fn::If"][0] == "HasBoundary"
+            assert len(statements(properties)) > 0, name
+        for function in of_type(source, "AWS::Serverless::Function").values():
+            assert "Policies" not in function["Properties"]
+            assert function["Properties"]["Role"]["Fn::GetAtt"][0] in {"WorkerRole", "DriverRole"}
+
+
+def test_each_role_is_for_one_service_of_this_account():
+    services = defaultdict(set)
+    for chosen, source in every_template():
+        for name, properties in roles(source):
+            (trust,) = properties["AssumeRolePolicyDocument"]["Statement"]
+            services[name, chosen[0] if name == "DriverRole" else ""].add(trust["Principal"]["Service"])
+            assert (name == "MachineRole") == ("Condition" in trust)
+    assert services == {
+        ("WorkerRole", ""): {"lambda.amazonaws.com"},
+        ("DriverRole", "function"): {"lambda.amazonaws.com"},
+        ("DriverRole", "fleet"): {"ec2.amazonaws.com"},
+        ("MachineRole", ""): {"states.amazonaws.com"},
+        ("GpuRole", ""): {"ec2.amazonaws.com"},
+    }
+
+
+def test_no_role_may_do_what_is_not_in_the_table_and_nothing_there_is_idle():
+    given = defaultdict(set)
+    for _chosen, source in every_template():
+        for name, properties in roles(source):
+            for one in statements(properties):
+                if one["Effect"] == "Allow":
+                    given[name].update(listed(one["Action"]))
+    assert given == {name: set(actions) for name, actions in ALLOWED.items()}
+
+
+def test_every_permission_names_what_it_is_for():
+    met = set()
+    for chosen, source in every_template():
+        for name, properties in roles(source):
+            for one in statements(properties):
+                assert not {"NotAction", "NotResource"} & one.keys()
+                assert not any("*" in action for action in listed(one["Action"]))
+                if one["Effect"] == "Deny":
+                    continue
+                for action, resource in ((a, r) for a in listed(one["Action"]) for r in listed(one["Resource"])):
+                    text = written(resource)
+                    if "*" not in text or any(re.fullmatch(known, text) for known in NAMED):
+                        continue
+                    wide = text.rpartition("${AWS::AccountId}:")[2]
+                    assert (action, wide) in WIDE, (chosen, name, action, text)
+                    met.add((action, wide))
+    assert met == WIDE.keys()
+
+
+def test_policies_of_resources_name_what_they_are_for_and_whom():
+    met = set()
+    for chosen, source in every_template():
+        for name, one in other_policies(source):
+            if one["Effect"] == "Deny":
+                assert one["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+                continue
+            assert not any("*" in action for action in listed(one["Action"])), (chosen, name)
+            if one["Principal"] == "*":  # gateway endpoints know no other; then a condition says who
+                assert name.startswith("Endpoint")
+                assert one["Sid"] in {"Packages", "Layers"} or "aws:PrincipalArn" in one["Condition"]["ArnEquals"]
+            for text in map(written, listed(one["Resource"])):
+                if "*" in text:
+                    ends = [entry for entry in WIDE_ELSEWHERE if entry[0] == name and text.endswith(entry[1])]
+                    known = sorted(ends, key=lambda entry: -len(entry[1]))
+                    known = [entry for entry in known if entry[1] != "*" or text == "*"]
+                    assert known, (chosen, name, text)
+                    met.update(known[:1])
+    assert met == WIDE_ELSEWHERE.keys()
+
+
+def test_an_endpoint_lets_nothing_through_that_the_role_behind_it_may_not():
+    for chosen, source in every_template():
+        allowed = {
+            name: {action for one in statements(properties) for action in listed(one["Action"])}
+            for name, properties in roles(source)
+        }
+        for name, one in other_policies(source):
+            if name.startswith("Endpoint") and one["Sid"] not in {"Packages", "Layers"}:
+                role, _ = one["Condition"]["ArnEquals"]["aws:PrincipalArn"]["Fn::GetAtt"]
+                assert set(listed(one["Action"])) <= allowed[role], (chosen, name)
+
+
+def test_a_functions_own_code_cannot_use_what_lambda_needs_for_the_network():
+    for name, properties in roles(template("function", "valkey", "push")):
+        found = statements(properties)
+        denied = [one for one in found if one["Effect"] == "Deny"]
+        network = {action for one in found for action in listed(one["Action"]) if action.startswith("ec2:")}
+        assert name == "MachineRole" or (
+            [set(one["Action"]) for one in denied] == [network]
+            and denied[0]["Condition"] == {"Null": {"lambda:SourceFunctionArn": "false"}}
+        )
+
+
+def test_drivers_invoke_both_plans_functions_and_no_others():
+    source = template("function", "s3", "push")
+    stages = {name for name in of_type(source, "AWS::Serverless::Function") if name != "DriverFunction"}
+    invoked = [
+        resource["Fn::GetAtt"]
+        for one in statements(source["Resources"]["DriverRole"]["Properties"])
+        if one["Action"] == "lambda:InvokeFunction"
+        for resource in one["Resource"]
+    ]
+    assert sorted(invoked) == sorted([name, "Arn"] for name in stages)
+
+
+def test_a_pool_is_changed_by_its_drivers_and_its_instances_and_no_other_is():
+    source = template(*POOLED, gpu=POOL)
+    groups = {group["Properties"]["AutoScalingGroupName"]["Fn::Sub"] for group in pools(source)}
+    own = {f"{STACK}-gpu-{digest12(plan)}" for plan in plans()}
+    assert groups == own
+    tagged = {"StringEquals": {"autoscaling:ResourceTag/serfer:stack": {"Ref": "AWS::StackName"}}}
+    for role in ("DriverRole", "GpuRole"):
+        changing = [
+            one
+            for one in statements(source["Resources"][role]["Properties"])
+            if set(listed(one["Action"])) & {"autoscaling:TerminateInstanceInAutoScalingGroup"}
+        ]
+        assert {written(one["Resource"]).rpartition("/")[2] for one in changing} == own
+        assert all(one["Condition"] == tagged for one in changing)
+    for group in pools(source):
+        tags = {tag["Key"]: tag["Value"] for tag in group["Properties"]["Tags"]}
+        assert tags["serfer:stack"] == {"Ref": "AWS::StackName"}
+
+
+def pools(source):
+    every = of_type(source, "AWS::AutoScaling::AutoScalingGroup")
+    return [group for name, group in every.items() if name.startswith("Gpu")]
+
+
+def test_an_instance_may_read_its_own_code_and_the_weights_of_its_plans():
+    source = template(*POOLED, gpu=POOL)
+    read = [
+        layer["Ref"]
+        for one in statements(source["Resources"]["GpuRole"]["Properties"])
+        if one["Action"] == "lambda:GetLayerVersion"
+        for layer in one["Resource"]
+    ]
+    layers = of_type(source, "AWS::Serverless::LayerVersion")
+    assert sorted(read) == sorted(set(layers) - {"WorkerLayer"})
+
+
+def test_what_a_provisioner_calls_is_what_drivers_may():
+    text = inspect.getsource(auto_scaling)
+    services = {"autoscaling": "autoscaling", "ec2": "ec2"}
+    called = {
+        f"{services[service]}:{''.join(part.capitalize() for part in name.split('_'))}"
+        for service, name in re.findall(r'_call\(\s*"(\w+)",\s*"(\w+)"', text)
+    }
+    assert called == {
+        action for action in ALLOWED["DriverRole"] if "fleet/auto_scaling" in ALLOWED["DriverRole"][action]
+    }
+
+
+def test_the_methods_that_drivers_call_of_step_functions_are_those_that_they_may():
+    called = {name for name in vars(executions.Client) if not name.startswith("_")} - {"close"}
+    actions = {f"states:{''.join(part.capitalize() for part in name.split('_'))}" for name in called}
+    assert actions == {action for action in ALLOWED["DriverRole"] if action.startswith("states:")}
+
+
+def permission(request):
+    """Return the action that S3 checks for a request (its user guide, "Required permissions for S3 API operations")."""
+    query = parse_qs(request.query, keep_blank_values=True)
+    if not request.name:
+        known = {("GET", "list-type"): "s3:ListBucket", ("POST", "delete"): "s3:DeleteObject"}
+        return next(action for (method, word), action in known.items() if method == request.method and word in query)
+    if request.method == "DELETE" and "uploadId" in query:
+        return "s3:AbortMultipartUpload"
+    return {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject", "POST": "s3:PutObject"}[
+        request.method
+    ]
+
+
+QUERY = query_id("0123456789abcdef" * 2, one_slot=True)
+
+
+def work(store, *, driving):
+    """Do what workers do with a store, and what only drivers do."""
+    key, crop = output_key(QUERY, 0, 0), input_key(QUERY, 0)
+    store.put(key, b"x" * 64, 60)
+    assert store.get_many([Range(key), Range(key, 8, 8)]) == [b"x" * 64, b"x" * 8]
+    assert store.exists([key, output_key(QUERY, 1, 0)]) == [True, False]
+    with pytest.raises(MissingKeyError):
+        store.get(reply_key(QUERY, 0, 0, 0))
+    if driving:
+        store.put(crop, b"y" * 64, 60)
+        assert store.put_new("serfer:reply:me", b"z", 60)
+        store.delete([key, crop, "serfer:reply:me"])
+
+
+@pytest.fixture(scope="module")
+def seaweed():
+    with S3Server() as server:
+        yield server
+
+
+def test_a_bucket_is_asked_for_just_what_roles_may(seaweed, monkeypatch):
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    asked, send, failing = set(), S3Http._send, []
+
+    def recorded(http, request):
+        asked.add(permission(request))
+        if failing and request.query.startswith("partNumber="):
+            raise StoreUnavailableError("on purpose")
+        return send(http, request)
+
+    monkeypatch.setattr(S3Http, "_send", recorded)
+    limits = Limits(multipart_from=100, part=64)
+    for role, more in (("WorkerRole", set()), ("WorkerRole", {"s3:DeleteObject"}), ("DriverRole", {"s3:DeleteObject"})):
+        asked.clear()
+        with S3Store(seaweed.url, limits=limits) as store:
+            work(store, driving=role == "DriverRole")
+            failing.append(True)
+            with pytest.raises(StoreUnavailableError):
+                store.put("serfer:large", b"x" * 128, 60)
+            failing.clear()
+            if more:
+                store.delete(["serfer:large"])
+        engine = "stepfunctions" if more else "push"
+        granted = {
+            action
+            for one in statements(template("function", "s3", engine)["Resources"][role]["Properties"])
+            for action in listed(one["Action"])
+            if action.startswith("s3:")
+        }
+        assert asked == granted
+
+
+def test_a_cache_lets_its_user_do_just_what_we_do():
+    access = template("function", "valkey", "push")["Resources"]["CacheUser"]["Properties"]["AccessString"].split()
+    with RedisCluster(nodes=2) as cluster:
+        for node in range(2):
+            with cluster.client(node) as client:
+                client.execute_command("ACL", "SETUSER", "app", ">secret", *access)
+                client.execute_command("CONFIG", "RESETSTAT")
+        url = re.sub("://:[^@]*@", "://app:secret@", cluster.url)
+        with open_store(url) as store:
+            work(store, driving=True)
+            with pytest.raises(Exception, match="forbids it"):
+                store.put("another:key", b"x", 60)
+        used = set()
+        for node in range(2):
+            with cluster.client(node) as client:
+                used |= {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+    allowed = {rule.removeprefix("+").partition("|")[0] for rule in access if rule.startswith("+")}
+    own = {"info", "config", "acl", "auth", "hello", "client", "ping", "select", "command"}
+    moved = {"asking"}  # where a slot moves, which nothing here does
+    assert used - own == allowed - moved
+
+
+def test_nobody_but_the_applications_user_logs_in():
+    source = template("fleet", "redis", "push")
+    users = of_type(source, "AWS::ElastiCache::User")
+    assert {name: user["Properties"]["AuthenticationMode"]["Type"] for name, user in users.items()} == {
+        "CacheUser": "iam",
+        "NobodyUser": "no-password-required",
+    }
+    assert users["NobodyUser"]["Properties"]["AccessString"].startswith("off ")
+    members = source["Resources"]["CacheUsers"]["Properties"]["UserIds"]
+    assert members == [{"Ref": "CacheUser"}, {"Ref": "NobodyUser"}]
+    assert template("fleet", "valkey", "push")["Resources"]["CacheUsers"]["Properties"]["UserIds"] == members[:1]

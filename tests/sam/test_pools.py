@@ -1,0 +1,127 @@
+"""The GPU pool of a deployment: one for each plan, empty until drivers want it, and gone with what nobody asks."""
+
+import pytest
+
+from sam.build_cost import compare_build, price_build
+from sam.cost import bill, deployed
+from sam.deployer import unlisted
+from sam.names import digest12, pool_name
+from sam.options import GpuPool
+from sam.standing import standing, unpriced
+from sam.template import make_template
+from serfer.core.aws import shipped_aws
+from tests.core.plans import small_plan
+from tests.sam.builds import build
+from tests.sam.builds import options as small_options
+from tests.sam.offered import POOL, POOLED, lint, of_type, options, plans, template
+from tests.sam.test_template import environment
+
+FACTS = shipped_aws()
+CURRENT, PREVIOUS = map(digest12, plans())
+
+
+@pytest.fixture(autouse=True)
+def _region(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
+def source():
+    return template(*POOLED, gpu=POOL)
+
+
+@pytest.mark.deploy
+def test_cfn_lint_finds_nothing(source):
+    assert lint(source) == []
+
+
+def test_without_the_choice_there_is_nothing_of_it():
+    source = template(*POOLED)
+    assert not [name for name in source["Resources"] if "Gpu" in name]
+    assert "SERFER_ROUTE" not in environment(source, "current")[0]
+
+
+def test_a_group_is_empty_until_drivers_want_it_and_no_update_changes_its_size(source):
+    for digest in (CURRENT, PREVIOUS):
+        group = source["Resources"][f"GpuGroup{digest}"]
+        properties = group["Properties"]
+        assert (properties["MinSize"], properties["MaxSize"]) == ("0", {"Ref": "MaxGpuInstances"})
+        assert "DesiredCapacity" not in properties
+        assert "UpdatePolicy" not in group
+    assert source["Parameters"]["MaxGpuInstances"]["Default"] == POOL.most
+
+
+def test_drivers_are_told_the_pool_of_the_plan_that_they_serve(source):
+    for serving, digest in (("current", CURRENT), (CURRENT, CURRENT), (PREVIOUS, PREVIOUS)):
+        told, _ = environment(source, serving)
+        assert told["SERFER_PLAN"] == f"plans/{digest}"
+        assert (told["SERFER_ROUTE"], told["SERFER_SCENARIO_FILE"]) == ("auto", f"plans/{digest}/scenario.toml")
+        assert told["SERFER_INSTANCES"] == {"Fn::Sub": f"ec2:{pool_name(digest)}"}
+
+
+def test_a_plan_without_a_scenario_has_no_pool_and_its_drivers_none():
+    source = make_template(options(*POOLED, gpu=POOL), plans(), pooled={CURRENT})
+    assert f"GpuGroup{CURRENT}" in source["Resources"]
+    assert f"GpuGroup{PREVIOUS}" not in source["Resources"]
+    told, _ = environment(source, PREVIOUS)
+    assert (told["SERFER_ROUTE"], told["SERFER_INSTANCES"], told["SERFER_SCENARIO_FILE"]) == ("serverless", "", "")
+
+
+def script(source, digest):
+    data = source["Resources"][f"GpuTemplate{digest}"]["Properties"]["LaunchTemplateData"]["UserData"]
+    return data["Fn::Base64"]["Fn::Sub"]
+
+
+def test_an_instance_gets_its_plans_weights_and_serves_that_plan(source):
+    for digest, plan in zip((CURRENT, PREVIOUS), plans(), strict=True):
+        text, words = script(source, digest)
+        layers = [layer["Ref"] for layer in words["Weights"]["Fn::Join"][1]]
+        assert len(layers) == len(plan.functions)
+        assert all(name.startswith(f"Weights{digest}") for name in layers)
+        assert f"--plan plans/{digest} " in text
+        assert f"--auto-scaling-group-name '${{AWS::StackName}}-gpu-{digest}'" in text
+        assert "--exit-when-idle-s 300 --auto-scaling-release" in text
+
+
+def test_an_instance_is_in_service_when_it_answers(source):
+    (hook,) = source["Resources"][f"GpuGroup{CURRENT}"]["Properties"]["LifecycleHookSpecificationList"]
+    assert (hook["LifecycleTransition"], hook["DefaultResult"]) == ("autoscaling:EC2_INSTANCE_LAUNCHING", "ABANDON")
+    text, _ = script(source, CURRENT)
+    assert f"--lifecycle-hook-name {hook['LifecycleHookName']} " in text
+
+
+def test_a_warm_pool_is_stopped_and_as_large_as_was_chosen(source):
+    for digest in (CURRENT, PREVIOUS):
+        warm = source["Resources"][f"GpuWarmPool{digest}"]["Properties"]
+        assert (warm["PoolState"], warm["MinSize"], warm["MaxGroupPreparedCapacity"]) == ("Stopped", 0, POOL.warm)
+        assert warm["AutoScalingGroupName"] == {"Ref": f"GpuGroup{digest}"}
+    assert not of_type(template(*POOLED, gpu=GpuPool("g6.xlarge", 4)), "AWS::AutoScaling::WarmPool")
+
+
+def test_of_every_resource_it_is_known_what_it_costs_and_who_may_make_it(source):
+    assert unpriced(source) == []
+    assert unlisted(said["Type"] for said in source["Resources"].values()) == []
+
+
+def test_an_idle_pool_costs_its_endpoints_and_the_disks_of_what_is_kept_warm():
+    chosen = [small_options(drivers="fleet", gpu=gpu) for gpu in (None, GpuPool("g6.xlarge", 4, 3))]
+    without, pooled = ({line.item: line.usd for line in lines(one)} for one in chosen)
+    assert pooled.pop("disks of the GPU pool's stopped instances") == pytest.approx(3 * 100 * 0.08)
+    assert pooled.pop("interface endpoints") - without.pop("interface endpoints") == pytest.approx(2 * 2 * 730 * 0.01)
+    assert pooled == without
+
+
+def lines(chosen):
+    return standing(make_template(chosen, [small_plan()]), FACTS)
+
+
+def test_a_bill_says_what_an_instance_costs_an_hour(tmp_path):
+    chosen = small_options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
+    source = make_template(chosen, [small_plan()])
+    found = bill(deployed(small_plan(), chosen, FACTS, source), source)
+    assert found.as_dict()["gpu_usd_per_hour"] == 0.8048
+    assert any("g6.xlarge, costs $0.8048 an hour while it is on" in said for said in found.assumed)
+    assert any("at most 4 are, $3.22 an hour" in said for said in found.assumed)
+    place = build(tmp_path / "b", drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
+    assert price_build(place, FACTS, burst=1).as_dict()["options"]["gpu"]["instance_type"] == "g6.xlarge"
+    assert len(compare_build(place, FACTS, [1000])) == 32

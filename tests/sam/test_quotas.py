@@ -1,0 +1,103 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from sam.quotas import check_deployable, check_template, find_sam, stack_resources
+from sam.template import make_template
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.geometry import Grid
+from tests.core.plans import small_plan
+from tests.sam.builds import options
+
+FACTS = shipped_aws()
+
+
+def with_first(**changes):
+    first, last = small_plan().stages
+    return replace(small_plan(), stages=(replace(first, **changes), last))
+
+
+def test_what_aws_takes_is_let_through(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    for store in ("s3", "s3express", "valkey"):
+        assert check_deployable(small_plan(), options(store=store), FACTS) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "choices", "words"),
+    [
+        (small_plan(), {"region": "us-east-9"}, "--region us-east-9 is none that has Lambda: did you mean us-east-"),
+        (small_plan(), {"region": "eu-west-3", "store": "s3express"}, "--store s3express: eu-west-3 has no zone"),
+        (small_plan(), {"store": "s3express", "zone": "use1-az2"}, "--zone use1-az2 has no S3 Express: in us-east-1"),
+        (small_plan(), {"store": "s3express", "zone": "euw1-az1"}, "--zone euw1-az1"),
+        (small_plan(), {"snapstart": True, "region": "ap-east-2"}, "--snapstart: ap-east-2 has none"),
+        (small_plan(), {"runtime": "python3.11"}, "--runtime python3.11"),
+        (with_first(memory_mb=20_000), {}, "stage-0 has 20,000 MB, Lambda allows 128 to 10,240: .*--memory"),
+        (
+            with_first(predicted_ms=1e6),
+            {},
+            "a stage is predicted to take 1000 s, a function may take 900 s: .*--stages",
+        ),
+        (with_first(predicted_ms=3e4), {}, "30 s, a REST API waits 29 s: use --drivers fleet"),
+        (
+            with_first(predicted_ms=4e5),
+            {"drivers": "fleet", "engine": "stepfunctions-express"},
+            "an Express workflow runs 300 s: use --driver stepfunctions",
+        ),
+        (
+            with_first(tiles=small_plan().stages[0].tiles * 500, grid=Grid(50, 20)),
+            {"engine": "stepfunctions"},
+            "--driver stepfunctions: the plan has 1001 tasks",
+        ),
+    ],
+)
+def test_what_aws_would_refuse_is_told_with_the_option(plan, choices, words):
+    with pytest.raises(UsageError, match=re.sub(r"([.(])(?!\*)", r"\\\1", words)):
+        check_deployable(plan, options(**choices), FACTS)
+
+
+def test_a_function_that_is_too_large_is_told():
+    limit = replace(small_plan().limit, dependencies=FACTS.functions.package_limit)
+    with pytest.raises(UsageError, match=r"stage-0/0 has .* a function may have 262,144,000: .*--limit-mb"):
+        check_deployable(replace(small_plan(), limit=limit), options(), FACTS)
+
+
+def test_what_an_account_may_have_to_ask_for_is_said():
+    [memory] = check_deployable(with_first(memory_mb=4000), options(), FACTS)
+    assert "4,000 MB; new accounts may have 3,008 MB" in memory
+    [reserved] = check_deployable(small_plan(), options(reserved_concurrency=500), FACTS)
+    assert "1,000 environments for 2 functions, an account may reserve 900" in reserved
+
+
+def test_a_stack_has_as_many_resources_as_it_may():
+    template = make_template(options(), [small_plan()])
+    check_template(template, FACTS)
+    count = stack_resources(template)
+    assert count >= len(template["Resources"]) - 10
+    few = replace(FACTS, services=replace(FACTS.services, stack_resources=count - 1))
+    with pytest.raises(UsageError, match=rf"{count} resources, {count - 1} are allowed: .*--stages"):
+        check_template(template, few)
+    short = replace(FACTS, services=replace(FACTS.services, template_limit=100))
+    with pytest.raises(UsageError, match="100 are allowed"):
+        check_template(template, short)
+
+
+def test_what_sam_puts_in_is_counted():
+    function = {"Type": "AWS::Serverless::Function", "Properties": {}}
+    live = {"Type": "AWS::Serverless::Function", "Properties": {"AutoPublishAlias": "live", "Role": "r"}}
+    assert stack_resources({"Resources": {"A": function, "B": live}}) == 2 + 3
+
+
+def test_sam_is_found_in_its_own_environment_first(tmp_path):
+    own, other = tmp_path / "venv" / "sam" / "bin" / "sam", tmp_path / "bin" / "sam"
+    for program in (own, other):
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    path = str(other.parent)
+    assert find_sam(tmp_path / "venv", path) == own
+    assert find_sam(tmp_path / "none", path) == other
+    with pytest.raises(UnavailableError, match=r"run make setup, or install aws-sam-cli into .*none/sam$"):
+        find_sam(tmp_path / "none", str(tmp_path))

@@ -1,0 +1,54 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from cyclonedx.validation import make_schemabased_validator
+
+from sam.pins import LAYERS, lock_file, pins
+from sam.sbom import dump_sbom
+from serfer import __version__
+from tests.sam.conftest import OPTIONS
+
+PLAN = SimpleNamespace(model="net", digest="ab" * 32)
+
+pytestmark = pytest.mark.deploy  # it looks into every wheel
+
+
+@pytest.fixture(scope="module")
+def text(cache, worker, driver):
+    assert worker
+    assert driver
+    return dump_sbom(OPTIONS, [PLAN], cache)
+
+
+def test_it_is_what_cyclonedx_says_it_should_be(text):
+    validator = make_schemabased_validator(OutputFormat.JSON, SchemaVersion.V1_6)
+    assert validator.validate_str(text) is None
+
+
+def test_it_names_every_wheel_with_its_digest_and_licence(text):
+    parts = {part["name"]: part for part in json.loads(text)["components"]}
+    pinned = {pin.name: pin for layer in LAYERS for pin in pins(lock_file(layer))}
+    assert set(parts) == {*pinned, "net"}
+    for name, pin in pinned.items():
+        part = parts[name]
+        assert part["version"] == pin.version
+        assert part["purl"] == f"pkg:pypi/{name}@{pin.version}"
+        assert part["hashes"][0]["content"] in pin.hashes
+        assert part["licenses"]
+    assert parts["numpy"]["licenses"] == [{"expression": "BSD-3-Clause AND 0BSD AND MIT AND Zlib AND CC0-1.0"}]
+
+
+def test_it_names_the_plan_and_our_own_version(text):
+    document = json.loads(text)
+    assert document["metadata"]["component"]["version"] == __version__
+    (model,) = [part for part in document["components"] if part["type"] == "machine-learning-model"]
+    assert (model["version"], model["hashes"][0]["content"]) == ("ab" * 6, "ab" * 32)
+
+
+def test_the_same_deployment_gives_the_same_text(text, cache):
+    assert dump_sbom(OPTIONS, [PLAN], cache) == text
+    assert "timestamp" not in text
+    other = SimpleNamespace(model="net", digest="cd" * 32)
+    assert json.loads(dump_sbom(OPTIONS, [other], cache))["serialNumber"] != json.loads(text)["serialNumber"]

@@ -1,0 +1,277 @@
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from sam.names import digest12
+from tests.sam.offered import POOL, POOLED, every_template, of_type, plans, template
+
+EVERYWHERE = "0.0.0.0/0"
+SECRET = re.compile(r"(?i)secret|password|token|credential|private_?key|access_?key")
+
+
+def test_what_is_kept_is_encrypted_and_nobody_elses():
+    for _chosen, source in every_template():
+        for bucket in of_type(source, "AWS::S3::Bucket").values():
+            properties = bucket["Properties"]
+            assert properties["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+            assert set(properties["PublicAccessBlockConfiguration"].values()) == {True}
+            assert properties["OwnershipControls"] == {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]}
+            assert "BucketName" not in properties
+        for bucket in of_type(source, "AWS::S3Express::DirectoryBucket").values():
+            assert bucket["Properties"]["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+        for disk in of_type(source, "AWS::EC2::LaunchTemplate").values():
+            (mapping,) = disk["Properties"]["LaunchTemplateData"]["BlockDeviceMappings"]
+            assert (mapping["Ebs"]["Encrypted"], mapping["Ebs"]["VolumeType"]) == (True, "gp3")
+        for topic in of_type(source, "AWS::SNS::Topic").values():
+            assert topic["Properties"]["KmsMasterKeyId"] == {"Ref": "AlarmKey"}
+
+
+def test_buckets_answer_by_tls_only():
+    for _chosen, source in every_template():
+        buckets = {**of_type(source, "AWS::S3::Bucket"), **of_type(source, "AWS::S3Express::DirectoryBucket")}
+        policies = [*of_type(source, "AWS::S3::BucketPolicy").values()]
+        policies += of_type(source, "AWS::S3Express::BucketPolicy").values()
+        refused = {
+            policy["Properties"]["Bucket"]["Ref"]
+            for policy in policies
+            for one in policy["Properties"]["PolicyDocument"]["Statement"]
+            if one["Effect"] == "Deny" and one["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+        }
+        assert refused == set(buckets)
+
+
+def test_only_the_balancer_is_reached_from_outside_and_by_https():
+    for chosen, source in every_template():
+        open_to_all = [
+            (name, rule["FromPort"], rule["ToPort"], rule["CidrIp"])
+            for name, group in of_type(source, "AWS::EC2::SecurityGroup").items()
+            for rule in group["Properties"].get("SecurityGroupIngress", ())
+        ]
+        for rule in of_type(source, "AWS::EC2::SecurityGroupIngress").values():
+            assert "SourceSecurityGroupId" in rule["Properties"]
+        https = [("BalancerGroup", 443, 443, {"Ref": "AllowedCidr"})]
+        assert open_to_all == (https if chosen[0] == "fleet" else [])
+        assert all(
+            (listener["Properties"]["Protocol"], listener["Properties"]["SslPolicy"][:28])
+            == ("HTTPS", "ELBSecurityPolicy-TLS13-1-2-")
+            for listener in of_type(source, "AWS::ElasticLoadBalancingV2::Listener").values()
+        )
+
+
+def test_groups_let_out_what_is_named():
+    for chosen, source in every_template():
+        outward = [
+            (name, rule["IpProtocol"], rule["ToPort"], rule.get("CidrIp"))
+            for name, group in of_type(source, "AWS::EC2::SecurityGroup").items()
+            for rule in group["Properties"]["SecurityGroupEgress"]
+        ]
+        outward += [
+            (
+                rule["Properties"]["GroupId"]["Ref"],
+                "tcp",
+                rule["Properties"]["ToPort"],
+                rule["Properties"].get("CidrIp"),
+            )
+            for rule in of_type(source, "AWS::EC2::SecurityGroupEgress").values()
+        ]
+        wide = [rule for rule in outward if rule[3] not in {None, "127.0.0.1/32"}]
+        to_s3 = ["DriversGroup", *(["GpuSecurityGroup"] if "GpuSecurityGroup" in source["Resources"] else [])]
+        assert wide == ([(name, "tcp", 443, EVERYWHERE) for name in to_s3] if chosen[0] == "fleet" else [])
+
+
+def test_private_subnets_have_no_way_out_and_nothing_gets_a_public_address():
+    for _chosen, source in every_template():
+        assert not of_type(source, "AWS::EC2::NatGateway")
+        for route in of_type(source, "AWS::EC2::Route").values():
+            assert route["Properties"]["RouteTableId"] == {"Ref": "PublicRoutes"}
+        for subnet in of_type(source, "AWS::EC2::Subnet").values():
+            assert subnet["Properties"]["MapPublicIpOnLaunch"] is False
+        for found in of_type(source, "AWS::EC2::LaunchTemplate").values():
+            (interface,) = found["Properties"]["LaunchTemplateData"]["NetworkInterfaces"]
+            assert interface["AssociatePublicIpAddress"] is False
+        for group in of_type(source, "AWS::AutoScaling::AutoScalingGroup").values():
+            subnets = [subnet["Ref"] for subnet in group["Properties"]["VPCZoneIdentifier"]]
+            assert subnets == ["PrivateSubnetA", "PrivateSubnetB"]
+
+
+def test_instances_want_signed_questions_for_their_metadata_and_have_no_key_pair():
+    found = of_type(template(*POOLED, gpu=POOL), "AWS::EC2::LaunchTemplate")
+    assert len(found) == 3  # the drivers', and one of each plan
+    for one in found.values():
+        data = one["Properties"]["LaunchTemplateData"]
+        assert data["MetadataOptions"]["HttpTokens"] == "required"
+        assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+        assert "KeyName" not in data
+
+
+def test_gpu_instances_are_reached_by_drivers_at_their_port_alone():
+    source = template(*POOLED, gpu=POOL)
+    rules = of_type(source, "AWS::EC2::SecurityGroupIngress").values()
+    inward = [one["Properties"] for one in rules if one["Properties"]["GroupId"] == {"Ref": "GpuSecurityGroup"}]
+    assert [(one["SourceSecurityGroupId"], one["FromPort"], one["ToPort"]) for one in inward] == [
+        ({"Ref": "DriversGroup"}, 8000, 8000)
+    ]
+    assert "SecurityGroupIngress" not in source["Resources"]["GpuSecurityGroup"]["Properties"]
+    for name, one in of_type(source, "AWS::EC2::LaunchTemplate").items():
+        (interface,) = one["Properties"]["LaunchTemplateData"]["NetworkInterfaces"]
+        assert interface["Groups"] == [{"Ref": "GpuSecurityGroup" if name.startswith("Gpu") else "DriversGroup"}]
+
+
+def test_the_api_wants_a_key_for_everything_throttles_and_logs_no_request():
+    source = template()
+    methods = of_type(source, "AWS::ApiGateway::Method")
+    assert len(methods) == 2
+    assert all(method["Properties"]["ApiKeyRequired"] is True for method in methods.values())
+    api = source["Resources"]["Api"]["Properties"]
+    assert (api["SecurityPolicy"], api["EndpointAccessMode"]) == ("SecurityPolicy_TLS13_1_2_2021_06", "STRICT")
+    assert api["BinaryMediaTypes"] == ["*/*"]
+    (settings,) = source["Resources"]["ApiStage"]["Properties"]["MethodSettings"]
+    assert settings["DataTraceEnabled"] is False
+    assert settings["ThrottlingRateLimit"] == {"Ref": "ThrottleRate"}
+    plan = source["Resources"]["ApiPlan"]["Properties"]
+    assert plan["Quota"] == {"Limit": {"Ref": "MonthlyQuota"}, "Period": "MONTH"}
+    (permission,) = of_type(source, "AWS::Lambda::Permission").values()
+    assert permission["Properties"]["SourceArn"]["Fn::Sub"].endswith(":${Api}/v/*")
+
+
+def test_the_balancers_firewall_throttles_and_refuses_what_is_malformed():
+    source = template("fleet", "s3", "push")
+    (rule,) = source["Resources"]["Firewall"]["Properties"]["Rules"]
+    assert rule["Action"].keys() == {"Block"}
+    assert rule["Statement"]["RateBasedStatement"]["Limit"] == {"Ref": "RequestsPerFiveMinutes"}
+    assert source["Resources"]["FirewallAssociation"]["Properties"]["ResourceArn"] == {"Ref": "Balancer"}
+    alarm = source["Resources"]["RequestsBlocked"]["Properties"]
+    watched = {one["Name"]: one["Value"] for one in alarm["Dimensions"]}
+    named = [source["Resources"]["Firewall"]["Properties"], rule]
+    names = [one["VisibilityConfig"]["MetricName"] for one in named]
+    assert names == [watched["WebACL"], watched["Rule"]]
+    assert all(name["Fn::Sub"].startswith("${AWS::StackName}-") for name in names)  # another stack has others
+    attributes = {
+        one["Key"]: one["Value"] for one in source["Resources"]["Balancer"]["Properties"]["LoadBalancerAttributes"]
+    }
+    assert attributes["routing.http.drop_invalid_header_fields.enabled"] == "true"
+    assert attributes["deletion_protection.enabled"] == "false"
+
+
+def test_no_secret_is_in_a_template():
+    for _chosen, source in every_template():
+        for function in of_type(source, "AWS::Serverless::Function").values():
+            for name, value in function["Properties"]["Environment"]["Variables"].items():
+                assert not SECRET.search(name + json.dumps(value))
+        for parameter in source["Parameters"].values():
+            assert not SECRET.search(parameter["Description"])
+        for value in source["Outputs"].values():
+            assert not SECRET.search(json.dumps(value["Value"]))
+
+
+def test_logs_go_after_their_time_and_to_groups_of_the_stack():
+    for _chosen, source in every_template():
+        groups = of_type(source, "AWS::Logs::LogGroup")
+        assert groups.keys() - {"GpuLog"} == {"WorkersLog", "DriverLog"}
+        assert ("GpuLog" in groups) == ("GpuRole" in source["Resources"])
+        assert all(one["Properties"]["RetentionInDays"] == {"Ref": "LogRetentionDays"} for one in groups.values())
+        for function in of_type(source, "AWS::Serverless::Function").values():
+            assert function["Properties"]["LoggingConfig"]["LogGroup"]["Ref"] in groups
+
+
+def test_nothing_stays_when_the_stack_goes():
+    for _chosen, source in every_template():
+        for name, resource in source["Resources"].items():
+            assert resource.get("DeletionPolicy", "Delete") == "Delete", name
+            assert resource.get("UpdateReplacePolicy", "Delete") == "Delete", name
+        for cache in of_type(source, "AWS::ElastiCache::ServerlessCache").values():
+            assert cache["Properties"]["SnapshotRetentionLimit"] == 0
+
+
+def test_what_is_stored_expires_and_what_may_be_spent_is_bounded():
+    for chosen, source in every_template():
+        store = source["Resources"].get("StoreBucket") or source["Resources"].get("StoreDirectory")
+        if store:
+            (rule,) = store["Properties"]["LifecycleConfiguration"]["Rules"]
+            assert (rule["Status"], rule["ExpirationInDays"]) == ("Enabled", 1)
+            assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+        else:
+            limits = source["Resources"]["Cache"]["Properties"]["CacheUsageLimits"]
+            assert limits["DataStorage"]["Maximum"] == {"Ref": "CacheGigabytes"}, chosen
+            assert limits["ECPUPerSecond"]["Maximum"] == {"Ref": "CacheUnitsPerSecond"}
+
+
+def test_alarms_cost_nothing_unless_asked_for_and_name_their_entry_in_the_runbook():
+    dear = ("AWS::CloudWatch::Alarm", "AWS::Logs::MetricFilter", "AWS::SNS::Topic", "AWS::KMS::Key")
+    for _chosen, source in every_template():
+        for name, resource in source["Resources"].items():
+            if resource["Type"] in dear:
+                assert resource["Condition"] == "HasAlarms", name
+            if resource["Type"] == "AWS::CloudWatch::Alarm":
+                assert re.search(r"\. docs/deploy\.md, runbook: [a-z-]+$", resource["Properties"]["AlarmDescription"])
+                assert resource["Properties"]["TreatMissingData"] == "notBreaching"
+        assert source["Resources"]["Budget"]["Condition"] == "HasBudget"
+        (tag,) = source["Resources"]["Budget"]["Properties"]["Budget"]["CostFilters"]["TagKeyValue"]
+        assert tag == {"Fn::Sub": "user:serfer:stack$${AWS::StackName}"}
+
+
+GPU = f"GpuTemplate{digest12(plans()[0])}"
+BOTH = pytest.mark.parametrize("kind", ["DriverTemplate", GPU])
+
+
+def script(kind="DriverTemplate"):
+    """Return what an instance runs when it starts, with something in every place."""
+    source = template("fleet", "valkey", "push", gpu=POOL)
+    data = source["Resources"][kind]["Properties"]["LaunchTemplateData"]
+    text, _ = data["UserData"]["Fn::Base64"]["Fn::Sub"]
+    return re.sub(r"\$\{[A-Za-z:]+\}", "something", text)
+
+
+@BOTH
+def test_an_instances_script_is_sound_and_short_enough(kind, tmp_path):
+    path = tmp_path / "user-data.sh"
+    path.write_text(script(kind), encoding="utf-8")
+    checked = subprocess.run([shutil.which("bash"), "-n", path], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert len(script(kind)) + 4096 < 16_384  # EC2's limit, and what may take its places
+    assert "@" not in script(kind).replace("@system-service", "")
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["in-its-group", "in-the-warm-pool"])
+def test_an_instance_that_cannot_serve_is_not_replaced_by_another_one(refused, tmp_path):
+    text = script(GPU).replace("/opt/serfer", str(tmp_path))
+    for name, said in re.findall(rf"cat > {tmp_path}/(\w+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(said, encoding="utf-8")
+    (tmp_path / "metadata").write_text("#!/bin/bash\necho i-1 of $1\n", encoding="utf-8")
+    aws = f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\n[[ $2 != terminate* || -z "{"x" * refused}" ]]\n'
+    (tmp_path / "aws").write_text(aws, encoding="utf-8")
+    for name in ("metadata", "aws", "tell", "failed"):
+        (tmp_path / name).chmod(0o755)
+    trap = re.search("^trap .* ERR$", text, re.MULTILINE)[0]
+    stopped = f"set -Eeuo pipefail\n{trap}\nfalse\nexit 0\n"
+    found = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert subprocess.run([shutil.which("bash"), "-c", stopped], env=found, check=False).returncode != 0
+    first, *more = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert first.startswith("autoscaling terminate-instance-in-auto-scaling-group --should-decrement-desired-capacity")
+    assert "--instance-id i-1 of instance-id" in first
+    assert [line.split()[-1] for line in more] == ["ABANDON"] * refused
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not here")
+@BOTH
+def test_the_units_on_an_instance_are_sound(kind, tmp_path):
+    units = re.findall(r"cat > /etc/systemd/system/(\S+) <<'END'\n(.*?)^END$", script(kind), re.DOTALL | re.MULTILINE)
+    assert [name for name, _ in units] == {
+        "DriverTemplate": ["serfer-keys.service", "serfer-keys.timer", "serfer.service"],
+        GPU: ["serfer-instance.service", "serfer-started.service", "serfer-failed.service"],
+    }[kind]
+    for name, text in units:
+        whole = text.replace("\\\n", "")  # a long line
+        here = re.sub(r"(?m)^(ExecStart(Pre)?)=.*", r"\1=/bin/true", whole)
+        (tmp_path / name).write_text(re.sub(r"(?m)^User=.*\n", "", here), encoding="utf-8")
+    checked = subprocess.run(
+        [shutil.which("systemd-analyze"), "verify", *(tmp_path / name for name, _ in units)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+    )
+    assert not [line for line in checked.stderr.splitlines() if "serfer" in line]

@@ -1,0 +1,127 @@
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from sam.deployer import unlisted
+from sam.intrinsics import resources
+from sam.options import DRIVERS, ENGINES, STORES
+from sam.standing import standing, unpriced
+from sam.template import make_template
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import InputError
+from tests.core.plans import small_plan
+from tests.sam.builds import options
+
+FACTS = shipped_aws()
+
+
+def usd(template, item, **given):
+    return sum(line.usd for line in standing(template, FACTS, **given) if line.item == item)
+
+
+@pytest.mark.parametrize(("drivers", "store", "engine"), [*product(DRIVERS, STORES, ENGINES)])
+def test_of_every_resource_it_is_known_what_it_costs_and_who_may_make_it(drivers, store, engine):
+    template = make_template(options(drivers=drivers, store=store, engine=engine), [small_plan()])
+    assert unpriced(template) == []
+    assert unlisted(said["Type"] for said in template["Resources"].values()) == []
+
+
+def test_a_type_that_nobody_priced_is_told():
+    template = {"Resources": {"Gate": {"Type": "AWS::EC2::NatGateway"}, "Net": {"Type": "AWS::EC2::VPC"}}}
+    assert unpriced(template) == ["AWS::EC2::NatGateway"]
+    assert unlisted(["AWS::EC2::NatGateway", "AWS::SNS::Topic"]) == ["AWS::EC2::NatGateway"]
+
+
+def test_a_function_as_driver_with_objects_in_s3_costs_cents_while_idle():
+    template = make_template(options(), [small_plan()])
+    assert sum(line.usd for line in standing(template, FACTS)) < 3
+
+
+def test_a_cache_brings_its_least_and_endpoints_in_two_zones():
+    template = make_template(options(store="valkey"), [small_plan()])
+    assert usd(template, "cache, valkey") == pytest.approx(5.99, abs=0.01)
+    assert usd(template, "interface endpoints") == pytest.approx(2 * 730 * 0.01)
+    assert usd(make_template(options(store="redis"), [small_plan()]), "cache, redis") == pytest.approx(91.25)
+
+
+def test_a_fleet_brings_machines_disks_a_balancer_and_a_web_acl():
+    template = make_template(options(drivers="fleet", architecture="arm64"), [small_plan()])
+    items = {line.item for line in standing(template, FACTS)}
+    assert {"drivers, c7g.large", "drivers' disks", "load balancer", "public IPv4 addresses", "web ACL"} <= items
+    assert usd(template, "drivers, c7g.large") == pytest.approx(2 * 730 * FACTS.instances["c7g.large"])
+    more = usd(template, "drivers, c7g.large", parameters={"MinDrivers": 3})
+    assert more == pytest.approx(1.5 * usd(template, "drivers, c7g.large"))
+
+
+def test_snapshots_cost_while_idle_for_each_generation():
+    plan, chosen = small_plan(), options(snapstart=True)
+    other = replace(plan, digest="f" * 64)
+    one, two = (usd(make_template(chosen, plans), "SnapStart snapshots") for plans in ([plan], [plan, other]))
+    gigabytes = sum(stage.memory_mb * len(stage.functions) for stage in plan.stages) / 1024
+    assert one == pytest.approx(gigabytes * 730 * 3600 * FACTS.functions.price_snapstart_cached)
+    assert two == pytest.approx(2 * one)
+
+
+def test_a_machine_without_a_price_is_refused_with_the_setting():
+    template = make_template(options(drivers="fleet"), [small_plan()])
+    with pytest.raises(InputError, match=r"SERFER_AWS_FILE: instances has no price for 'x9\.huge'"):
+        standing(template, FACTS, {"DriverInstanceType": "x9.huge"})
+
+
+def alarm(**properties):
+    return {"Type": "AWS::CloudWatch::Alarm", **properties}
+
+
+TEMPLATE = {
+    "Parameters": {
+        "Email": {"Type": "String", "Default": ""},
+        "Places": {"Type": "CommaDelimitedList", "Default": "a,b"},
+    },
+    "Conditions": {
+        "Told": {"Fn::Not": [{"Fn::Equals": [{"Ref": "Email"}, ""]}]},
+        "Quiet": {"Fn::Not": [{"Condition": "Told"}]},
+        "Both": {"Fn::And": [{"Condition": "Told"}, {"Condition": "Quiet"}]},
+        "Any": {"Fn::Or": [{"Condition": "Told"}, {"Condition": "Quiet"}]},
+    },
+    "Mappings": {"Sizes": {"us-east-1": {"Memory": 512}}},
+    "Globals": {"Function": {"MemorySize": 128, "Timeout": 3}},
+    "Resources": {
+        "One": alarm(Condition="Told"),
+        "Two": alarm(Condition="Both"),
+        "Three": alarm(
+            Condition="Any", Properties={"Metrics": [{"MetricStat": {}}, {"Expression": "a"}, {"MetricStat": {}}]}
+        ),
+        "Maker": {
+            "Type": "AWS::Serverless::Function",
+            "Properties": {
+                "MemorySize": {"Fn::FindInMap": ["Sizes", {"Ref": "AWS::Region"}, "Memory"]},
+                "Places": {"Ref": "Places"},
+                "Role": {"Fn::GetAtt": ["Role", "Arn"]},
+                "Notes": {"Fn::If": ["Told", "x", {"Ref": "AWS::NoValue"}]},
+                "List": [
+                    {"Fn::If": ["Quiet", 1, {"Ref": "AWS::NoValue"}]},
+                    {"Fn::If": ["Told", 2, {"Ref": "AWS::NoValue"}]},
+                ],
+            },
+        },
+    },
+}
+
+
+def test_conditions_parameters_and_mappings_decide_what_is_made():
+    found = resources(TEMPLATE)
+    assert set(found) == {"Three", "Maker"}
+    assert set(resources(TEMPLATE, {"Email": "a@b"})) == {"One", "Three", "Maker"}
+    assert found["Maker"][1] == {
+        "MemorySize": 512,
+        "Timeout": 3,
+        "Places": ["a", "b"],
+        "Role": {"Fn::GetAtt": ["Role", "Arn"]},
+        "List": [1],
+    }
+
+
+def test_an_alarm_costs_by_the_metrics_that_it_looks_at():
+    assert usd(TEMPLATE, "alarms") == pytest.approx(0.2)
+    assert usd(TEMPLATE, "alarms", parameters={"Email": "a@b"}) == pytest.approx(0.3)

@@ -1,0 +1,124 @@
+"""`make destroy`: a stack goes with all that it holds, and with what SAM CLI uploaded for it."""
+
+import json
+from dataclasses import replace
+
+import boto3
+import httpx
+import pytest
+from botocore.config import Config
+from moto.server import ThreadedMotoServer
+
+from sam import teardown
+from sam.__main__ import main
+from sam.deployment import Deployment, dump_deployment
+from sam.options import Options
+from sam.samconfig import samconfig
+from serfer.core.errors import UnavailableError, UsageError
+
+STACK = "demo-dev"
+
+
+def template(**buckets):
+    resources = {name: {"Type": "AWS::S3::Bucket", "Properties": given} for name, given in buckets.items()}
+    outputs = {"SourceBucket": {"Value": {"Ref": next(iter(buckets))}}}
+    return json.dumps({"Resources": resources, "Outputs": outputs})
+
+
+@pytest.fixture
+def session(monkeypatch):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    httpx.post(f"http://{host}:{port}/moto-api/reset")  # what it keeps is the process's, not the server's
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield boto3.session.Session()
+    server.stop()
+
+
+def made(session, name, tag="serfer:stack", **buckets):
+    formation = session.client("cloudformation")
+    formation.create_stack(StackName=name, TemplateBody=template(**buckets), Tags=[{"Key": tag, "Value": name}])
+    found = formation.describe_stack_resources(StackName=name)["StackResources"]
+    return {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in found}
+
+
+def filled(session, bucket, *keys):
+    store = session.client("s3", config=Config(s3={"addressing_style": "path"}))
+    for key in keys:
+        store.put_object(Bucket=bucket, Key=key, Body=b"x")
+    return store
+
+
+def listed(store, bucket):
+    return [each["Key"] for each in store.list_objects_v2(Bucket=bucket).get("Contents", ())]
+
+
+def test_a_stack_with_full_buckets_is_deleted(session):
+    versioned = {"VersioningConfiguration": {"Status": "Enabled"}}
+    buckets = made(session, STACK, Store={}, Logs=versioned)
+    store = filled(session, buckets["Store"], "serfer/a", "serfer/b")
+    filled(session, buckets["Logs"], "x", "x", "x")
+    store.delete_object(Bucket=buckets["Logs"], Key="x")
+    store.create_multipart_upload(Bucket=buckets["Store"], Key="half")
+    said = []
+    teardown.tear_down(STACK, session, said.append)
+    assert store.list_buckets()["Buckets"] == []
+    assert len([line for line in said if line.startswith("emptying")]) == 2
+
+
+def test_what_sam_uploaded_for_this_stack_goes_and_nothing_else(session):
+    bucket = made(session, "aws-sam-cli-managed-default", SamCliSourceBucket={})["SamCliSourceBucket"]
+    store = filled(session, bucket, f"{STACK}/code", f"{STACK}/template", "demo-dev2/code", "other")
+    made(session, STACK, Store={})
+    teardown.tear_down(STACK, session, lambda _: None)
+    assert listed(store, bucket) == ["demo-dev2/code", "other"]
+
+
+def test_the_command_deletes_the_stack_that_sam_was_told_of(session, tmp_path, capsys):
+    (tmp_path / "samconfig.toml").write_bytes(samconfig(Options("demo")))
+    made(session, STACK, Store={})
+    assert main(["teardown", str(tmp_path), "dev"]) == 0
+    assert session.client("s3").list_buckets()["Buckets"] == []
+    assert main(["teardown", str(tmp_path), "prod"]) == 2
+    assert "no stack demo-prod in us-east-1" in capsys.readouterr().err
+    assert main(["teardown", str(tmp_path), "elsewhere"]) == 3
+    assert "'elsewhere'" in capsys.readouterr().err
+
+
+def test_going_back_wants_a_plan_before(tmp_path, capsys):
+    record = Deployment("0", Options("demo"), ("0" * 12, "1" * 12), precompiled=True, bytes={}, digest="0" * 64)
+    (tmp_path / "deployment.json").write_text(dump_deployment(record))
+    assert main(["previous", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{'1' * 12}\n"
+    (tmp_path / "deployment.json").write_text(dump_deployment(replace(record, plans=("0" * 12,))))
+    assert main(["previous", str(tmp_path)]) == 2
+    assert "none to go back to" in capsys.readouterr().err
+
+
+def test_a_stack_of_others_is_left_alone(session):
+    bucket = made(session, STACK, tag="theirs", Store={})["Store"]
+    store = filled(session, bucket, "precious")
+    with pytest.raises(UsageError, match=f"{STACK} is no stack of serfer package"):
+        teardown.tear_down(STACK, session, lambda _: None)
+    assert listed(store, bucket) == ["precious"]
+
+
+def test_a_stack_that_is_not_there_is_named(session):
+    with pytest.raises(UsageError, match="no stack nowhere in us-east-1"):
+        teardown.tear_down("nowhere", session, lambda _: None)
+
+
+def test_what_cannot_be_deleted_is_named_after_three_tries(session, monkeypatch):
+    made(session, STACK, Store={})
+    left = []
+    monkeypatch.setattr(teardown, "_left", lambda *_: left.append(1) or ["Store"])
+    with pytest.raises(UnavailableError, match="Store could not be deleted"):
+        teardown.tear_down(STACK, session, lambda _: None)
+    assert len(left) == 3

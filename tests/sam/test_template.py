@@ -1,0 +1,289 @@
+import itertools
+import json
+import shutil
+import subprocess
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sam import fragments
+from sam.functions import state_machine
+from sam.names import digest12, function_id, machine_id, weights_id
+from sam.template import dump, make_template
+from serfer.core.errors import PlanError, UsageError
+from serfer.core.plan import sealed
+from tests.drivers.wide import wide_plan
+from tests.sam.offered import (
+    FEW,
+    every_template,
+    findings,
+    lint,
+    of_type,
+    options,
+    plans,
+    template,
+    translated,
+)
+
+VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
+SERVERLESS = "AWS::Serverless::Function"
+
+
+@pytest.fixture(autouse=True)
+def _region(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.mark.parametrize("chosen", FEW, ids="-".join)
+def test_cfn_lint_finds_nothing(chosen):
+    assert findings(dump(template(*chosen))) == []
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("chosen", FEW, ids="-".join)
+def test_cfn_lint_finds_nothing_in_what_sam_makes_of_it(chosen):
+    """It knows more of CloudFormation's own types than of SAM's."""
+    assert findings(json.dumps(translated(template(*chosen)))) == []
+
+
+@pytest.mark.deploy
+def test_cfn_lint_finds_nothing_with_snapstart_on_arm64():
+    chosen = template(engine="stepfunctions", snapstart=True, architecture="arm64", reserved_concurrency=7)
+    assert lint(chosen) == []
+
+
+def test_what_cfn_lint_finds_is_seen():
+    """The checks above would not notice if nothing were checked."""
+    wrong = template()
+    wrong["Resources"]["DriverFunction"]["Properties"]["Runtime"] = "python2.5"
+    assert "'python2.5' is not one of" in " ".join(findings(json.dumps(translated(wrong))))
+    wrong["Resources"]["StoreBucket"]["Properties"]["Bucket"] = "a property that there is not"
+    assert "'Bucket' was unexpected" in " ".join(findings(dump(wrong)))
+
+
+def test_no_rule_is_suppressed():
+    for chosen, source in every_template():
+        assert "cfn-lint" not in json.dumps(source), chosen
+
+
+@pytest.mark.parametrize("chosen", FEW, ids="-".join)
+def test_the_text_says_the_same_as_the_template_without_references_and_is_always_the_same(chosen):
+    text = dump(template(*chosen))
+    assert yaml.safe_load(text) == template(*chosen)
+    assert text == dump(make_template(options(*chosen), plans()))
+    assert "Made by `serfer package`" in text.splitlines()[0]
+    assert not [token for token in yaml.scan(text) if isinstance(token, yaml.AliasToken | yaml.AnchorToken)]
+
+
+def test_every_function_and_layer_is_built_by_make_from_a_directory_of_its_own():
+    for chosen, source in every_template():
+        built = [
+            resource
+            for kind in (SERVERLESS, "AWS::Serverless::LayerVersion")
+            for resource in of_type(source, kind).values()
+        ]
+        assert {resource["Metadata"]["BuildMethod"] for resource in built} == {"makefile"}, chosen
+        places = [resource["Properties"].get("CodeUri") or resource["Properties"]["ContentUri"] for resource in built]
+        assert len(set(places)) == len(places)
+        layers = of_type(source, "AWS::Serverless::LayerVersion").values()
+        assert {layer["Properties"]["RetentionPolicy"] for layer in layers} == {"Delete"}
+        assert {layer["Metadata"]["BuildArchitecture"] for layer in layers} == {"x86_64"}
+
+
+def test_stage_functions_are_the_plans():
+    current, previous = plans()
+    source = template(reserved_concurrency=9, architecture="arm64")
+    for plan, (stage, number) in itertools.chain(*(((plan, part) for part in plan.functions) for plan in plans())):
+        digest = digest12(plan)
+        found = source["Resources"][function_id(digest, stage, number)]["Properties"]
+        assert found["FunctionName"] == {"Fn::Sub": f"${{AWS::StackName}}-{digest}-{stage}-{number}"}
+        assert found["CodeUri"] == f"plans/{digest}/functions/{stage}-{number}"
+        assert found["MemorySize"] == plan.stages[stage].memory_mb
+        assert found["Layers"] == [{"Ref": "WorkerLayer"}, {"Ref": weights_id(digest, stage, number)}]
+        assert (found["Handler"], found["Runtime"]) == ("lambdas.bootstrap.handler", "python3.13")
+        assert (found["Timeout"], found["Architectures"]) == (60, ["arm64"])
+        assert found["ReservedConcurrentExecutions"] == 9
+        assert found["EventInvokeConfig"]["MaximumRetryAttempts"] == 0
+        assert found["Tags"]["serfer:plan"] == digest
+    assert len(of_type(source, SERVERLESS)) == len(current.functions) + len(previous.functions) + 1
+
+
+def environment(source, serving):
+    """Return what drivers are told where the parameter Serving says `serving`, and the outputs."""
+    previous = source["Conditions"]["ServesPrevious"]["Fn::Equals"][1]
+
+    def chosen(value):
+        if isinstance(value, dict) and value.get("Fn::If", [None])[0] == "ServesPrevious":
+            return value["Fn::If"][1 if serving == previous else 2]
+        if isinstance(value, dict):
+            return {key: chosen(item) for key, item in value.items()}
+        return [chosen(item) for item in value] if isinstance(value, list) else value
+
+    if "DriverFunction" in source["Resources"]:
+        told = source["Resources"]["DriverFunction"]["Properties"]["Environment"]["Variables"]
+        return chosen(told), chosen(source["Outputs"])
+    data = source["Resources"]["DriverTemplate"]["Properties"]["LaunchTemplateData"]["UserData"]
+    lines = data["Fn::Base64"]["Fn::Sub"][1]["Environment"]["Fn::Join"][1]
+    told = {line["Fn::Join"][1][0].rstrip("="): line["Fn::Join"][1][1] for line in lines}
+    return chosen(told), chosen(source["Outputs"])
+
+
+@pytest.mark.parametrize("drivers", ["function", "fleet"])
+def test_serving_says_which_plan_drivers_use_and_both_have_their_functions(drivers):
+    current, previous = (digest12(plan) for plan in plans())
+    source = template(drivers, "s3", "stepfunctions")
+    assert source["Parameters"]["Serving"]["AllowedValues"] == ["current", current, previous]
+    for serving, digest in (("current", current), (current, current), (previous, previous)):
+        told, outputs = environment(source, serving)
+        assert told["SERFER_PLAN"] == f"plans/{digest}"
+        assert told["SERFER_STATE_MACHINE"] == {"Ref": machine_id(digest)} == outputs["StateMachine"]["Value"]
+        assert outputs["Serving"]["Value"] == digest
+    assert source["Outputs"]["Plans"]["Value"] == f"{current},{previous}"
+
+
+def test_a_driver_is_told_what_it_needs():
+    for chosen, source in every_template():
+        told, outputs = environment(source, "current")
+        drivers, _, engine = chosen
+        assert told["SERFER_DRIVER"] == engine == outputs["Engine"]["Value"]
+        assert (told["SERFER_WORKERS"], told["SERFER_FUNCTION_PREFIX"]) == ("aws", {"Ref": "AWS::StackName"})
+        assert ("SERFER_STATE_MACHINE" in told) == engine.startswith("stepfunctions") == ("StateMachine" in outputs)
+        assert told["SERFER_STORE"] == outputs["Store"]["Value"]
+        assert "SERFER_FUNCTION_ALIAS" not in told
+        assert ("SERFER_KEYS_FILE" in told) == (drivers == "fleet") == ("KeysBucket" in outputs)
+        assert ("ApiKeyId" in outputs) == (drivers == "function")
+        assert {"Url", "FunctionPrefix", "Plans", "Serving"} <= outputs.keys()
+
+
+def test_workers_and_drivers_open_the_same_store():
+    for _chosen, source in every_template():
+        told, _ = environment(source, "current")
+        for name, function in of_type(source, SERVERLESS).items():
+            if name != "DriverFunction":
+                assert function["Properties"]["Environment"]["Variables"]["SERFER_STORE"] == told["SERFER_STORE"]
+
+
+def test_a_body_that_a_driver_takes_fits_into_lambdas_event():
+    told, _ = environment(template(), "current")
+    headers = 4 * 10_240  # API Gateway's limit; events have them twice, and what else there is
+    assert int(told["SERFER_API_MAX_BODY_BYTES"]) * 4 / 3 + headers < 6_291_456
+
+
+def test_with_snapstart_functions_are_invoked_by_their_alias():
+    source = template(engine="stepfunctions-express", snapstart=True)
+    told, outputs = environment(source, "current")
+    assert told["SERFER_FUNCTION_ALIAS"] == outputs["Alias"]["Value"] == "live"
+    digest = digest12(plans()[0])
+    function = source["Resources"][function_id(digest, 0, 0)]["Properties"]
+    assert (function["AutoPublishAlias"], function["SnapStart"]) == ("live", {"ApplyOn": "PublishedVersions"})
+    aliases = translated(source)["Resources"][f"{machine_id(digest)}"]["Properties"]["DefinitionSubstitutions"]
+    assert aliases[function_id(digest, 0, 0)] == {"Ref": f"{function_id(digest, 0, 0)}Aliaslive"}
+
+
+def test_snapshots_of_what_is_invoked_no_more_do_not_stay_and_bill():
+    versions = of_type(translated(template(snapstart=True)), "AWS::Lambda::Version")
+    assert len(versions) == 2 * len(plans()[0].functions)
+    assert {version["DeletionPolicy"] for version in versions.values()} == {"Delete"}
+
+
+def test_a_deployment_can_be_updated_to_another_choice():
+    types, machines = defaultdict(set), defaultdict(set)
+    for _chosen, source in every_template():
+        for name, resource in source["Resources"].items():
+            types[name].add(resource["Type"])  # CloudFormation refuses to change it
+        for machine in of_type(source, "AWS::Serverless::StateMachine").values():
+            machines[machine["Properties"]["Name"]["Fn::Sub"]].add(machine["Properties"]["Type"])
+    assert [name for name, kinds in types.items() if len(kinds) > 1] == []
+    assert {len(kinds) for kinds in machines.values()} == {1}  # the new one is made while the old one is there
+
+
+@pytest.mark.parametrize("engine", ["stepfunctions", "stepfunctions-express"])
+def test_a_machines_text_names_just_the_functions_that_the_template_puts_in(engine):
+    plan = plans()[0]
+    definition = state_machine(plan, options(engine=engine))
+    machine = template(engine=engine)["Resources"][machine_id(digest12(plan))]["Properties"]
+    text = json.dumps(definition)
+    assert {name for name in machine["DefinitionSubstitutions"] if f'"${{{name}}}"' in text} == {
+        function_id(digest12(plan), *part) for part in plan.functions
+    }
+    assert text.count("${") >= len(plan.functions)
+    assert machine["Type"] == ("EXPRESS" if engine.endswith("express") else "STANDARD")
+    assert definition["TimeoutSeconds"] == (300 if engine.endswith("express") else 3600)
+
+
+def test_machines_are_sound_with_what_will_be_put_in(tmp_path):
+    texts = []
+    for engine in ("stepfunctions", "stepfunctions-express"):
+        text = json.dumps(state_machine(plans()[0], options(engine=engine)))
+        for stage, number in plans()[0].functions:
+            name = function_id(digest12(plans()[0]), stage, number)
+            text = text.replace(f"${{{name}}}", f"arn:aws:lambda:us-east-1:123456789012:function:shop-{stage}-{number}")
+        texts.append(text)
+    machines = {
+        f"Machine{number}": {
+            "Type": "AWS::StepFunctions::StateMachine",
+            "Properties": {"RoleArn": "arn:aws:iam::123456789012:role/x", "Definition": json.loads(text)},
+        }
+        for number, text in enumerate(texts)
+    }
+    assert findings(json.dumps({"Resources": machines})) == []
+    if not shutil.which("node") or not VALIDATOR.exists():
+        pytest.skip("npm was not there for `make setup`")
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}.json"
+        path.write_text(text, encoding="utf-8")
+        checked = subprocess.run([VALIDATOR, "--json-path", path], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_a_machine_whose_state_would_be_too_large_with_real_names_is_refused():
+    """A name in the template is shorter than the ARN that takes its place."""
+    many = sealed(wide_plan((1200, 1), (1200, 1)))
+    with pytest.raises(PlanError, match="--driver push"):
+        state_machine(many, options(engine="stepfunctions"))
+
+
+def test_a_plan_of_more_functions_than_a_policy_can_name_is_refused():
+    with pytest.raises(PlanError, match=r"policy of DriverRole.*--stages"):
+        make_template(options(), [sealed(wide_plan((100, 1), (100, 1)))])
+
+
+def test_one_plan_twice_is_refused():
+    with pytest.raises(UsageError, match="one plan or two different ones"):
+        make_template(options(), [plans()[0]] * 2)
+
+
+def test_a_first_deployment_serves_its_only_plan_whatever_is_said():
+    source = make_template(options(), plans()[:1])
+    digest = digest12(plans()[0])
+    assert source["Parameters"]["Serving"]["AllowedValues"] == ["current", digest]
+    for serving in ("current", digest):
+        assert environment(source, serving)[0]["SERFER_PLAN"] == f"plans/{digest}"
+    assert findings(dump(source)) == []
+
+
+def test_another_version_of_a_model_has_functions_of_its_own():
+    current = plans()[0]
+    other = sealed(replace(current, model="altered"))
+    names = [set(of_type(make_template(options(), [plan]), SERVERLESS)) for plan in (current, other)]
+    assert names[0] & names[1] == {"DriverFunction"}
+
+
+def test_parts_that_name_the_same_thing_are_a_mistake():
+    with pytest.raises(ValueError, match="Resources has A twice"):
+        fragments.put_together([{"Resources": {"A": 1}}, {"Resources": {"A": 1}}])
+    with pytest.raises(KeyError, match="nonsense"):
+        fragments.fill({"a": ["@nonsense@"]}, {})
+
+
+def test_short_forms_are_read_as_long_ones():
+    text = "a: !Ref B\nc: !GetAtt D.E.F\ng: !Sub [x, {y: !Ref Z}]\nh: !Condition I\n"
+    assert fragments.parse(text) == {
+        "a": {"Ref": "B"},
+        "c": {"Fn::GetAtt": ["D", "E.F"]},
+        "g": {"Fn::Sub": ["x", {"y": {"Ref": "Z"}}]},
+        "h": {"Condition": "I"},
+    }

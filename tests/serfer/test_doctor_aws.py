@@ -1,0 +1,331 @@
+"""What the doctor says of an AWS account: against moto as far as that goes, else against answers of AWS's own shape."""
+
+import json
+from itertools import count
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from moto.server import ThreadedMotoServer
+from typer.testing import CliRunner
+
+from sam.deployer import actions, policy
+from sam.deployment import RECORD
+from sam.options import GpuPool
+from sam.template import make_template
+from serfer import doctor_aws
+from serfer.cli import app
+from serfer.core.aws import shipped_aws
+from serfer.core.errors import InputError
+from serfer.doctor_aws import Account, Build, examine_aws
+from tests.core.plans import small_plan
+from tests.sam.builds import build, options
+
+FACTS = shipped_aws()
+_NAMES = (
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+)
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch, tmp_path):
+    for name in _NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+@pytest.fixture
+def moto(monkeypatch):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    yield
+    server.stop()
+
+
+class Stubs:
+    """An account whose every client answers what it was given, in order, and refuses anything else."""
+
+    def __init__(self, monkeypatch, arn="arn:aws:iam::123456789012:user/eve"):
+        session = boto3.Session("k", "s", region_name="us-east-1")
+        self.account = Account(session, "us-east-1", "123456789012", arn, FACTS)
+        self._clients, self._stubbers = {}, {}
+        monkeypatch.setattr(Account, "client", lambda _self, service, _region=None: self._client(service))
+
+    def _client(self, service):
+        if service not in self._clients:
+            client = self._clients[service] = boto3.client(
+                service,
+                region_name="us-east-1",
+                aws_access_key_id="k",
+                aws_secret_access_key="s",  # noqa: S106 - of nobody
+            )
+            self._stubbers[service] = Stubber(client)
+            self._stubbers[service].activate()
+        return self._clients[service]
+
+    def answers(self, service, operation, answer, asked=None):
+        self._client(service)
+        self._stubbers[service].add_response(operation, answer, asked)
+
+    def refuses(self, service, operation, code="AccessDenied", message="no"):
+        self._client(service)
+        self._stubbers[service].add_client_error(operation, code, message)
+
+
+@pytest.fixture
+def stubs(monkeypatch):
+    return Stubs(monkeypatch)
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    numbers = count()
+    return lambda **choices: Build.load(build(tmp_path / f"b{next(numbers)}", **choices))
+
+
+def settings_of(total, free):
+    limit = {"ConcurrentExecutions": total, "UnreservedConcurrentExecutions": free, "TotalCodeSize": 80 * 1024**3}
+    return {"AccountLimit": limit, "AccountUsage": {"TotalCodeSize": 5 * 1024**3, "FunctionCount": 1}}
+
+
+def named(checks):
+    return {check.name: check for check in checks}
+
+
+def test_without_credentials_it_says_how_to_get_some(tmp_path):
+    found = named(examine_aws(FACTS, build(tmp_path / "b"), None))
+    assert (found["limits"].ok, found["region"].found, found["services"].ok) == (True, "us-east-1", True)
+    assert (found["credentials"].ok, found["credentials"].found) == (False, "none")
+    assert "AWS_PROFILE" in found["credentials"].remedy
+    assert "concurrency" not in found
+
+
+def test_without_a_region_it_says_how_to_give_one():
+    [*_, last] = examine_aws(FACTS)
+    assert (last.name, last.ok) == ("region", False)
+    assert "--region" in last.remedy
+
+
+def test_a_profile_that_is_none_is_told(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    [*_, last] = examine_aws(FACTS, region="us-east-1")
+    assert (last.ok, "nobody" in last.found) == (False, True)
+
+
+def test_a_region_that_is_none_is_told_before_aws_is_asked(tmp_path):
+    found = named(examine_aws(FACTS, build(tmp_path / "b"), "us-east-9"))
+    assert "did you mean us-east-" in found["services"].remedy
+    assert "did you mean us-east-" in found["limits"].remedy
+
+
+def test_what_breaks_a_limit_is_told(tmp_path):
+    place = build(tmp_path / "b", store="s3express")
+    record = json.loads((place / RECORD).read_text())
+    record["options"]["zone"] = "use1-az2"
+    (place / RECORD).write_text(json.dumps(record))
+    found = named(examine_aws(FACTS, place))
+    assert (found["limits"].ok, "--zone use1-az2" in found["limits"].remedy) == (False, True)
+
+
+def test_a_directory_that_is_no_build_is_refused(tmp_path):
+    with pytest.raises(InputError, match="serfer package"):
+        examine_aws(FACTS, tmp_path)
+
+
+@pytest.mark.usefixtures("moto")
+def test_an_account_that_can_be_reached_is_looked_at(tmp_path):
+    found = named(examine_aws(FACTS, build(tmp_path / "b")))
+    assert found["credentials"].found.startswith("account 123456789012")
+    assert found["stack demo-dev"].found == "the name is free"
+    assert found["S3"].ok
+    assert found["API Gateway"].ok
+    assert {"concurrency", "code storage", "permissions", "stack demo-prod"} <= set(found)
+
+
+@pytest.mark.usefixtures("moto")
+def test_a_stack_of_somebody_else_is_in_the_way(tmp_path):
+    formation = boto3.client("cloudformation", region_name="us-east-1")
+    body = json.dumps({"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}})
+    formation.create_stack(StackName="demo-dev", TemplateBody=body)
+    tags = [{"Key": "serfer:stack", "Value": "demo-prod"}]
+    formation.create_stack(StackName="demo-prod", TemplateBody=body, Tags=tags)
+    found = named(examine_aws(FACTS, build(tmp_path / "b")))
+    assert (found["stack demo-dev"].ok, "--name" in found["stack demo-dev"].remedy) == (False, True)
+    assert found["stack demo-prod"].found == "ours, CREATE_COMPLETE: it would be updated"
+
+
+def test_credentials_that_aws_refuses_are_told(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    [*_, last] = examine_aws(FACTS, region="us-east-1")
+    assert (last.name, last.ok, last.found) == ("credentials", False, "EndpointConnectionError")
+
+
+def test_concurrency_is_held_against_what_is_reserved(stubs, loaded):
+    stubs.answers("lambda", "get_account_settings", settings_of(1000, 1000))
+    stubs.answers("lambda", "get_account_settings", settings_of(1000, 1000))
+    few, many = loaded(reserved_concurrency=10), loaded(reserved_concurrency=500)
+    assert doctor_aws._concurrency(stubs.account, few).ok
+    refused = doctor_aws._concurrency(stubs.account, many)
+    assert (refused.ok, "1,000 would be" in refused.found, "100 must stay" in refused.remedy) == (False, True, True)
+
+
+def test_a_new_accounts_concurrency_is_too_little_for_wide_stages(stubs, loaded):
+    stubs.answers("lambda", "get_account_settings", settings_of(10, 1))
+    found = doctor_aws._concurrency(stubs.account, loaded())
+    assert (found.ok, "widest stage takes 2" in found.found, "--max-tiles 1" in found.remedy) == (False, True, True)
+
+
+def test_code_storage_has_room(stubs, loaded):
+    stubs.answers("lambda", "get_account_settings", settings_of(10, 10))
+    assert doctor_aws._storage(stubs.account, loaded()).found == "5.0 of 80 GB used, 0.0 GB come"
+
+
+@pytest.mark.parametrize(("most", "ok"), [(16.0, True), (8.0, False)])
+def test_a_pool_fits_into_the_quota_of_gpu_instances(stubs, loaded, most, ok):
+    pooled = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
+    kinds = {"InstanceTypes": [{"InstanceType": "g6.xlarge", "VCpuInfo": {"DefaultVCpus": 4}}]}
+    stubs.answers("ec2", "describe_instance_types", kinds, {"InstanceTypes": ["g6.xlarge"]})
+    asked = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
+    stubs.answers("service-quotas", "get_service_quota", {"Quota": {"Value": most}}, asked)
+    found = doctor_aws._gpus(stubs.account, pooled)
+    assert (found.ok, found.found) == (
+        ok,
+        f"{most:.0f} vCPUs of G instances at once, 4 g6.xlarge would take 16",
+    )
+    assert doctor_aws._gpus in doctor_aws._needed(pooled)
+    assert doctor_aws._gpus not in doctor_aws._needed(loaded(drivers="fleet"))
+
+
+def quota_of(name, value):
+    return {"Quotas": [{"QuotaName": name, "Value": value, "QuotaCode": "L-1"}]}
+
+
+@pytest.mark.parametrize(("most", "ok"), [(5.0, True), (2.0, False)])
+def test_a_quota_has_room_for_what_comes(stubs, most, ok):
+    stubs.answers("service-quotas", "list_service_quotas", quota_of("VPCs per Region", most))
+    stubs.answers("ec2", "describe_vpcs", {"Vpcs": [{"VpcId": "a"}, {"VpcId": "b"}]})
+    found = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
+    assert (found.ok, found.found) == (ok, f"2 of {most:.0f} there, 1 more to come")
+    assert "Service Quotas" in found.remedy
+
+
+def test_a_quota_that_nobody_tells_is_no_fault(stubs):
+    stubs.answers("service-quotas", "list_service_quotas", {"Quotas": []})
+    stubs.answers("service-quotas", "list_aws_default_service_quotas", {"Quotas": []})
+    stubs.answers("ec2", "describe_vpcs", {"Vpcs": []})
+    found = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
+    assert (found.ok, found.found) == (True, "0 there; their quota could not be checked")
+
+
+def test_what_may_not_be_asked_could_not_be_checked(stubs, loaded):
+    stubs.refuses("lambda", "get_account_settings", "AccessDeniedException")
+    found = doctor_aws._concurrency(stubs.account, loaded())
+    assert (found.ok, found.found) == (True, "could not be checked: GetAccountSettings is not allowed")
+
+
+def test_what_aws_answers_with_an_error_is_told(stubs):
+    stubs.refuses("s3", "list_buckets", "NotSignedUp")
+    look = doctor_aws._reached(*doctor_aws._REACHED["AWS::S3::"])
+    found = look(stubs.account, None)
+    assert (found.ok, found.found, "may use S3" in found.remedy) == (False, "NotSignedUp", True)
+
+
+def simulated(said, allowed):
+    results = [
+        {"EvalActionName": name, "EvalDecision": "allowed" if name in allowed else "implicitDeny"}
+        for name in said["Action"]
+    ]
+    return {"EvaluationResults": results, "IsTruncated": False}
+
+
+def statements(found):
+    return policy(found.types, "demo-dev", "us-east-1", "123456789012")["Statement"]
+
+
+def simulate(stubs, found, allowed):
+    for said in statements(found):
+        for resource in [said["Resource"]] if said["Resource"] == "*" else said["Resource"]:
+            assert len(said["Action"]) <= 50
+            stubs.answers("iam", "simulate_principal_policy", simulated(said, allowed))
+            assert resource == "*" or ":" in resource
+
+
+def test_permissions_are_simulated_for_everything_that_is_deployed(stubs, loaded):
+    found = loaded()
+    every = set(actions(found.types))
+    simulate(stubs, found, every)
+    assert doctor_aws._permissions(stubs.account, found).found == f"all {len(every)} actions are allowed"
+    simulate(stubs, found, every - {"lambda:CreateFunction"})
+    refused = doctor_aws._permissions(stubs.account, found)
+    assert (refused.ok, refused.found) == (False, "not allowed: lambda:CreateFunction")
+    assert "--deployer-policy" in refused.remedy
+
+
+def test_permissions_that_may_not_be_simulated_could_not_be_checked(stubs, loaded):
+    stubs.refuses("iam", "simulate_principal_policy")
+    found = doctor_aws._permissions(stubs.account, loaded())
+    assert (found.ok, found.found) == (True, "could not be checked: SimulatePrincipalPolicy is not allowed")
+
+
+def test_the_policies_of_a_roles_session_are_the_roles(monkeypatch):
+    stubs = Stubs(monkeypatch, "arn:aws:sts::123456789012:assumed-role/deployer/eve")
+    role = {
+        "Path": "/team/",
+        "RoleName": "deployer",
+        "RoleId": "A" * 16,
+        "Arn": "arn:aws:iam::123456789012:role/team/deployer",
+        "CreateDate": 0,
+    }
+    stubs.answers("iam", "get_role", {"Role": role})
+    assert doctor_aws._source(stubs.account) == role["Arn"]
+    stubs.refuses("iam", "get_role")
+    assert doctor_aws._source(stubs.account) == "arn:aws:iam::123456789012:role/deployer"
+
+
+def test_a_budget_needs_its_tag_only_where_it_is_set(stubs, loaded):
+    stubs.answers("ce", "list_cost_allocation_tags", {"CostAllocationTags": []})
+    found = doctor_aws._cost_tag(stubs.account, loaded())
+    assert (found.ok, "not active" in found.found) == (True, True)
+
+
+def test_the_deployers_policy_names_what_can_be_named(tmp_path):
+    place = build(tmp_path / "b", drivers="fleet", store="valkey")
+    said = json.loads(CliRunner().invoke(app, ["doctor", "--aws", "--build", str(place), "--deployer-policy"]).output)
+    for statement in said["Statement"]:
+        assert not any(action.endswith("*") for action in statement["Action"])
+        if statement["Sid"] in {"Lambda", "Iam", "S3", "Logs", "Cloudformation"}:
+            assert all("demo" in name or "aws-sam-cli" in name or "transform" in name for name in statement["Resource"])
+    assert "iam:PassRole" in actions(Build.load(place).types)
+
+
+def test_every_action_is_one_that_some_type_needs():
+    template = make_template(options(drivers="fleet", store="redis", engine="stepfunctions"), [small_plan()])
+    found = actions(said["Type"] for said in template["Resources"].values())
+    assert len(found) == len(set(found)) > 100
+
+
+def test_options_for_aws_go_with_it():
+    for given in (["--region", "us-east-1"], ["--build", "x"], ["--deployer-policy"]):
+        assert CliRunner().invoke(app, ["doctor", *given]).exception.exit_code == 2
+    assert CliRunner().invoke(app, ["doctor", "--aws", "--deployer-policy"]).exception.exit_code == 2
+
+
+def test_the_command_ends_with_4_where_something_is_missing(tmp_path):
+    result = CliRunner().invoke(app, ["doctor", "--aws", "--build", str(build(tmp_path / "b")), "--json"])
+    assert result.exception.exit_code == 4
+    checks = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
+    assert {"credentials", "region", "limits"} <= {check["name"] for check in checks}

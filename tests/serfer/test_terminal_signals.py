@@ -1,0 +1,12 @@
+import signal
+
+from serfer.terminal import uninterrupted
+
+
+def test_what_may_not_be_interrupted_leaves_signals_as_they_were():
+    """A command that runs within another program must not make it, or what it starts, deaf to SIGTERM."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with uninterrupted():
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_IGN] * 2
+    assert [signal.getsignal(number) for number in numbers] == before

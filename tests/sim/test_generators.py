@@ -1,0 +1,85 @@
+"""Generated loads: the same text gives the same load, and it is what its name says."""
+
+import numpy as np
+import pytest
+
+from serfer.core.errors import UsageError
+from serfer.sim.generators import GENERATORS, describe_generators, generate, is_generator
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_same_seed_gives_the_same_load(name):
+    one, other = generate(f"{name}:seed=5"), generate(f"{name}:seed=5")
+    assert np.array_equal(one.rates, other.rates)
+    assert np.all(one.rates >= 0)
+    assert one.seconds == pytest.approx(GENERATORS[name].defaults["hours"] * 3600)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in GENERATORS.items() if kind.noisy])
+def test_another_seed_gives_another_load(name):
+    assert not np.array_equal(generate(f"{name}:seed=1").rates, generate(f"{name}:seed=2").rates)
+
+
+def test_a_poisson_load_has_its_rate_and_its_spread():
+    found = generate("poisson:rate=40,hours=10")
+    assert found.mean == pytest.approx(40, rel=0.02)
+    assert found.rates.var() == pytest.approx(40, rel=0.05)
+
+
+def test_two_rates_take_turns_for_their_sojourn_times():
+    found = generate("mmpp:low=10,high=1000,low_s=300,high_s=100,hours=200")
+    high = found.rates > 500
+    assert high.mean() == pytest.approx(0.25, abs=0.04)
+    assert np.flatnonzero(np.diff(high)).size == pytest.approx(200 * 3600 / 200, rel=0.2)
+
+
+def test_rates_that_change_with_every_row_are_made_in_one_go_over_the_rows():
+    found = generate("mmpp:low=0,high=1000,low_s=0.001,high_s=0.001,hours=40")
+    high = found.rates > 500
+    assert np.array_equal(high, np.arange(high.size) % 2 == 1)
+
+
+def test_a_day_has_its_peak_and_its_trough():
+    found = generate("diurnal:mean=100,swing=0.5,peak_hour=12,hours=24")
+    hours = found.rates.reshape(24, 60).mean(axis=1)
+    assert 11 <= hours.argmax() <= 12
+    assert (hours.max(), hours.min()) == (pytest.approx(150, rel=0.05), pytest.approx(50, rel=0.08))
+
+
+def test_crowds_come_to_their_peak_and_go():
+    found = generate("flash:base=10,peak=1000,crowds=2,rise_s=60,fade_s=60,hours=10")
+    assert found.peak > 800
+    assert np.median(found.rates) == pytest.approx(10, abs=1)
+
+
+def test_bursts_are_so_many_every_so_often():
+    found = generate("bursts:queries=8,every_s=150,hours=1")
+    assert found.queries == 8 * 24
+    assert np.flatnonzero(found.rates).tolist() == [150 * number for number in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nothing", "no generator 'nothing'"),
+        ("poisson:speed=1", "no parameter 'speed'"),
+        ("poisson:rate=fast", "rate is a number"),
+        ("poisson:rate=", "rate is a number"),
+        ("poisson:rate=nan", "rate is 0 to"),
+        ("poisson:hours=0", "hours is 0.001 to"),
+        ("poisson:hours=1e9", "rows"),
+        ("diurnal:swing=2", "swing is 0 to 1"),
+        ("flash:crowds=1e6", "crowds is 0 to"),
+    ],
+)
+def test_what_is_wrong_is_named(text, says):
+    with pytest.raises(UsageError, match=says):
+        generate(text)
+
+
+def test_the_help_lists_all_with_what_can_be_copied():
+    lines = describe_generators().splitlines()
+    assert [line.partition(":")[0] for line in lines] == [*GENERATORS]
+    assert all(generate(line.partition("  ")[0]).queries > 0 for line in lines)
+    assert is_generator("mmpp:seed=1")
+    assert not is_generator("mmpp.csv")

@@ -1,0 +1,240 @@
+"""`serfer simulate` and `serfer bench policies`, as users call them."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bench.policies import markdown
+from serfer.cli import app
+from serfer.core.errors import InputError, UsageError
+from serfer.scenario_files import read_scenario
+from serfer.sim.calibration import write_calibration
+from serfer.sim.generators import GENERATORS
+from serfer.sim.simulate import Terms, judge, set_up
+from serfer.sim.traces import Trace
+from tests.e2e.small import split_small
+from tests.sim.worlds import TOML, calibration
+
+FIELDS = {
+    *("policy", "queries", "cost_usd", "serverless_usd", "instances_usd", "optimum_usd", "ratio", "slo_met"),
+    *("latency_ms", "launches", "cold_starts", "idle_gb_s", "batches", "throttled"),
+}
+WINDOW = ("--window-s", "120")  # an hour takes long enough to be noticed
+LOAD = "diurnal:mean=20,hours=6,peak_hour=3"
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "two-types.toml"
+    path.write_text(TOML)
+    return path
+
+
+def called(*arguments):
+    result = CliRunner().invoke(app, ["simulate", *WINDOW, *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def outcomes(*arguments):
+    return [json.loads(line) for line in called(*arguments, "--json").splitlines()]
+
+
+def test_json_has_the_agreed_fields_for_each_policy(scenario):
+    found = outcomes(LOAD, "--scenario", scenario, "--policy", "ski-rental", "--policy", "serverless", "--scale", "S")
+    assert [one["policy"] for one in found] == ["ski-rental", "serverless"]
+    for one in found:
+        assert one.keys() >= FIELDS
+        assert one["cost_usd"] == pytest.approx(one["serverless_usd"] + one["instances_usd"])
+        assert one["ratio"] == pytest.approx(one["cost_usd"] / one["optimum_usd"])
+        assert 0.9 < one["slo_met"] <= 1
+        assert one["latency_ms"].keys() == {"p50", "p95", "p99"}
+        assert (one["scenario"], one["trace"], one["scale"]) == ("two-types", f"{LOAD},seed=0", "S")
+        assert [window["name"] for window in one["windows"]] == ["busiest", "median"]
+
+
+def test_the_default_policy_is_asked_where_none_is_named(scenario):
+    assert [one["policy"] for one in outcomes("poisson:hours=0.2", "--scenario", scenario)] == ["break-even"]
+
+
+def test_the_same_seed_says_the_same(scenario):
+    arguments = ("mmpp:hours=0.3", "--scenario", scenario, "--policy", "ski-rental", "--seed")
+    one, same, other = (outcomes(*arguments, seed) for seed in (3, 3, 4))
+    assert one == same != other
+
+
+def test_a_file_cut_and_scaled(scenario, tmp_path):
+    trace = tmp_path / "load.csv"
+    trace.write_text("minute,requests\n0,60\n1,120\n2,0\n3,0\n4,60\n")
+    arguments = ("--scenario", scenario, "--policy", "serverless", "--level", "rates")
+    whole, cut, skipped = (
+        outcomes(trace, *arguments, *more)[0]
+        for more in ((), ("--from", 60, "--until", 120, "--scale", 2), ("--skip-zeros-over", 100))
+    )
+    assert whole["queries"] == skipped["queries"] == 240
+    assert whole["cost_usd"] == pytest.approx(240 * 4e-5)
+    assert cut["queries"] == 240
+    assert (whole["slo_met"], whole["latency_ms"], whole["batches"]) == (None, None, None)
+
+
+def test_other_instances_and_spot_prices_against_the_same_optimum(scenario):
+    arguments = ("poisson:rate=100,hours=1", "--scenario", scenario, "--policy", "instances", "--level", "rates")
+    first, spot, larger = (outcomes(*arguments, *more)[0] for more in ((), ("--spot",), ("--instance", "g5.xlarge")))
+    assert first["optimum_usd"] == spot["optimum_usd"] == larger["optimum_usd"]
+    assert spot["instances_usd"] == pytest.approx(first["instances_usd"] * 0.20 / 0.526)
+    assert larger["launches"] < first["launches"]
+
+
+def test_a_ceiling_binds(scenario):
+    load = "poisson:rate=100,hours=3,row_s=10"
+    arguments = (load, "--scenario", scenario, "--policy", "ski-rental", "--level", "rates")
+    bound = outcomes(*arguments, "--max-usd-per-hour", 0.6)[0]
+    assert bound["cost_usd"] < 0.6 * 3 + 0.01
+    assert bound["refused"] > 0
+
+
+def test_the_table_says_what_it_is_about(scenario):
+    shown = called(
+        LOAD, "--scenario", scenario, "--policy", "ski-rental", "--policy", "target-tracking", "--scale", "M"
+    )
+    for words in (
+        "ski-rental",
+        "target-tracking",
+        "optimum $",
+        "ratio",
+        "p99 ms",
+        "within 300 ms",
+        "busiest",
+        "aws.toml",
+    ):
+        assert words in shown
+
+
+def test_the_picture_is_drawn(scenario, tmp_path):
+    for name, magic in (("out.png", b"\x89PNG"), ("out.svg", b"<?xml")):
+        called(LOAD, "--scenario", scenario, "--policy", "ski-rental", "--scale", "S", "--plot", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+def test_tasks_of_a_plan_and_of_a_calibration(scenario, tmp_path):
+    plan = split_small(tmp_path)
+    write_calibration(calibration(), tmp_path / "c.json")
+    arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless")
+    for source in (("--plan", plan), ("--calibration", tmp_path / "c.json")):
+        tasks, drawn = (outcomes(*arguments, *source, "--level", level)[0] for level in ("tasks", "queries"))
+        assert tasks["latency_ms"]["p50"] == pytest.approx(drawn["latency_ms"]["p50"], rel=0.1)
+
+
+def test_a_plan_is_calibrated_on_this_machine(scenario, tmp_path):
+    made = json.loads(
+        called("--calibrate", split_small(tmp_path), "--out", tmp_path / "c.json", "--queries", 10, "--json")
+    )
+    assert (made["queries"], made["out"]) == (10, str(tmp_path / "c.json"))
+    assert made["cold_ms"] > 0
+    load = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless")
+    found = outcomes(*load, "--calibration", tmp_path / "c.json")[0]
+    assert found["latency_ms"]["p50"] == pytest.approx(made["p50_ms"], rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        (("nothing.csv",), InputError, "nothing.csv"),
+        (("nothing",), InputError, "no file, and no generator"),
+        (("mmpp:x=1",), UsageError, "no parameter 'x'"),
+        ((LOAD, "--policy", "best"), UsageError, "no policy 'best'"),
+        ((LOAD, "--level", "atoms"), UsageError, "--level"),
+        ((LOAD, "--level", "tasks"), UsageError, "--plan DIR or --calibration FILE"),
+        ((LOAD, "--scale", "X"), UsageError, "--scale"),
+        ((LOAD, "--period-s", "0"), UsageError, "--period-s"),
+        ((LOAD, "--window-s", "nan"), UsageError, "--window-s"),
+        ((LOAD, "--window-s", "1e-9"), UsageError, "--window-s 1e-09 makes more than"),
+        ((LOAD, "--window-s", "1e-320"), UsageError, "--window-s"),
+        ((LOAD, "--scale", "1e9"), UsageError, "peak of .* a smaller --scale"),
+        ((LOAD, "--from", "1e7"), UsageError, "--from"),
+        ((LOAD, "--instance", "p2"), UsageError, "--instance p2"),
+        ((LOAD, "--instance", "g5.xlarge", "--spot"), UsageError, "no spot price"),
+        ((LOAD, "--plot", "out.txt"), UsageError, "out.txt"),
+        ((LOAD, "--plot", "nowhere/out.png"), InputError, "nowhere"),
+        ((LOAD, "--plan", "nowhere"), InputError, "nowhere"),
+        ((LOAD, "--calibration", "nowhere.json"), InputError, "nowhere.json"),
+        ((LOAD, "--calibration", "a", "--plan", "b"), UsageError, "not both"),
+        ((LOAD, "--calibrate", "a", "--out", "b"), UsageError, "no LOAD"),
+        (("--calibrate", "a"), UsageError, "--out FILE"),
+        ((), UsageError, "give LOAD"),
+    ],
+)
+def test_wrong_input_is_told_in_a_line(scenario, arguments, kind, says):
+    with pytest.raises(kind, match=says) as raised:
+        called(*arguments, "--scenario", scenario)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("slo_ms = ", "not TOML"),
+        ("slo_ms = 300", r"\[lambda\] is missing"),
+        (TOML.replace("qps = 60", "qps = 0"), "qps"),
+        (TOML.replace("batches = [[1, 14], [8, 70]]", "batches = []"), "batches"),
+    ],
+)
+def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, says):
+    (tmp_path / "wrong.toml").write_text(text)
+    with pytest.raises(InputError, match=says) as raised:
+        called(LOAD, "--scenario", tmp_path / "wrong.toml")
+    assert "wrong.toml" in str(raised.value)
+
+
+def test_a_wrong_row_ends_the_program_with_3_and_one_line(scenario, tmp_path):
+    (tmp_path / "load.csv").write_text("t_seconds,rps\n0,1\n1,many\n")
+    command = [sys.executable, "-m", "serfer", "simulate", tmp_path / "load.csv", "--scenario", scenario]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "load.csv, line 3" in done.stderr
+
+
+def test_the_help_lists_generators_and_policies():
+    shown = called("--help")
+    assert all(name in shown for name in (*GENERATORS, "break-even", "target-tracking"))
+
+
+@pytest.mark.usefixtures("scenario")
+def test_bench_policies_runs_all_there_is(tmp_path):
+    (tmp_path / "twitter_small.csv").write_text("minute,requests\n" + "".join(f"{n},{n % 7}\n" for n in range(60)))
+    arguments = ("--traces", tmp_path, "--scenarios", tmp_path, "--load", "twitter", "--window-s", "120")
+    some = ("--policy", "ski-rental", "--policy", "target-tracking")
+    lines = CliRunner().invoke(app, ["bench", "policies", *map(str, (*arguments, *some)), "--json"]).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [(one["trace"], one["scale"], one["policy"]) for one in found] == [
+        ("twitter_small", scale, policy) for scale in "SM" for policy in ("ski-rental", "target-tracking")
+    ]
+    assert all(one["slo_met"] is not None for one in found)
+
+
+def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
+    world = read_scenario(scenario)
+    load = Trace("nasa", np.full(100, 60.0), np.linspace(0, 50, 100))
+    judged = judge(set_up(load, "two-types", world, "M"), ("ski-rental", "target-tracking"), Terms())
+    found = [each.outcome for each in judged]
+    saved = f"{1 - found[0].cost_usd / found[1].cost_usd:.0%}"
+    lines = markdown(found).splitlines()
+    assert lines[2].startswith("| nasa | two-types | M | ski-rental |")
+    assert lines[2].endswith(f"| {saved} |")
+    assert lines[-2].startswith(f"- ski-rental: predictable {found[0].ratio:.3f} on average")
+    assert f"saves {saved} at least at M" in lines[-2]
+
+
+def test_bench_policies_refuses_folders_with_nothing(tmp_path):
+    result = CliRunner().invoke(
+        app, ["bench", "policies", "--traces", str(tmp_path), "--scenarios", str(tmp_path / "none")]
+    )
+    assert isinstance(result.exception, InputError)
+    assert "--scenarios" in str(result.exception)

@@ -1,0 +1,87 @@
+"""Task by task: the run machine under a virtual clock agrees with the drawn times, and loses nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.router import Router
+from serfer.core.aws import shipped_aws
+from serfer.core.cost import Platform, price_plan
+from serfer.core.plan import load_plan
+from serfer.sim.calibration import published_calibration
+from serfer.sim.hours import Window
+from serfer.sim.queries import QueriesRun
+from serfer.sim.rates import steps_of
+from serfer.sim.tasks import TasksRun, TasksWorld, alone, service_times
+from serfer.sim.traces import Trace
+from tests.e2e.small import split_small
+from tests.sim.worlds import Scripted, calibration, scenario
+
+
+def test_a_query_takes_its_stages_one_after_the_other_and_its_slowest_tasks():
+    made = calibration(tiles=(2, 1))
+    found = alone(made, scenario(keep_alive_s=float("inf")).serverless, seed=0, queries=500)
+    assert found[0] > 1.0  # both stages were cold
+    assert set(np.round(found[1:] * 1000).astype(int)) <= {2 * (10 + row) + 1 for row in range(50)}
+    assert np.median(found[1:]) == pytest.approx(np.median(made.latencies_s), rel=0.05)
+
+
+def test_environments_belong_to_functions_and_stay_warm_for_their_time():
+    world = TasksWorld(calibration(tiles=(2, 1)), scenario(keep_alive_s=100.0).serverless, seed=0)
+    for time in (0.0, 50.0, 500.0):
+        world.start(time)
+        world.advance(time + 40.0)
+    world.finish(600.0)
+    assert world.colds == 6  # of the first query and the last one, three tasks each
+    assert world.tasks == 9
+    assert world.idle_gb_s == pytest.approx(3 * (50 + 100 + 100), rel=0.01)
+
+
+def test_throttled_tasks_are_tried_again_and_then_given_up():
+    world = TasksWorld(calibration(tiles=(4,)), scenario(concurrency=2).serverless, seed=0)
+    world.start(0.0)
+    world.finish(100.0)
+    assert (len(world.latencies_s), world.throttled, world.failed) == (1, 0, 0)
+    assert world.retries > 0
+    none = TasksWorld(calibration(tiles=(4,)), scenario(concurrency=0).serverless, seed=0)
+    none.start(0.0)
+    none.finish(100.0)
+    assert (len(none.latencies_s), none.throttled, none.in_flight) == (0, 1, 0)
+
+
+def test_a_query_that_takes_too_long_fails():
+    world = TasksWorld(calibration(), scenario().serverless, seed=0, deadline_s=0.001)
+    world.start(0.0)
+    world.finish(100.0)
+    assert (world.failed, len(world.latencies_s), world.in_flight) == (1, 0, 0)
+
+
+@settings(max_examples=15)
+@given(rate=st.floats(0, 80), concurrency=st.sampled_from([1, 6, 1000]), wanted=st.lists(st.integers(0, 2), min_size=1))
+def test_every_query_ends_exactly_once(rate, concurrency, wanted):
+    load, world = Trace("a trace", np.array([30.0]), np.array([rate])), scenario(boot_s=4.0, concurrency=concurrency)
+    run = TasksRun(world, Router(world, Scripted(wanted)), calibration(), [], 3)
+    found = run.over(steps_of(load, 5), 0.0, Window("part", 10.0, 30.0))
+    assert found.queries == len(found.latencies_s) + found.refused + found.throttled + found.failed
+
+
+def test_both_levels_agree():
+    made, world = calibration(tiles=(3, 2, 1)), scenario()
+    load, window = Trace("a trace", np.array([300.0]), np.array([30.0])), Window("late", 60.0, 300.0)
+    times = service_times(made, world.serverless)
+    drawn = QueriesRun(world, Router(world, Scripted([0])), times, [], 1).over(steps_of(load, 5), 0.0, window)
+    run = TasksRun(world, Router(world, Scripted([0])), made, [], 1).over(steps_of(load, 5), 0.0, window)
+    for share in (0.5, 0.95, 0.99):
+        assert np.quantile(run.latencies_s, share) == pytest.approx(np.quantile(drawn.latencies_s, share), rel=0.05)
+    assert run.queries == pytest.approx(drawn.queries, rel=0.05)
+
+
+def test_published_times_agree_with_the_cost_model(tmp_path):
+    plan, facts = load_plan(split_small(tmp_path)), shipped_aws()
+    made = published_calibration(plan, facts)
+    assert made.tiles == tuple(stage.grid.tiles for stage in plan.stages)
+    assert (made.source, made.tag) == ("published", "MS")
+    predicted = price_plan(plan, Platform.over(facts, "redis")).latency
+    for share in (0.5, 0.99):
+        assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=0.02)

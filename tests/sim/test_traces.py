@@ -1,0 +1,131 @@
+"""Traces: what files say, cuts, and both scalings, as shared/scenarios defines them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.core.errors import InputError, UsageError
+from serfer.sim import traces
+from serfer.sim.traces import Trace, read_trace, scale_factor
+from tests.sim.worlds import scenario
+
+
+def written(tmp_path, text):
+    path = tmp_path / "load.csv"
+    path.write_text(text)
+    return path
+
+
+def trace(durations, rates):
+    return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
+
+
+def test_rates_hold_until_the_next_row_and_the_last_as_long_as_the_one_before(tmp_path):
+    found = read_trace(written(tmp_path, "t_seconds,rps\n0,5\n9,2.5\n12,0\n"))
+    assert found.durations_s.tolist() == [9, 3, 3]
+    assert found.rates.tolist() == [5, 2.5, 0]
+    assert (found.name, found.seconds, found.peak, found.queries) == ("load", 15, 5, 52.5)
+
+
+def test_minutes_become_seconds_and_their_requests_a_rate(tmp_path):
+    found = read_trace(written(tmp_path, "minute,requests\r\n0,60\r\n1,90\r\n"))
+    assert (found.durations_s.tolist(), found.rates.tolist()) == ([60, 60], [1.0, 1.5])
+
+
+@pytest.mark.parametrize(("head", "seconds"), [("t_seconds,rps", 1), ("minute,requests", 60)])
+def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
+    assert read_trace(written(tmp_path, f"{head}\n3,7\n")).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no rows"),
+        ("t_seconds,rps\n", "no rows"),
+        ("seconds,rps\n0,1\n", "line 1: the columns are t_seconds,rps or minute,requests"),
+        ("t_seconds,rps\n0,1\n1,x\n", "line 3: two numbers are a row, not '1,x'"),
+        ("t_seconds,rps\n0,1,2\n", "line 2: two numbers"),
+        ("t_seconds,rps\n0,nan\n", "line 2: numbers are 0 to"),
+        ("t_seconds,rps\n0,-1\n", "line 2: numbers are 0 to"),
+        ("t_seconds,rps\n0,inf\n", "line 2: numbers are 0 to"),
+        ("t_seconds,rps\n0,1\n\n0,2\n", "line 4: times ascend"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_and_line(tmp_path, text, says):
+    path = written(tmp_path, text)
+    with pytest.raises(InputError, match=says) as raised:
+        read_trace(path)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
+    path = written(tmp_path, "t_seconds,rps\n0,1\n1,2\n2,3\n")
+    monkeypatch.setattr(traces, "MOST_ROWS", 2)
+    with pytest.raises(InputError, match="more than 2 rows"):
+        read_trace(path)
+    monkeypatch.setattr(traces, "MOST_BYTES", 10)
+    with pytest.raises(InputError, match="more than 10 bytes"):
+        read_trace(path)
+    (tmp_path / "load.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="no UTF-8"):
+        read_trace(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_trace(tmp_path / "nothing.csv")
+
+
+def test_cutting_keeps_what_lies_between():
+    found = trace([10, 10, 10], [1, 2, 3]).cut(5, 25)
+    assert (found.durations_s.tolist(), found.rates.tolist()) == ([5, 10, 5], [1, 2, 3])
+    with pytest.raises(UsageError, match="--from 40"):
+        trace([10], [1]).cut(40)
+
+
+def test_long_runs_of_nothing_are_cut_out_and_short_ones_stay():
+    found = trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]).without_zeros(180)
+    assert found.rates.tolist() == [1, 0, 2, 3]
+    with pytest.raises(UsageError, match="no queries at all"):
+        trace([60], [0]).without_zeros(60)
+
+
+def test_scaling_s_puts_break_even_at_the_median_of_what_is_not_zero():
+    load, world = trace([1] * 5, [0, 0, 1, 4, 9]), scenario()
+    scaled = load.scaled(scale_factor("S", load, world))
+    assert np.median(scaled.rates[scaled.rates > 0]) == pytest.approx(0.526 / 3600 / 4e-5)
+
+
+def test_scaling_m_makes_the_mean_one_instances_qps():
+    load, world = trace([10, 1], [0, 4]), scenario()
+    assert load.scaled(scale_factor("M", load, world)).mean == pytest.approx(60)
+
+
+@pytest.mark.parametrize("scale", ["s", "0", "-1", "nan", "inf", "x"])
+def test_an_unknown_scale_is_refused(scale):
+    with pytest.raises(UsageError, match="--scale"):
+        scale_factor(scale, trace([1], [1]), scenario())
+
+
+def test_a_load_of_nothing_cannot_be_scaled_but_stays_what_it_is():
+    with pytest.raises(UsageError, match="--scale none"):
+        scale_factor("S", trace([1], [0]), scenario())
+    assert scale_factor("none", trace([1], [0]), scenario()) == 1
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 100)), min_size=1, max_size=20),
+    st.floats(0, 500),
+    st.floats(0, 500),
+)
+def test_a_cut_and_its_rest_are_the_whole(rows, one, other):
+    load = trace(*zip(*rows, strict=True))
+    parts = []
+    for begin, end in ((0, min(one, other)), (min(one, other), max(one, other)), (max(one, other), math.inf)):
+        try:
+            parts.append(load.cut(begin, end))
+        except UsageError:
+            continue
+    assert sum(part.queries for part in parts) == pytest.approx(load.queries, abs=1e-6)
+    assert sum(part.seconds for part in parts) == pytest.approx(load.seconds)

@@ -1,0 +1,77 @@
+"""Scenarios and loads for the simulator's tests."""
+
+from serfer.control.policy import Wanted
+from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
+from serfer.sim.calibration import FORMAT, Calibration
+
+TOML = """
+slo_ms = 300
+[lambda]
+usd_per_query = 4e-5
+latency_ms = 120
+cold_ms = 800
+concurrency = 1000
+memory_gb = 1.0
+keep_alive_s = 60
+[[instance]]
+name = "g4dn.xlarge"
+usd_per_hour = 0.526
+spot_usd_per_hour = 0.20
+boot_s = 120
+min_billing_s = 60
+qps = 60
+batches = [[1, 14], [8, 70]]
+[[instance]]
+name = "g5.xlarge"
+usd_per_hour = 1.006
+spot_usd_per_hour = 0.0
+boot_s = 180
+min_billing_s = 60
+qps = 200
+batches = [[1, 7], [8, 22], [32, 75]]
+"""
+
+
+def scenario(*, boot_s=120.0, least_s=60.0, concurrency=1000, keep_alive_s=600.0, slo_ms=300.0):
+    return Scenario(
+        slo_ms,
+        LambdaTarget(4e-5, 120.0, 800.0, concurrency, 1.0, keep_alive_s),
+        (InstanceType("gpu", 0.526, 0.2, boot_s, least_s, 60.0, ((1, 14.0), (8, 70.0))),),
+    )
+
+
+def calibration(tiles=(2, 1), rows=50):
+    """Return one whose tasks take 10 to 59 ms, the driver 1, and cold starts add 500."""
+    tasks = sum(tiles)
+    return Calibration(
+        format=FORMAT,
+        source="measured",
+        tag="M",
+        date="2026-11-22",
+        machine="a test",
+        model="small",
+        plan="0" * 64,
+        memory_mb=(1024,) * len(tiles),
+        functions=tuple((0,) * count for count in tiles),
+        service_ms=tuple((9.0 + row,) * tasks for row in range(rows)),
+        overhead_ms=((1.0,) * tasks,) * rows,
+        driver_ms=(1.0,) * rows,
+        cold_ms=(500.0,),
+    )
+
+
+class Scripted:
+    """A policy that wants what it is told, decision by decision, and then the last number for ever."""
+
+    name = "scripted"
+
+    def __init__(self, wanted):
+        self._wanted = list(wanted)
+        self.seen = []
+
+    def observe(self, elapsed_s, rate):
+        self.seen.append((elapsed_s, rate))
+        return Wanted(self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0], "as told")
+
+    def resume(self, instances):
+        pass

@@ -42,7 +42,7 @@ unit: setup
 
 # What takes minutes: every network of the zoo, and thousands of random ones.
 slow: setup
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow --timeout 2400 -n 2 --dist loadfile
 
 # The page in a real browser, which only Debian's own package brings.
 browser: setup

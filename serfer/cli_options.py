@@ -126,5 +126,5 @@ def opened(
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
-    """Print a value as one line."""
-    print(json.dumps(value))  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal
+    """Print a value as one line, at once: a server's reader waits for it, and the server does not end."""
+    print(json.dumps(value), flush=True)  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal

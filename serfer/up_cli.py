@@ -202,7 +202,6 @@ def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings
 
 def _tell_json(stack: Stack) -> None:
     print_json(stack.as_dict())
-    sys.stdout.flush()
 
 
 def _tell(stack: Stack) -> None:

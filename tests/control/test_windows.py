@@ -43,6 +43,13 @@ def test_an_instance_has_booted_when_a_burst_begins_and_not_long_before():
         assert serves[-1]
 
 
+def test_a_burst_that_comes_a_tick_early_is_served_from_its_first_tick_on():
+    windows = Windows()
+    told(periodic(10), windows)
+    told(periodic(1, period=99, before=0), windows)
+    assert windows.serves
+
+
 def test_it_is_off_in_between_where_gaps_are_long():
     windows = Windows()
     told(periodic(10), windows)

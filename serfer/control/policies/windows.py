@@ -43,16 +43,19 @@ class Windows:
         self._act()
 
     def _notice(self, units: float) -> None:
-        """Notice that a burst begins, or that one has ended: it has been calm for long enough."""
+        """Notice that a burst begins, or that one has ended: it has been calm for long enough.
+
+        Lengths are those on the clock of the last action, which what has changed since was ahead of.
+        """
         if self._phase == QUIET and units > 1.0:
             if self._seen:
-                self._gaps.add(self._clock)
+                self._gaps.add(self._clock - 1)
             self._phase, self._clock, self._calm = BURST, 0, 0
             self._seen += 1
         elif self._phase == BURST:
             self._calm = 0 if units > 1.0 else self._calm + 1
             if self._calm >= _CALM:
-                self._bursts.add(self._clock)
+                self._bursts.add(self._clock - 1)
                 self._phase = QUIET
 
     def _solve(self) -> None:

@@ -518,16 +518,9 @@ def chaos_bench(
 
 
 def _show_table(found: Sequence[Row], directory: Path | None, *, as_json: bool) -> None:
-    from bench.rows import as_text, stamped, write_rows  # noqa: PLC0415 - the command line starts fast
+    from bench.rows import report  # noqa: PLC0415 - the command line starts fast
 
-    stamp = make_stamp(sys.argv[1:], datetime.now(UTC))
-    if directory is not None:
-        write_rows(directory, found, stamp)
-    if as_json:
-        for row in found:
-            print_json(stamped(row, stamp))
-    else:
-        typer.echo(as_text(found, stamp))
+    report(found, make_stamp(sys.argv[1:], datetime.now(UTC)), directory, as_json=as_json)
 
 
 def _store_kind(store: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bench.stamp import make_stamp
-from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, status_line
 from serfer.core.errors import QueryError
 
 
@@ -45,7 +45,7 @@ def instance(
 ) -> None:
     """Send bursts, or steady loads, of single images to an instance over HTTP, with batching and without."""
     from bench.instance import BURSTS, Offer, measure, systems  # noqa: PLC0415 - only this command needs it
-    from bench.rows import as_text, stamped, write_rows  # noqa: PLC0415 - same
+    from bench.rows import report  # noqa: PLC0415 - same
 
     where = plan_directory(plan, model or (None if plan else "alexnet"))
     common = ["--device", device, "--precision", precision, *([] if threads is None else ["--threads", str(threads)])]
@@ -53,13 +53,6 @@ def instance(
     offer = Offer(queries or (() if rps else BURSTS), rps or (), seconds, rounds, deadline_ms, precision)
     with status_line() as progress:
         found = measure(where, options, offer, url=url.rstrip("/") if url else None, progress=progress)
-    stamp = make_stamp(sys.argv[1:], datetime.now(UTC))
-    if directory is not None:
-        write_rows(directory, found, stamp)
-    if as_json:
-        for row in found:
-            print_json(stamped(row, stamp))
-    else:
-        typer.echo(as_text(found, stamp))
+    report(found, make_stamp(sys.argv[1:], datetime.now(UTC)), directory, as_json=as_json)
     if failed := sum(row.failed for row in found):
         raise QueryError(f"{failed:,} of {sum(row.queries for row in found):,} queries had no right answer")

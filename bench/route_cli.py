@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bench.stamp import make_stamp
-from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, status_line
 from serfer.core.errors import QueryError
 from serfer.settings import load_settings
 from serfer.terminal import complain, err
@@ -42,7 +42,7 @@ def route(
 ) -> None:
     """Send a burst that lasts to a driver with a pool, and show second by second where its queries ran."""
     from bench.route import Experiment, draw, measure  # noqa: PLC0415 - only this command needs it
-    from bench.rows import as_text, stamped, write_rows  # noqa: PLC0415 - same
+    from bench.rows import report  # noqa: PLC0415 - same
 
     where = plan_directory(plan, model or (None if plan else "alexnet"))
     options = ["--route", policy, "--instances", instances, "--scenario", str(scenario), "--workers", workers]
@@ -51,14 +51,8 @@ def route(
     with status_line() as progress:
         found = measure(where, experiment, load_settings(), progress if err.is_terminal else complain)
     stamp = make_stamp(sys.argv[1:], datetime.now(UTC))
-    if directory is not None:
-        write_rows(directory, found, stamp)
+    report(found, stamp, directory, as_json=as_json)
     if picture is not None:
         draw(f"{rps:g} queries a second for {seconds:g} s, --route {policy}", found, step_s, stamp.lines, picture)
-    if as_json:
-        for row in found:
-            print_json(stamped(row, stamp))
-    else:
-        typer.echo(as_text(found, stamp))
     if failed := sum(row.failed + row.wrong for row in found):
         raise QueryError(f"{failed:,} of {sum(row.queries for row in found):,} queries had no right answer")

@@ -10,9 +10,12 @@ from dataclasses import Field, asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import typer
+
 from bench.planner import aligned
 from bench.results import RESULT_FILE, check_directory
 from bench.stamp import Stamp
+from serfer.cli_options import print_json
 from serfer.core.structure import unstructure
 from serfer.files import write_whole
 
@@ -51,3 +54,14 @@ def write_rows(out: Path, rows: Sequence[Row], stamp: Stamp) -> None:
     table.writerow([*asdict(rows[0])])
     table.writerows([*asdict(row).values()] for row in rows)
     write_whole(out / ROWS_FILE, text.getvalue().encode())
+
+
+def report(rows: Sequence[Row], stamp: Stamp, directory: Path | None, *, as_json: bool) -> None:
+    """Print rows with their stamp, as a table or as JSON lines, and write them into a directory if one is given."""
+    if directory is not None:
+        write_rows(directory, rows, stamp)
+    if as_json:
+        for row in rows:
+            print_json(stamped(row, stamp))
+    else:
+        typer.echo(as_text(rows, stamp))

@@ -1,4 +1,4 @@
-"""Files that users ask for: they appear whole or not at all."""
+"""Files that users name: what is read is bounded before it is decoded, what is written appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import os
 from pathlib import Path
 
 from serfer.core.errors import InputError
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """Return a file's text; raises InputError that names it and says what is wrong: too large, no text, not there."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise InputError(f"{path} has more than {most_bytes:,} bytes")
+        return data.decode("utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise InputError(f"{str(path)!r} cannot be read: {reason}") from error
 
 
 def check_place(path: Path) -> None:

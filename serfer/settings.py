@@ -14,6 +14,7 @@ from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.profile import Profiles, parse_profiles, shipped_profiles
 from serfer.core.wire import MAX_BATCH, MAX_TTL
+from serfer.files import read_text
 from serfer.images import ImageLimits
 
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -90,14 +91,9 @@ class Settings(BaseSettings):
 def _text(name: str, path: Path) -> str:
     """Read a file of settings; raises InputError that says which setting named it."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise InputError(f"{name}: {path} has more than {_MOST_BYTES:,} bytes")
-        return data.decode("utf-8")
-    except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise InputError(f"{name}: {path} cannot be read: {reason}") from error
+        return read_text(path, _MOST_BYTES)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
 
 
 def aws_access() -> dict[str, str]:

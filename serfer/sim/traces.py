@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from serfer.control.scenario import Scenario
 from serfer.core.errors import InputError, UsageError
-from serfer.scenario_files import read_text
+from serfer.files import read_text
 
 MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_ROWS: Final = 4_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from serfer.control.optimum import optimum_usd
 from serfer.control.scenario import parse_scenario
-from tests.control.test_scenario import LARGE, SMALL, TWO_TYPES
+from tests.control.worlds import LARGE, SMALL, TWO_TYPES
 
 LOW, HIGH, LOW_S, HIGH_S = 10.0, 100.0, 1800.0, 600.0  # queries a second, mean seconds: the generator's defaults
 

@@ -8,69 +8,8 @@ from hypothesis import strategies as st
 
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.errors import InputError
+from tests.control.worlds import LARGE, SMALL, TWO_TYPES
 
-LARGE = """
-slo_ms = 1000
-[lambda]
-usd_per_query = 1.2e-4
-latency_ms = 350
-cold_ms = 1500
-concurrency = 1000
-memory_gb = 2.0
-keep_alive_s = 600
-[[instance]]
-name = "g5.xlarge"
-usd_per_hour = 1.006
-spot_usd_per_hour = 0.40
-boot_s = 240
-min_billing_s = 60
-qps = 60
-batches = [[1, 25], [4, 60], [16, 210]]
-"""
-SMALL = """
-slo_ms = 200
-[lambda]
-usd_per_query = 1.5e-5
-latency_ms = 60
-cold_ms = 600
-concurrency = 1000
-memory_gb = 0.5
-keep_alive_s = 600
-[[instance]]
-name = "g6.xlarge"
-usd_per_hour = 0.8048
-spot_usd_per_hour = 0.30
-boot_s = 180
-min_billing_s = 60
-qps = 200
-batches = [[1, 6], [8, 20], [32, 70]]
-"""
-TWO_TYPES = """
-slo_ms = 300
-[lambda]
-usd_per_query = 4e-5
-latency_ms = 120
-cold_ms = 800
-concurrency = 1000
-memory_gb = 1.0
-keep_alive_s = 600
-[[instance]]
-name = "g4dn.xlarge"
-usd_per_hour = 0.526
-spot_usd_per_hour = 0.20
-boot_s = 120
-min_billing_s = 60
-qps = 60
-batches = [[1, 14], [8, 70]]
-[[instance]]
-name = "g5.xlarge"
-usd_per_hour = 1.006
-spot_usd_per_hour = 0.40
-boot_s = 180
-min_billing_s = 60
-qps = 200
-batches = [[1, 7], [8, 22], [32, 75]]
-"""
 POSITIVE = {"lambda": {"usd_per_query", "latency_ms", "concurrency", "memory_gb"}, "instance": {"usd_per_hour", "qps"}}
 NUMBERS = {
     "": ["slo_ms"],

@@ -48,4 +48,4 @@ def test_the_machine_of_the_profiles_is_named(tmp_path):
     assert "vCPU" in checks(tmp_path)["profiles"].found
     [found] = [each for each in examine(Settings(cache_dir=tmp_path, profiles_file=tmp_path / "none")) if not each.ok]
     assert (found.name, "SERFER_PROFILES_FILE" in found.remedy) == ("profiles", True)
-    assert "none cannot be read" in found.found
+    assert "none' cannot be read" in found.found

@@ -74,7 +74,16 @@ def run(app: typer.Typer) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
     code = _exit_code(app, sys.argv[1:])
     ignore_signals()
+    _drop_unwritten()
     sys.exit(code)
+
+
+def _drop_unwritten() -> None:
+    """Forget output that cannot be written: its reader is gone or was told; Python would tell it once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_code(app: typer.Typer, arguments: list[str]) -> int:
@@ -97,7 +106,7 @@ def _exit_code(app: typer.Typer, arguments: list[str]) -> int:
         complain(word)
         return code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has enough of it
+        pass  # whoever read our output has enough of it
     except OSError as error:  # a full disk, say
         complain(error)
         return UnavailableError.exit_code

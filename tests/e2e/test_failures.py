@@ -123,7 +123,7 @@ class TestUsage:
         [
             ("SERFER_LOCAL_PORT", "many", 2, "SERFER_LOCAL_PORT: "),
             ("SERFER_LOCAL_CONCURRENCY", "0", 2, "SERFER_LOCAL_CONCURRENCY: "),
-            ("SERFER_AWS_FILE", "/nowhere.toml", 3, "SERFER_AWS_FILE: /nowhere.toml cannot be read: No such file"),
+            ("SERFER_AWS_FILE", "/nowhere.toml", 3, "SERFER_AWS_FILE: '/nowhere.toml' cannot be read: No such file"),
             ("SERFER_AWS_FILE", "{bad}", 3, "AWS facts file is not TOML"),
             ("SERFER_AWS_FILE", "{binary}", 3, "SERFER_AWS_FILE: "),
             ("SERFER_CACHE_DIR", "/proc/nowhere", 4, "SERFER_CACHE_DIR: /proc/nowhere"),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 SUITE = "trixie"
 PYTHON = "python3.13"
+LIBRARY = Path("root", "usr", "lib", PYTHON)  # the standard one
 PACKAGES = (
     *("libbz2-1.0", "libc6", "libexpat1", "libffi8", "libgcc-s1", "liblzma5", "libncursesw6", "libpython3.13-minimal"),
     *("libpython3.13-stdlib", "libsqlite3-0", "libssl3t64", "libstdc++6", "libtinfo6", "libuuid1", "libzstd1"),
@@ -57,6 +58,7 @@ def _make(target: Path) -> None:
         for package in _downloaded(Path(scratch), sources):
             _run("dpkg-deb", "--extract", str(package), str(fresh / "root"))
         _wrap(fresh)
+        _compile(fresh)
         if not _works(fresh):
             raise CannotError("what was unpacked does not run")
         shutil.rmtree(target, ignore_errors=True)
@@ -108,7 +110,16 @@ def _wrap(fresh: Path) -> None:
     (fresh / "lib").symlink_to("root/usr/lib")
 
 
+def _compile(fresh: Path) -> None:
+    """Compile the standard library, as it is in Lambda, and as Debian's own installation would."""
+    command = [fresh / "bin" / PYTHON, "-I", "-S", "-m", "compileall", "-q", fresh / LIBRARY]
+    _run(*map(str, command))
+
+
 def _works(target: Path) -> bool:
+    """Say whether it is compiled, runs, and has what is needed."""
+    if not (target / LIBRARY / "json" / "__pycache__").is_dir():
+        return False
     code = "import compileall, ctypes, hashlib, sqlite3, ssl, sys; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run(

@@ -5,7 +5,6 @@ The one with torch imports it and answers with a number, no network loaded: less
 """
 
 import json
-import statistics
 import sys
 import time
 from contextlib import contextmanager
@@ -115,11 +114,11 @@ def test_a_built_function_answers_in_a_third_of_the_time_of_one_with_torch(
             other = with_torch(torch, cache, runtimes)
             if number:  # the first brings the files into memory
                 pairs.append((one, other))
+    built_s, torch_s = (min(each) for each in zip(*pairs, strict=True))  # whatever else runs here only adds
     ratios = [one / other for one, other in pairs]
-    seconds = [f"{statistics.median(each):.2f} s" for each in zip(*pairs, strict=True)]
-    said = f"built {seconds[0]}, torch {seconds[1]}; ratio {min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"{said}, median {statistics.median(ratios):.2f}")  # noqa: T201 - for who runs it with -s
-    assert statistics.median(ratios) <= 1 / 3
+    said = f"built {built_s:.2f} s, torch {torch_s:.2f} s; pairs {min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"{said}, fastest {built_s / torch_s:.2f}")  # noqa: T201 - for who runs it with -s
+    assert built_s / torch_s <= 1 / 3
 
 
 def whole_plan(tmp_path):

@@ -133,13 +133,13 @@ def test_tasks_of_a_plan_and_of_a_calibration(scenario, tmp_path):
 
 def test_a_plan_is_calibrated_on_this_machine(scenario, tmp_path):
     made = json.loads(
-        called("--calibrate", split_small(tmp_path), "--out", tmp_path / "c.json", "--queries", 10, "--json")
+        called("--calibrate", split_small(tmp_path), "--out", tmp_path / "c.json", "--queries", 20, "--json")
     )
-    assert (made["queries"], made["out"]) == (10, str(tmp_path / "c.json"))
+    assert (made["queries"], made["out"]) == (20, str(tmp_path / "c.json"))
     assert made["cold_ms"] > 0
     load = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless")
     found = outcomes(*load, "--calibration", tmp_path / "c.json")[0]
-    assert found["latency_ms"]["p50"] == pytest.approx(made["p50_ms"], rel=0.3)
+    assert found["latency_ms"]["p50"] == pytest.approx(made["p50_ms"], rel=0.5)  # of few and noisy queries
 
 
 @pytest.mark.parametrize(

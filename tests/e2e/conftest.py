@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -117,6 +118,12 @@ class Command:
             return next((one for one in processes(self.pid) if (one.kind, one.stage) == (kind, stage)), None)
 
         return eventually(look, f"{kind} {stage} of the command")
+
+    def said(self):
+        """Wait for a line of JSON, which is what a server says of itself once it serves, and return its value."""
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()
+        return json.loads(line)
 
     def interrupt(self, number=signal.SIGINT):
         """Do what a terminal does: signal the whole process group."""

@@ -26,9 +26,7 @@ def serve(start, lean):
 
     def launch(*arguments, **variables):
         command = start("serve", "--plan", lean, "--port", "0", "--json", *arguments, **variables)
-        line = command.process.stdout.readline()
-        assert line, command.process.communicate()
-        return command, json.loads(line)
+        return command, command.said()
 
     return launch
 

@@ -21,9 +21,7 @@ def launch(start, directory):
 
     def launch(*arguments, **variables):
         command = start("instance", "--plan", directory, "--port", "0", "--json", *arguments, **variables)
-        line = command.process.stdout.readline()
-        assert line, command.process.communicate()
-        return command, json.loads(line)
+        return command, command.said()
 
     return launch
 

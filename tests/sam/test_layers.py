@@ -29,9 +29,8 @@ from sam.tree import Built, built, seal, tree_digest
 from serfer.core.errors import ModelError, UnavailableError
 from splitter.bundle import DEPENDENCY_LIMIT
 from splitter.contents import WORKER
-from splitter.split import split
 from tests.sam.conftest import OPTIONS
-from tests.splitter.models import Net
+from tests.splitter.models import split_two_stages
 
 ROOT = Path(__file__).parents[2]
 PACKAGE_LIMIT = 262_144_000
@@ -69,12 +68,7 @@ print('loaded')
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
-    home = tmp_path_factory.mktemp("planned")
-    net = Net(3, 8, 8)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    path = home / "net.onnx"
-    path.write_bytes(net.model(net.linear(net.flat(x), 256, 5)).SerializeToString())
-    return split(path, out=home / "plan", grids=["2x2", "1"]), home / "plan"
+    return split_two_stages(tmp_path_factory.mktemp("planned"))
 
 
 def run(python, path, code, *arguments, **variables):

@@ -3,33 +3,10 @@
 from serfer.control.policy import Wanted
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
 from serfer.sim.calibration import FORMAT, Calibration
+from tests.control.worlds import TWO_TYPES
 
-TOML = """
-slo_ms = 300
-[lambda]
-usd_per_query = 4e-5
-latency_ms = 120
-cold_ms = 800
-concurrency = 1000
-memory_gb = 1.0
-keep_alive_s = 60
-[[instance]]
-name = "g4dn.xlarge"
-usd_per_hour = 0.526
-spot_usd_per_hour = 0.20
-boot_s = 120
-min_billing_s = 60
-qps = 60
-batches = [[1, 14], [8, 70]]
-[[instance]]
-name = "g5.xlarge"
-usd_per_hour = 1.006
-spot_usd_per_hour = 0.0
-boot_s = 180
-min_billing_s = 60
-qps = 200
-batches = [[1, 7], [8, 22], [32, 75]]
-"""
+# Two types of instances, the second of which has no spot price.
+TOML = TWO_TYPES.replace("spot_usd_per_hour = 0.40", "spot_usd_per_hour = 0.0")
 
 
 def scenario(*, boot_s=120.0, least_s=60.0, concurrency=1000, keep_alive_s=600.0, slo_ms=300.0):

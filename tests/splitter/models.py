@@ -20,6 +20,7 @@ from splitter.grids import parse_grids
 from splitter.ingest import from_onnx
 from splitter.load import Source
 from splitter.planner import Budget
+from splitter.split import split
 
 FACTS = shipped_aws()
 LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_LIMIT)
@@ -96,6 +97,15 @@ def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **wis
     decision = fit(graph, Wishes(parse_grids(grids), stages, **wishes), budget, None, lambda _: None)
     directory.mkdir(exist_ok=True)
     return assemble(decision, source, graph, budget, directory, lambda _: None)
+
+
+def split_two_stages(home):
+    """Split a convolution on 2x2 and a fully connected layer; return the plan and its directory."""
+    net = Net(3, 8, 8)
+    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
+    path = home / "net.onnx"
+    path.write_bytes(net.model(net.linear(net.flat(x), 256, 5)).SerializeToString())
+    return split(path, out=home / "plan", grids=["2x2", "1"]), home / "plan"
 
 
 def room_for(weights):

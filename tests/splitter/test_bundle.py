@@ -15,7 +15,7 @@ from splitter import bundle
 from splitter.bundle import DEPENDENCY_LIMIT, dependencies, directory_bytes, function_directory
 from splitter.cache import assembled, forget_unused, in_use
 from splitter.split import split
-from tests.splitter.models import Net
+from tests.splitter.models import Net, split_two_stages
 
 PACKAGE_LIMIT = 262_144_000
 WEEK = 7 * 24 * 3600
@@ -54,12 +54,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
-    home = tmp_path_factory.mktemp("planned")
-    net = Net(3, 8, 8)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    path = home / "net.onnx"
-    path.write_bytes(net.model(net.linear(net.flat(x), 256, 5)).SerializeToString())
-    return split(path, out=home / "plan", grids=["2x2", "1"]), home / "plan"
+    return split_two_stages(tmp_path_factory.mktemp("planned"))
 
 
 @pytest.fixture(scope="module")

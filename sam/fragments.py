@@ -79,8 +79,12 @@ def fill(value: Any, words: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any YAM
 
 
 def script(name: str, words: Mapping[str, Any]) -> str:
-    """Return what an instance runs when it starts, with its words filled in; `@fetch@` is how it fetches its code."""
-    found: str = fill(text(name), {**words, "fetch": text("user-data-fetch.sh").rstrip()})
+    """Return what an instance runs when it starts, with its words filled in.
+
+    `@fetch@` defines how it fetches its code, `@logs@` what becomes of its log.
+    """
+    shared = {part: text(f"user-data-{part}.sh").rstrip() for part in ("fetch", "logs")}
+    found: str = fill(text(name), {**words, **shared})
     return found
 
 

@@ -122,22 +122,8 @@ Description=End an instance that cannot serve
 Type=oneshot
 ExecStart=/opt/serfer/failed
 END
-cat > /etc/logrotate.d/serfer <<'END'
-/var/log/serfer/gpu.log {
-  su serfer serfer
-  size 50M
-  rotate 2
-  copytruncate
-  missingok
-}
-END
-cat > /opt/serfer/agent.json <<'END'
-{"agent": {"run_as_user": "cwagent"},
- "logs": {"logs_collected": {"files": {"collect_list": [
-   {"file_path": "/var/log/serfer/gpu.log", "log_group_name": "${GpuLog}", "log_stream_name": "{instance_id}"}
- ]}}}}
-END
-/opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c file:/opt/serfer/agent.json
+@logs@
+logs gpu '${GpuLog}'
 
 systemctl daemon-reload
 systemctl enable serfer-instance.service serfer-started.service

@@ -105,24 +105,8 @@ SystemCallFilter=@system-service
 [Install]
 WantedBy=multi-user.target
 END
-cat > /etc/logrotate.d/serfer <<'END'
-/var/log/serfer/driver.log {
-  su serfer serfer
-  size 50M
-  rotate 2
-  copytruncate
-  missingok
-}
-END
-mkdir -p /etc/systemd/system/logrotate.timer.d
-printf '[Timer]\nOnCalendar=\nOnCalendar=hourly\n' > /etc/systemd/system/logrotate.timer.d/hourly.conf
-cat > /opt/serfer/agent.json <<'END'
-{"agent": {"run_as_user": "cwagent"},
- "logs": {"logs_collected": {"files": {"collect_list": [
-   {"file_path": "/var/log/serfer/driver.log", "log_group_name": "${DriverLog}", "log_stream_name": "{instance_id}"}
- ]}}}}
-END
-/opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c file:/opt/serfer/agent.json
+@logs@
+logs driver '${DriverLog}'
 
 systemctl daemon-reload
 systemctl start serfer-keys.service || true

@@ -235,6 +235,26 @@ def test_an_instances_script_is_sound_and_short_enough(kind, tmp_path):
     assert "@" not in script(kind).replace("@system-service", "")
 
 
+@BOTH
+def test_an_instances_log_is_cut_off_each_hour_and_sent_to_its_group(kind, tmp_path):
+    text = script(kind)
+    logs = re.search(r"^logs\(\) \{.*?^\}\nlogs \w+ 'something'$", text, re.DOTALL | re.MULTILINE)[0]
+    agent = tmp_path / "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
+    for place in (agent.parent, tmp_path / "opt/serfer", tmp_path / "etc/logrotate.d"):
+        place.mkdir(parents=True)
+    agent.write_text("#!/bin/bash\nexit 0\n", encoding="utf-8")
+    agent.chmod(0o755)
+    moved = re.sub(r"(?<=[ :])/(etc|opt)/", rf"{tmp_path}/\1/", logs)
+    subprocess.run([shutil.which("bash"), "-euc", moved], check=True)
+    told = json.loads((tmp_path / "opt/serfer/agent.json").read_text(encoding="utf-8"))
+    [one] = told["logs"]["logs_collected"]["files"]["collect_list"]
+    assert (one["log_group_name"], one["log_stream_name"]) == ("something", "{instance_id}")
+    assert one["file_path"] in text.replace(logs, "")  # what the unit writes
+    assert (tmp_path / "etc/logrotate.d/serfer").read_text(encoding="utf-8").startswith(f"{one['file_path']} {{\n")
+    hourly = tmp_path / "etc/systemd/system/logrotate.timer.d/hourly.conf"
+    assert "OnCalendar=hourly" in hourly.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("refused", [False, True], ids=["in-its-group", "in-the-warm-pool"])
 def test_an_instance_that_cannot_serve_is_not_replaced_by_another_one(refused, tmp_path):
     text = script(GPU).replace("/opt/serfer", str(tmp_path))

@@ -2,6 +2,7 @@
 
     start: the group's desired capacity goes up         stop: one instance ends, and the capacity goes down with it
     an instance that nobody asks any more ends itself the same way (release_this_instance)
+    stop of one that AWS has not delivered yet: only the capacity goes down, never below the instances there are
 
 Machines of a warm pool are no members: they are stopped, and Auto Scaling takes them first when the capacity goes up.
 """
@@ -41,6 +42,7 @@ class AutoScalingProvisioner:
         self._addresses: dict[str, str] = {}
         self._clients: dict[str, Any] = {}
         self._lock = Lock()
+        self._capacity = Lock()  # a change is a look at the capacity and a request: one after the other
         self._said: str | None = None
 
     async def members(self) -> list[Member]:
@@ -51,9 +53,10 @@ class AutoScalingProvisioner:
         """Raise the group's desired capacity by `count`, to its MaxSize at most; beyond that a line is logged."""
         await asyncio.to_thread(self._start, count)
 
-    async def stop(self, name: str) -> None:
+    async def stop(self, name: str) -> bool:
         """End an instance of this group, and lower the desired capacity; its MinSize stays, and a line is logged."""
-        await asyncio.to_thread(self._stop, name)
+        stop = self._withdraw if name.startswith(_ASKED_FOR) else self._end
+        return await asyncio.to_thread(stop, name)
 
     async def close(self) -> None:
         """Close the connections; the instances go on."""
@@ -66,40 +69,61 @@ class AutoScalingProvisioner:
         there = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
         addresses = self._known_addresses(there)
         found = [self._member(name, state, addresses.get(name)) for name, state in there.items()]
-        coming = group["DesiredCapacity"] - sum(each.state != "draining" for each in found)
+        coming = group["DesiredCapacity"] - _staying(group)
         return found + [Member(f"{_ASKED_FOR}{number}", None, "booting") for number in range(1, coming + 1)]
 
     def _member(self, name: str, state: str, address: str | None) -> Member:
         url = f"http://{address}:{self._port}" if address else None
-        return Member(name, url, _STATES.get(state.partition(":")[0], "draining"))
+        return Member(name, url, _state(state))
 
     def _start(self, count: int) -> None:
-        group = self._described()
-        desired, most = group["DesiredCapacity"], group["MaxSize"]
-        wanted = min(desired + count, most)
-        if wanted < desired + count:
-            self._say(
-                f"{self._name}: {count} more instances are wanted and {max(0, wanted - desired)} may be: "
-                f"its MaxSize is {most}"
-            )
-        if wanted > desired:
-            self._call("autoscaling", "set_desired_capacity", DesiredCapacity=wanted, AutoScalingGroupName=self._group)
+        with self._capacity:
+            group = self._described()
+            desired, most = group["DesiredCapacity"], group["MaxSize"]
+            wanted = min(desired + count, most)
+            if wanted < desired + count:
+                self._say(
+                    f"{self._name}: {count} more instances are wanted and {max(0, wanted - desired)} may be: "
+                    f"its MaxSize is {most}"
+                )
+            if wanted > desired:
+                self._set_desired(wanted)
 
-    def _stop(self, name: str) -> None:
+    def _withdraw(self, name: str) -> bool:
+        """Ask for one instance less, if the group still waits for one that AWS has not delivered."""
+        with self._capacity:
+            group = self._described()
+            desired = group["DesiredCapacity"]
+            if desired <= _staying(group) or self._at_min_size(group, name):
+                return False
+            self._set_desired(desired - 1)
+            return True
+
+    def _end(self, name: str) -> bool:
         """End an instance if it is one of this group's, for AWS would end any other group's as well."""
-        group = self._described()
-        states = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
-        if name not in states or states[name].startswith(("Terminating", "Detaching")):
-            return
-        if group["DesiredCapacity"] <= group["MinSize"]:
-            self._say(f"{self._name}: {name} could end and does not: the group's MinSize is {group['MinSize']}")
-            return
-        self._call(
-            "autoscaling",
-            "terminate_instance_in_auto_scaling_group",
-            InstanceId=name,
-            ShouldDecrementDesiredCapacity=True,
-        )
+        with self._capacity:
+            group = self._described()
+            states = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
+            if name not in states or states[name].startswith(("Terminating", "Detaching")):
+                return False
+            if self._at_min_size(group, name):
+                return False
+            self._call(
+                "autoscaling",
+                "terminate_instance_in_auto_scaling_group",
+                InstanceId=name,
+                ShouldDecrementDesiredCapacity=True,
+            )
+            return True
+
+    def _at_min_size(self, group: Mapping[str, Any], name: str) -> bool:
+        if group["DesiredCapacity"] > group["MinSize"]:
+            return False
+        self._say(f"{self._name}: {name} could end and does not: the group's MinSize is {group['MinSize']}")
+        return True
+
+    def _set_desired(self, count: int) -> None:
+        self._call("autoscaling", "set_desired_capacity", DesiredCapacity=count, AutoScalingGroupName=self._group)
 
     def _described(self) -> Mapping[str, Any]:
         said = self._call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[self._group])
@@ -168,6 +192,15 @@ def release_this_instance() -> bool:
         return False
     _log.info("instance %s has left its Auto Scaling group", found.id)
     return True
+
+
+def _state(lifecycle: str) -> State:
+    return _STATES.get(lifecycle.partition(":")[0], "draining")
+
+
+def _staying(group: Mapping[str, Any]) -> int:
+    """Return how many of a group's instances are there and are not about to end."""
+    return sum(_state(each["LifecycleState"]) != "draining" for each in _instances(group))
 
 
 def _instances(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:

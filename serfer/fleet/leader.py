@@ -79,7 +79,8 @@ class Leader:
         tell(logging.INFO, "pool starts instances", count=count, wanted=wanted.instances, reason=wanted.reason)
 
     async def _stop(self, name: str, wanted: Wanted) -> None:
-        await self._provisioner.stop(name)
+        if not await self._provisioner.stop(name):
+            return  # it stays, or ends already: neither is a change
         self._changes["stopped"] += 1
         tell(logging.INFO, "pool stops an instance", instance=name, wanted=wanted.instances, reason=wanted.reason)
 

@@ -101,14 +101,15 @@ class LocalProvisioner:
             reason = error.strerror or error
             raise UnavailableError(f"--instances local: no instance could be started: {reason}") from error
 
-    async def stop(self, name: str) -> None:
+    async def stop(self, name: str) -> bool:
         """Ask a process to end."""
         path = self._registry / f"{name}.json"
         record = self._read(path) if path.parent == self._registry else None
         if record is None or record.ends is not None:
-            return
+            return False
         _write(path, replace(record, ends=_now()))
         record.process.send(signal.SIGTERM)
+        return True
 
     async def close(self) -> None:
         """Do nothing: what is known of the processes lies in the registry."""

@@ -36,8 +36,11 @@ class Provisioner(Protocol):
         """Ask for `count` more instances: counted by `members` at once, there later; fewer where no more may be."""
         ...
 
-    async def stop(self, name: str) -> None:
-        """Have an instance end that gets no queries any more; one that isn't there is no mistake."""
+    async def stop(self, name: str) -> bool:
+        """End an instance that gets no queries any more; return whether its end was requested by this call.
+
+        False: it does not exist, ends already, or has to stay. None of these is an error.
+        """
         ...
 
     async def close(self) -> None:

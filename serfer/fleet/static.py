@@ -25,10 +25,12 @@ class StaticProvisioner:
         unused = [url for url, used in self._used.items() if not used]
         self._used.update(dict.fromkeys(unused[:count], True))
 
-    async def stop(self, name: str) -> None:
+    async def stop(self, name: str) -> bool:
         """Use a server no more."""
-        if name in self._used:
+        was_used = self._used.get(name, False)
+        if was_used:
             self._used[name] = False
+        return was_used
 
     async def close(self) -> None:
         """Do nothing: the servers are somebody else's."""

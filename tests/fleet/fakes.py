@@ -112,8 +112,8 @@ class FakeProvisioner:
 
     async def stop(self, name):
         self.calls.append(("stop", name))
-        self.there.pop(name, None)
         self.net.up.discard(f"http://{name}")
+        return self.there.pop(name, None) is not None
 
     async def close(self):
         self.closed += 1

@@ -91,10 +91,10 @@ class ProvisionerContract:
             async with self.pool() as pool:
                 await pool.start(2)
                 first, second = await serving(pool, 2)
-                await pool.stop(first.name)
+                assert await pool.stop(first.name)
                 await pool.stop(first.name)
                 assert [one.name for one in await serving(pool, 1)] == [second.name]
-                await pool.stop(first.name)
+                assert not await pool.stop(first.name)
                 assert [one.name for one in await pool.members()] == [second.name]
 
         asyncio.run(run())
@@ -105,7 +105,7 @@ class ProvisionerContract:
                 await pool.start(1)
                 await serving(pool, 1)
                 for name in ("nobody", "", "../nobody", "i-0123456789abcdef0"):
-                    await pool.stop(name)
+                    assert not await pool.stop(name)
                 assert len(await pool.members()) == 1
 
         asyncio.run(run())

@@ -13,6 +13,7 @@ from botocore.stub import Stubber
 from serfer.core.errors import UnavailableError
 from serfer.fleet import auto_scaling
 from serfer.fleet.auto_scaling import AutoScalingProvisioner, release_this_instance
+from serfer.fleet.roster import Roster
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
 from tests.serfer.moto_server import ACCESS, REGION, MotoServer
@@ -310,7 +311,7 @@ def test_each_state_of_auto_scalings_is_one_of_ours_and_the_warm_pool_is_none(to
     assert found["i-2"][1] is None
 
 
-def test_what_was_asked_for_and_is_not_there_yet_counts_and_cannot_be_stopped(told):
+def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(told):
     stubs = told(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
     stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
     found = running(AutoScalingProvisioner.members)
@@ -318,8 +319,64 @@ def test_what_was_asked_for_and_is_not_there_yet_counts_and_cannot_be_stopped(to
         ("asked-1", None, "booting"),
         ("asked-2", None, "booting"),
     ]
-    told(("i-1", "InService"), desired=3)
-    running(lambda pool: pool.stop("asked-1"))  # nothing else is asked of AWS
+
+
+def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(told):
+    stubs = told(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
+    stubs["autoscaling"].add_response(
+        "set_desired_capacity", {}, {"AutoScalingGroupName": GROUP, "DesiredCapacity": 2}
+    )
+    assert running(lambda pool: pool.stop("asked-1"))
+    stubs["autoscaling"].assert_no_pending_responses()
+
+
+@pytest.mark.parametrize(
+    ("states", "group"),
+    [
+        (["InService", "Pending"], {"desired": 2}),  # delivered meanwhile
+        (["InService"], {"desired": 2, "MinSize": 2}),
+    ],
+)
+def test_the_capacity_never_falls_below_the_delivered_instances_or_the_minimum(told, states, group):
+    told(*[(f"i-{number}", state) for number, state in enumerate(states)], **group)
+    assert not running(lambda pool: pool.stop("asked-1"))  # a set_desired_capacity would find no stub
+
+
+def test_capacity_that_aws_cannot_deliver_is_withdrawn_when_the_load_has_gone(monkeypatch):
+    """No instance ever comes: two are wanted for 10 s, then none for half an hour."""
+    aws = NothingDelivered()
+    monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
+    roster = Roster(boot_s=120)
+
+    async def work(pool):
+        for second in range(1810):
+            members = await pool.members()
+            orders = roster.decide(float(second), members, {}, 2 if second < 10 else 0, ())
+            for name in orders.stop:
+                await pool.stop(name)
+            if orders.start:
+                await pool.start(orders.start)
+        return await pool.members()
+
+    assert running(work) == []
+    assert aws.changes == [2, 1, 0]
+
+
+class NothingDelivered:
+    """Auto Scaling's client of a group whose desired capacity changes and that never gets an instance."""
+
+    def __init__(self):
+        self.changes = []
+
+    def describe_auto_scaling_groups(self, **_):
+        desired = self.changes[-1] if self.changes else 0
+        return {"AutoScalingGroups": [{"DesiredCapacity": desired, "MinSize": 0, "MaxSize": 8, "Instances": []}]}
+
+    def set_desired_capacity(self, *, DesiredCapacity, **_):  # noqa: N803 - AWS's name
+        self.changes.append(DesiredCapacity)
+
+    def close(self):
+        pass
 
 
 @pytest.mark.parametrize("state", ["Terminating", "Terminating:Wait", "Warmed:Stopped", "Terminated"])

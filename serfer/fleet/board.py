@@ -4,11 +4,13 @@
     PREFIX:fleet       the leader's word: the instances, how many are wanted, and why
 
 Everything is renewed each second, has a time to live of a few, and is bounded and checked before it is believed.
+
+A store may bill every request, so a look reads the places that were taken when it last looked and asks only for those
+that a new driver would take: drivers take the lowest free place. All places are looked at first, and every minute.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -17,12 +19,15 @@ from typing import Final, TypeVar
 
 from serfer.core.errors import MissingKeyError, PlanError
 from serfer.core.structure import structure, unstructure
+from serfer.fleet.lease import SLOT_S
 from storage.store import Range, Store
 
 MOST_DRIVERS: Final = 64
 MOST_MEMBERS: Final = 256
 TTL_S: Final = 5.0
 """How long a driver that says no more is reckoned with."""
+FULL_LOOK_EVERY: Final = 60
+"""So many looks, one each second, until all places are looked at again."""
 _FLEET_TTL_S = 60.0  # longer: what serves goes on serving while nobody leads
 _MOST_BYTES = 256 * 1024
 _WORD = re.compile(r"[!-~]{1,300}")
@@ -89,6 +94,23 @@ class View:
         return frozenset(name for load in self.others for name in load.busy)
 
 
+@dataclass(frozen=True)
+class Requests:
+    """Requests to the store a second: gets and existence checks, and puts."""
+
+    reads: float
+    writes: float
+
+
+def requests_per_s(drivers: int) -> Requests:
+    """Return what one of so many drivers of a pool sends the store: its board and its lease (for pricing)."""
+    per_slot = 1.0 / SLOT_S
+    followers = (drivers - 1) / drivers
+    full_looks = (MOST_DRIVERS - drivers) / FULL_LOOK_EVERY
+    reads = drivers + 2.0 + full_looks + per_slot * followers  # loads, the next place, the leader's word; a lost slot
+    return Requests(reads, writes=1.0 + 1.0 / drivers + per_slot)
+
+
 @dataclass
 class Board:
     """One driver's access to the board under `prefix`; every method blocks, and raises what the store raises."""
@@ -97,6 +119,8 @@ class Board:
     prefix: str
     driver: str
     _place: int | None = field(default=None, init=False)
+    _taken: set[int] = field(default_factory=set, init=False)  # places, when it last looked
+    _looks: int = field(default=0, init=False)
 
     def exchange(self, load: Load) -> View:
         """Read what the others told, and tell this driver's load; where all places are taken it is not told.
@@ -113,20 +137,40 @@ class Board:
             self.store.put(self._key(self._place), value, TTL_S)
             return
         for place in range(MOST_DRIVERS):
-            if self.store.put_new(self._key(place), value, TTL_S):
+            if place not in self._taken and self.store.put_new(self._key(place), value, TTL_S):
                 self._place = place
+                self._taken.add(place)
                 return
 
     def look(self) -> View:
-        """Read what the others and the leader told; what is none of ours is passed over."""
-        keys = [self._key(place) for place in range(MOST_DRIVERS)]
-        there = [key for key, found in zip(keys, self.store.exists(keys), strict=True) if found]
-        loads = [_load(value) for value in self._values(there)]
+        """Read what the others and the leader told; invalid values are passed over."""
+        full = self._looks % FULL_LOOK_EVERY == 0
+        self._looks += 1
+        return self._look(full=full)
+
+    def _look(self, *, full: bool) -> View:
+        self._note_taken(self._free_places(MOST_DRIVERS if full else max(self._taken, default=-1) + 2))
+        places = sorted(self._taken)
+        values = self._values([self._key(place) for place in places])
+        self._taken = {place for place, value in zip(places, values, strict=True) if value is not None}
+        loads = [_load(value) for value in values if value is not None]
         others = {load.driver: load for load in loads if load is not None and load.driver != self.driver}
         if self._place is not None and not any(load and load.driver == self.driver for load in loads):
             self._place = None  # it was gone for so long that another one may have it
-        told = self._values([self._fleet_key])
-        return View(tuple(others.values()), _fleet(told[0]) if told else None)
+        [told] = self._values([self._fleet_key])
+        return View(tuple(others.values()), None if told is None else _fleet(told))
+
+    def _free_places(self, below: int) -> list[int]:
+        """Return the places that were free at the last look; the next driver takes the lowest of them."""
+        return [place for place in range(min(below, MOST_DRIVERS)) if place not in self._taken]
+
+    def _note_taken(self, places: Sequence[int]) -> None:
+        """Ask whether these places are taken by now; if the highest one is, also for the one above it, and so on."""
+        while places:
+            found = self.store.exists([self._key(place) for place in places])
+            self._taken.update(place for place, there in zip(places, found, strict=True) if there)
+            above = places[-1] + 1
+            places = [above] if found[-1] and above < MOST_DRIVERS and above not in self._taken else []
 
     def lead(self, fleet: Fleet) -> None:
         """Put the leader's word."""
@@ -140,21 +184,23 @@ class Board:
         if self._place is not None:
             self.store.delete([self._key(self._place)])
             self._place = None
-        last = not self.look().others
+        last = not self._look(full=True).others
         if last:
             self.store.delete([self._fleet_key])
         return last
 
-    def _values(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values that there are; one may go between two looks."""
+    def _values(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the keys' values, None for a key that has gone since the last look."""
         try:
-            return self.store.get_many([Range(key) for key in keys]) if keys else []
+            return [*self.store.get_many([Range(key) for key in keys])] if keys else []
         except MissingKeyError:
-            found = []
-            for key in keys:
-                with contextlib.suppress(MissingKeyError):
-                    found.append(self.store.get(key))
-            return found
+            return [self._value(key) for key in keys]
+
+    def _value(self, key: str) -> bytes | None:
+        try:
+            return self.store.get(key)
+        except MissingKeyError:
+            return None
 
     def _key(self, place: int) -> str:
         return f"{self.prefix}:driver:{place}"

@@ -178,7 +178,7 @@ class Controller:
         """Take into account how many drivers there are, what they have on Lambda, and what they paid for it."""
         self._pool.drivers = 1 + len(self._view.others)
         self._pool.elsewhere = self._view.in_flight
-        usd = self._paid.since(self._view)
+        usd = self._paid.since(self._view, now)
         if usd > 0:
             self._pool.router.spending.pay(now, usd)
 
@@ -279,16 +279,20 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
 
 
 class _Paid:
-    """What the other drivers paid to Lambda, as far as it was reckoned with already."""
+    """What the other drivers paid to Lambda, as far as it was accounted for already."""
 
     def __init__(self) -> None:
-        self._known: dict[str, float] = {}
+        self._known: dict[str, tuple[float, float]] = {}  # by driver: dollars it ever paid, and when it said so
 
-    def since(self, view: View) -> float:
-        """Return what they paid since this was last called; of a driver that is new here, in the last hour."""
+    def since(self, view: View, now: float) -> float:
+        """Return what they paid since the last call; of a driver that is new or was away for an hour, in the last hour.
+
+        Names are new at every start of a driver, so those that were not seen for an hour are forgotten.
+        """
+        self._known = {name: known for name, known in self._known.items() if now - known[1] < S_PER_HOUR}
         usd = 0.0
         for load in view.others:
             known = self._known.get(load.driver)
-            usd += load.hour_usd if known is None else max(0.0, load.paid_usd - known)
-        self._known |= {load.driver: load.paid_usd for load in view.others}
+            usd += load.hour_usd if known is None else max(0.0, load.paid_usd - known[0])
+        self._known |= {load.driver: (load.paid_usd, now) for load in view.others}
         return usd

@@ -1,7 +1,7 @@
 """Loads over time: queries a second, each rate held for a while, read from CSV files and cut and scaled.
 
-A file has the columns `t_seconds,rps` (queries a second from that time on) or `minute,requests` (queries in that
-minute); a rate is held until the next row, the last one for as long as the one before it.
+A file has the columns `t_seconds,rps` (queries a second from that time on: a rate is held until the next row, the last
+one for as long as the one before it) or `minute,requests` (queries in that minute: in minutes without a row none came).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from serfer.files import read_text
 MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_ROWS: Final = 4_000_000
 _LARGEST: Final = 1e9
-_COLUMNS: Final = {("t_seconds", "rps"): 1.0, ("minute", "requests"): 60.0}  # seconds of a unit of the first column
-_COLUMN_NAMES: Final = " or ".join(",".join(names) for names in _COLUMNS)
+_S_PER_MINUTE: Final = 60.0
+_SECONDS, _MINUTES = ("t_seconds", "rps"), ("minute", "requests")
+_COLUMN_NAMES: Final = " or ".join(",".join(names) for names in (_SECONDS, _MINUTES))
 SCALES: Final = ("S", "M", "none")
 
 Floats = NDArray[np.float64]
@@ -30,11 +31,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A load: `rates` queries a second, held for `durations_s` seconds, row by row; arrays (rows,), never empty."""
+    """A load: `rates` queries a second, held for `durations_s` seconds, row by row; arrays (rows,), never empty.
+
+    `begin_s` is the time of its first row on the clock of the file: what is given as a time of the load refers to it.
+    """
 
     name: str
     durations_s: Floats
     rates: Floats
+    begin_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -66,16 +71,17 @@ class Trace:
         return replace(self, rates=self.rates * factor)
 
     def cut(self, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
-        """Return what lies between two times in seconds; raises UsageError where nothing does."""
-        starts = self.starts_s
+        """Return what lies between two times of the load in seconds; raises UsageError where nothing does."""
+        starts = self.begin_s + self.starts_s
         begins, ends = np.maximum(starts[:-1], from_s), np.minimum(starts[1:], until_s)
         kept = ends > begins
         if not kept.any():
             raise UsageError(
-                f"nothing of {self.name} lies between --from {from_s:g} and --until {until_s:g}: it has "
-                f"{self.seconds:g} seconds"
+                f"nothing of {self.name} lies between --from {from_s:g} and --until {until_s:g}: it begins at "
+                f"{self.begin_s:g} and ends at {self.begin_s + self.seconds:g} seconds"
             )
-        return replace(self, durations_s=(ends - begins)[kept], rates=self.rates[kept])
+        durations, begin = (ends - begins)[kept], float(begins[kept][0])
+        return replace(self, durations_s=durations, rates=self.rates[kept], begin_s=begin)
 
     def without_zeros(self, over_s: float) -> Trace:
         """Return the trace without those times of at least `over_s` seconds in which nothing came: gaps in a record.
@@ -132,13 +138,26 @@ def read_trace(path: Path) -> Trace:
     if not lines:
         raise InputError(f"{path} has {f'more than {MOST_ROWS:,}' if text else 'no'} rows")
     names = tuple(part.strip() for part in lines[0].split(","))
-    if names not in _COLUMNS:
+    if names not in (_SECONDS, _MINUTES):
         raise InputError(f"{path}, line 1: the columns are {_COLUMN_NAMES}, not {lines[0][:60]!r}")
-    unit_s, rows = _COLUMNS[names], _rows(path, lines)
-    times = np.array([time for time, _ in rows]) * unit_s
+    rows = _rows(path, lines)
+    times, values = np.array([time for time, _ in rows]), np.array([value for _, value in rows])
+    if names == _MINUTES:
+        return _per_minute(path, times, values)
     steps = np.diff(times)
-    durations = np.append(steps, steps[-1] if steps.size else unit_s)
-    return Trace(path.stem, durations, np.array([value for _, value in rows]) / unit_s)
+    return Trace(path.stem, np.append(steps, steps[-1] if steps.size else 1.0), values, float(times[0]))
+
+
+def _per_minute(path: Path, minutes: Floats, counts: Floats) -> Trace:
+    """Return counts of minutes as a load, with no queries in the minutes between them; raises InputError."""
+    broken = np.flatnonzero(minutes % 1)
+    if broken.size:
+        raise InputError(f"{path}: minutes are whole numbers, not {minutes[broken[0]]:g}: give {','.join(_SECONDS)}")
+    gaps = np.diff(minutes) - 1
+    before = np.flatnonzero(gaps) + 1  # rows that come after a gap
+    durations = np.insert(np.ones(len(minutes)), before, gaps[before - 1])
+    rates = np.insert(counts / _S_PER_MINUTE, before, 0.0)
+    return Trace(path.stem, durations * _S_PER_MINUTE, rates, float(minutes[0]) * _S_PER_MINUTE)
 
 
 def _rows(path: Path, lines: list[str]) -> list[tuple[float, float]]:

@@ -1,15 +1,18 @@
 """What drivers tell one another over the store, and what they believe of it."""
 
 import json
+import random
 import secrets
 
 import pytest
 
 from serfer.core.structure import unstructure
 from serfer.fleet import board as module
-from serfer.fleet.board import MOST_DRIVERS, Board, Fleet, Listed, Load, View
+from serfer.fleet.board import MOST_DRIVERS, Board, Fleet, Listed, Load, View, requests_per_s
+from serfer.fleet.lease import Lease
 from serfer.local.redis_server import RedisServer
 from storage import open_store
+from storage.counting import CountingStore
 from storage.memory import MemoryStore
 
 FLEET = Fleet(
@@ -102,6 +105,46 @@ def test_more_drivers_than_places_lead_to_no_error(prefix):
     for number in range(MOST_DRIVERS + 2):
         Board(store, prefix, f"d{number}").exchange(Load(f"d{number}", rate=1))
     assert Board(store, prefix, "x").look().rate == MOST_DRIVERS
+
+
+def test_drivers_that_come_and_go_see_one_another_at_their_next_look(prefix):
+    clock = Clock()
+    store = MemoryStore(clock)
+    chances = random.Random(7)  # noqa: S311 - no secret
+    boards, names = [], iter(range(10_000))
+    for _ in range(100):
+        clock.now += 1
+        if boards and chances.random() < 0.3:
+            leaving = boards.pop(chances.randrange(len(boards)))
+            if chances.random() < 0.5:
+                leaving.leave()
+        boards += [Board(store, prefix, f"d{next(names)}") for _ in range(chances.choice([0, 0, 0, 1, 3]))]
+        boards = boards[:20]
+        for board in boards:
+            board.exchange(Load(board.driver))
+        if chances.random() < 0.2:  # all have told: now all must be seen
+            present = {board.driver for board in boards}
+            for board in boards:
+                assert present - {board.driver} <= {load.driver for load in board.look().others}
+
+
+@pytest.mark.parametrize("drivers", [1, 2, 5])
+def test_a_driver_sends_the_store_as_many_requests_as_are_priced(prefix, drivers):
+    clock = Clock()
+    store = CountingStore(MemoryStore(clock))
+    pools = [(Board(store, prefix, name), Lease(store, prefix, name, clock=clock)) for name in "abcde"[:drivers]]
+    seconds = 10 * module.FULL_LOOK_EVERY
+    for _ in range(seconds):
+        clock.now += 1
+        for board, lease in pools:
+            board.exchange(Load(board.driver))
+            if lease.claim():
+                board.lead(FLEET)
+    counts, priced = store.counts, requests_per_s(drivers)
+    reads, writes = (counts.gets + counts.exists) / seconds / drivers, counts.puts / seconds / drivers
+    assert reads == pytest.approx(priced.reads, rel=0.1)
+    assert writes == pytest.approx(priced.writes, rel=0.1)
+    assert reads <= drivers + 3.5
 
 
 @pytest.mark.parametrize(

@@ -323,9 +323,7 @@ def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(told):
 
 def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(told):
     stubs = told(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
-    stubs["autoscaling"].add_response(
-        "set_desired_capacity", {}, {"AutoScalingGroupName": GROUP, "DesiredCapacity": 2}
-    )
+    stubs["autoscaling"].add_response("set_desired_capacity", {}, {"AutoScalingGroupName": GROUP, "DesiredCapacity": 2})
     assert running(lambda pool: pool.stop("asked-1"))
     stubs["autoscaling"].assert_no_pending_responses()
 

@@ -35,6 +35,26 @@ def test_minutes_become_seconds_and_their_requests_a_rate(tmp_path):
     assert (found.durations_s.tolist(), found.rates.tolist()) == ([60, 60], [1.0, 1.5])
 
 
+def test_minutes_without_a_row_have_no_queries(tmp_path):
+    found = read_trace(written(tmp_path, "minute,requests\n0,60\n10,60\n11,60\n"))
+    assert found.queries == 180
+    assert (found.durations_s.tolist(), found.rates.tolist()) == ([60, 540, 60, 60], [1, 0, 1, 1])
+
+
+def test_a_count_of_a_part_of_a_minute_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"minutes are whole numbers, not 0\.5"):
+        read_trace(written(tmp_path, "minute,requests\n0,60\n0.5,60\n"))
+
+
+def test_times_of_a_cut_are_those_of_the_file(tmp_path):
+    found = read_trace(written(tmp_path, "t_seconds,rps\n1000,1\n1005,2\n1010,3\n"))
+    piece = found.cut(1005, 1008)
+    assert (piece.durations_s.tolist(), piece.rates.tolist(), piece.begin_s) == ([3], [2], 1005)
+    assert piece.cut(1006).seconds == 2
+    with pytest.raises(UsageError, match="begins at 1000 and ends at 1015"):
+        found.cut(0, 10)
+
+
 @pytest.mark.parametrize(("head", "seconds"), [("t_seconds,rps", 1), ("minute,requests", 60)])
 def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
     assert read_trace(written(tmp_path, f"{head}\n3,7\n")).seconds == seconds

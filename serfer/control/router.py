@@ -69,9 +69,15 @@ class Router:
         `rate` is the queries a second of all drivers in the `elapsed_s` seconds up to `now`, `on` the instances that
         were paid for.
         """
+        return self.afford(now, elapsed_s, self.policy.observe(elapsed_s, rate), on)
+
+    def afford(self, now: float, elapsed_s: float, wanted: Wanted, on: int) -> Wanted:
+        """Return as many of the instances that the policy wants as the ceiling allows; the rest is as in `tick`.
+
+        For a caller that runs the policy apart from its queries, because a decision may take long.
+        """
         price = self.scenario.instance.usd_per_hour
         self.spending.instances_cost(now, elapsed_s, on * price)
-        wanted = self.policy.observe(elapsed_s, rate)
         most = self.spending.most_instances(now, price)
         if wanted.instances > most:
             wanted = Wanted(int(most), f"{wanted.reason}; the ceiling allows {most:g}")

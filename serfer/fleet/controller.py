@@ -1,6 +1,6 @@
 """The loop of every driver: what all of them have to do ──> how many instances ──> the leader starts and stops them.
 
-    each second:  board (loads of all drivers, the leader's word), lease ──> router.tick
+    each second:  board (loads of all drivers, the leader's word), lease ──> policy, in a thread
                     ├── leads: a look at the instances ──> roster ──> start, stop, tell     (serfer/fleet/leader.py)
                     └── follows: uses the instances that the leader tells of
 
@@ -122,7 +122,7 @@ class Controller:
         self._reckon_with_others(now)
         on = len(self._fleet.members) if self._fleet else 0
         self._resume()
-        wanted = self._pool.router.tick(now, elapsed_s, load.rate + self._view.rate, on)
+        wanted = await self._wanted(now, elapsed_s, load.rate + self._view.rate, on)
         self._instances.add(now, on * self._pool.router.scenario.instance.usd_per_hour * elapsed_s / S_PER_HOUR)
         self._act(now, wanted, leads=leads, busy=frozenset((*load.busy, *self._view.busy)))
         self._use()
@@ -189,6 +189,12 @@ class Controller:
             staying = sum(member.state != "draining" for member in self._fleet.members)
             if staying:
                 self._pool.router.policy.resume(staying)
+
+    async def _wanted(self, now: float, elapsed_s: float, rate: float, on: int) -> Wanted:
+        """Decide how many instances there should be; the policy runs in a thread, since queries go on meanwhile."""
+        router = self._pool.router
+        wanted = await asyncio.to_thread(router.policy.observe, elapsed_s, rate)
+        return router.afford(now, elapsed_s, wanted, on)
 
     def _act(self, now: float, wanted: Wanted, *, leads: bool, busy: frozenset[str]) -> None:
         """Where this driver leads, do a leader's work, but for what is still being done."""

@@ -11,8 +11,8 @@ from serfer.control.policies import make_policy
 from serfer.control.policy import Wanted
 from serfer.control.router import Router
 from serfer.core.errors import StoreUnavailableError, UnavailableError
-from serfer.fleet.board import Board, Fleet, Listed
-from serfer.fleet.controller import Controller, Timing
+from serfer.fleet.board import Board, Fleet, Listed, Load, View
+from serfer.fleet.controller import Controller, Timing, _Paid
 from serfer.fleet.lease import Lease
 from serfer.fleet.pool import Pool
 from storage.memory import MemoryStore
@@ -356,6 +356,43 @@ def test_a_store_that_hangs_holds_up_neither_the_loop_nor_what_comes_after_the_e
         assert list(made.store._values) == ["x"]  # nothing was told behind its back
 
     run(scene)
+
+
+def test_queries_go_on_while_the_policy_thinks():
+    class Slow(Steps):
+        """A policy whose decision takes until the event loop has done something else."""
+
+        def observe(self, elapsed_s, rate):
+            assert served.wait(60), "the event loop was blocked by the policy"
+            return super().observe(elapsed_s, rate)
+
+    served = threading.Event()
+
+    async def scene():
+        drivers = Drivers()
+        drivers.add("a", Slow())
+        ticking = asyncio.create_task(drivers.step())
+        for _ in range(1000):  # turns of the loop, in which queries would be answered
+            await asyncio.sleep(0)
+        served.set()
+        await ticking
+        assert len(drivers.policies["a"].rates) == 1
+
+    run(scene)
+
+
+def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_for_twice():
+    paid = _Paid()
+
+    def view(*loads):
+        return View(tuple(loads))
+
+    assert paid.since(view(Load("a", paid_usd=5.0, hour_usd=2.0)), 0.0) == 2.0
+    assert paid.since(view(), 10.0) == 0.0  # the store did not show it for a while
+    assert paid.since(view(Load("a", paid_usd=6.0, hour_usd=3.0)), 20.0) == 1.0
+    for restart in range(10_000):
+        paid.since(view(Load(f"d{restart}", paid_usd=1.0, hour_usd=1.0)), 30.0 + restart)
+    assert len(paid._known) <= 3600
 
 
 def test_what_other_drivers_pay_counts_for_the_ceiling():

@@ -135,7 +135,9 @@ def _place(one: Outcome) -> tuple[str, str, str]:
 
 
 def _saved(one: Outcome, yardstick: float | None) -> str:
-    return f"{1 - one.cost_usd / yardstick:.0%}" if yardstick and one.policy != YARDSTICK else "-"
+    if not yardstick or one.ratio is None or one.policy == YARDSTICK:
+        return "-"
+    return f"{1 - one.cost_usd / yardstick:.0%}"
 
 
 def summary(found: Sequence[Outcome]) -> list[str]:
@@ -144,7 +146,8 @@ def summary(found: Sequence[Outcome]) -> list[str]:
     for policy in dict.fromkeys(one.policy for one in found):
         mine = [one for one in found if one.policy == policy]
         lines.append(f"{policy}: {'; '.join(_verdicts(mine, found))}")
-    return lines
+    warnings = dict.fromkeys(f"{one.scenario}: {warning}" for one in found for warning in one.warnings)
+    return [*lines, *(f"warning: {each}" for each in warnings)]
 
 
 def _verdicts(mine: Sequence[Outcome], found: Sequence[Outcome]) -> Iterator[str]:

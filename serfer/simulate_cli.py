@@ -105,6 +105,8 @@ def simulate(
         raise UsageError(f"--level is {', '.join(LEVELS)}, not {level!r}")
     _check_plot(plot)
     world = read_scenario(scenario)
+    for warning in world.warnings():
+        err.print(f"[yellow]warning[/]: {display.plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policy or [DEFAULT], world)
     terms = Terms(period_s, max_usd_per_hour, instance, spot, overflow)
     terms.applied(world)
@@ -221,7 +223,7 @@ def _rows(setting: Setting, found: Sequence[Outcome]) -> list[tuple[str, list[st
         ("    while booting $", [f"{one.booting_usd:,.4f}" for one in found]),
         ("  instances $", [f"{one.instances_usd:,.4f}" for one in found]),
         ("    for the least billed time $", [f"{one.min_billing_usd:,.4f}" for one in found]),
-        ("optimum $", [f"{one.optimum_usd:,.4f}" for one in found]),
+        ("optimum $", ["-" if one.optimum_usd is None else f"{one.optimum_usd:,.4f}" for one in found]),
         ("ratio", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in found]),
         ("launches", [f"{one.launches:,}" for one in found]),
         ("instance hours", [f"{one.instance_hours:,.2f}" for one in found]),

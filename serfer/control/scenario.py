@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from serfer.core.errors import InputError
 
 S_PER_HOUR = 3600.0
+_MS_PER_S = 1000.0
+_LOADED = 0.9  # the share of what batches sustain that an instance is loaded with
+_CONSISTENT = (0.8, 1.1)  # qps over what batches sustain: up to a tenth of margin, and of noise in measurements
 _MOST_TYPES, _MOST_BATCHES, _LONGEST_NAME = 16, 64, 64
 _SMALLEST, _LARGEST = 1e-9, 1e9
 
@@ -68,6 +72,30 @@ class InstanceType:
             below = (size, ms)
         return below[1] * images / below[0]
 
+    def sustained_qps(self, slo_ms: float) -> float:
+        """Return the images a second of batches that follow one another within `slo_ms`, as `serfer tune` reckons.
+
+        An image that has just missed a batch waits for it and is computed in the next one, so two have to fit.
+        """
+        largest = bisect_right(range(1, self.most + 1), slo_ms / 2, key=self.batch_ms)
+        sizes = {1, largest or 1, *(size for size, ms in self.batches if 2 * ms <= slo_ms)}
+        return max(size / self.batch_ms(size) for size in sizes) * _MS_PER_S
+
+    def warning(self, slo_ms: float) -> str | None:
+        """Return a sentence where `qps` is not what `batches` sustain within `slo_ms`.
+
+        Policies count instances by `qps`; the router fills them as far as `batches` allow, so the fleet would be too
+        large, and the dollars of a simulation at the level of rates would not be those that the router spends.
+        """
+        sustained = self.sustained_qps(slo_ms)
+        if _CONSISTENT[0] <= self.qps / sustained <= _CONSISTENT[1]:
+            return None
+        return (
+            f"instance {self.name}: qps is {self.qps:g}, but its batches sustain {sustained:.4g} images/s within "
+            f"slo_ms {slo_ms:g}: set qps to about {_LOADED * sustained:.3g}, or correct batches (serfer tune measures "
+            "both)"
+        )
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -89,6 +117,11 @@ class Scenario:
     def advantage(self) -> float:
         """c: Lambda's price over the instance's, at the instance's full load."""
         return self.serverless.usd_per_query * self.instance.qps / self.instance.usd_per_s
+
+    def warnings(self) -> list[str]:
+        """Return what is inconsistent in the scenario, a sentence for each instance type."""
+        found = (kind.warning(self.slo_ms) for kind in self.instances)
+        return [warning for warning in found if warning is not None]
 
 
 def parse_scenario(tables: Mapping[str, Any]) -> Scenario:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 import os
 import secrets
@@ -31,6 +32,7 @@ from serfer.fleet.controller import Controller
 from serfer.fleet.lease import Lease
 from serfer.fleet.pool import Pool
 from serfer.fleet.specs import admits, open_provisioner
+from serfer.fleet.telling import tell
 from serfer.scenario_files import read_scenario
 from serfer.settings import Settings
 from storage import schemes
@@ -140,6 +142,8 @@ async def open_pool(
 
     Raises UsageError for `--instances` that are none.
     """
+    for warning in routing.scenario.warnings():
+        tell(logging.WARNING, "scenario", message=warning)
     driver, name = secrets.token_hex(16), plan.digest[:16]
     prefix = f"serfer:pool:{{{name}}}"  # in braces: a Redis Cluster keeps all of it on one slot
     registry = settings.cache_dir / "pools" / f"{name}-{_meeting(url)}"

@@ -37,7 +37,8 @@ def _keys(setting: Setting, found: Sequence[Judged]) -> Iterator[str]:
         ratio = "" if one.ratio is None else f", {one.ratio:.3f} times the optimum"
         slo = "" if one.slo_met is None else f"; {one.slo_met:.2%} within {setting.scenario.slo_ms:g} ms"
         yield f"{one.policy}: ${one.cost_usd:,.2f}{ratio}, {one.launches:,} launches{slo}"
-    yield f"{_OPTIMUM}: ${setting.optimum_usd:,.2f}, the least that anybody could have paid up to then"
+    if _comparable(found):
+        yield f"{_OPTIMUM}: ${setting.optimum_usd:,.2f}, the least that anybody could have paid up to then"
 
 
 def policy_charts(setting: Setting, found: Sequence[Judged]) -> list[Chart]:
@@ -46,6 +47,9 @@ def policy_charts(setting: Setting, found: Sequence[Judged]) -> list[Chart]:
     unit, seconds = ("days", _S_PER_HOUR * _H_PER_DAY) if hours > _DAYS_FROM else ("hours", _S_PER_HOUR)
     courses = {each.outcome.policy: each.run.course for each in found}
     load = next(iter(courses.values()))
+    spent = [_spent(each, setting, seconds) for each in found]
+    if _comparable(found):
+        spent.append(_optimum(setting, seconds))
     charts = [
         ("load", "queries a second, on average", [_mean(_LOAD, load, load.rates, seconds)]),
         (
@@ -54,9 +58,14 @@ def policy_charts(setting: Setting, found: Sequence[Judged]) -> list[Chart]:
             [_mean(name, one, one.on, seconds) for name, one in courses.items()],
         ),
         ("Lambda's share of the queries", "%", [_share(name, one, seconds) for name, one in courses.items()]),
-        ("dollars so far", "$", [*(_spent(each, setting, seconds) for each in found), _optimum(setting, seconds)]),
+        ("dollars so far", "$", spent),
     ]
     return [_chart(title, unit, down, curves) for title, down, curves in charts]
+
+
+def _comparable(found: Sequence[Judged]) -> bool:
+    """Return whether any of the costs can be compared with the optimum."""
+    return any(each.outcome.optimum_usd is not None for each in found)
 
 
 def _chart(title: str, unit: str, down: str, curves: Sequence[Curve]) -> Chart:
@@ -99,7 +108,7 @@ def _optimum(setting: Setting, unit_s: float) -> Curve:
     times = np.linspace(0.0, trace.seconds, _OPTIMA + 1)
     least = [0.0]
     for time in times[1:]:
-        known = trace.cut(0.0, float(time))
+        known = trace.cut(trace.begin_s, trace.begin_s + float(time))
         least.append(optimum_usd(setting.scenario, known.durations_s.tolist(), known.rates.tolist()))
     return Curve(_OPTIMUM, _points(times / unit_s, np.array(least)))
 

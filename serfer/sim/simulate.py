@@ -103,8 +103,10 @@ class Latencies:
 class Outcome:
     """What a policy cost and how it served; what was not simulated is None.
 
-    Dollars and launches are those of the whole load, at the level of rates; `ratio` is `cost_usd` over `optimum_usd`
-    (None where both are nothing at all). From `slo_met` to `throttled` they are those of its busiest and median hour.
+    Dollars and launches are those of the whole load, at the level of rates; `ratio` is `cost_usd` over `optimum_usd`.
+    Both are None where they cannot be compared, for the reasons in `warnings`: load that was refused or is late costs
+    nothing, and an instance whose `qps` is not what its batches sustain costs the router something else. From `slo_met`
+    to `throttled` they are those of its busiest and median hour.
     """
 
     policy: str
@@ -112,7 +114,7 @@ class Outcome:
     cost_usd: float
     serverless_usd: float
     instances_usd: float
-    optimum_usd: float
+    optimum_usd: float | None
     ratio: float | None
     slo_met: float | None
     latency_ms: Latencies | None
@@ -133,6 +135,7 @@ class Outcome:
     seed: int
     period_s: float
     windows: tuple[Window, ...]
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -258,7 +261,10 @@ def _look(
 def _outcome(
     policy: str, setting: Setting, terms: Terms, run: RatesResult, windows: Sequence[QueriesResult], seed: int
 ) -> Outcome:
-    least = setting.optimum_usd
+    warnings = _warnings(setting.scenario, terms)
+    if run.refused or run.late:
+        warnings.append(f"{run.refused:,.0f} queries were refused and {run.late:,.0f} are late: these cost nothing")
+    least = None if warnings else setting.optimum_usd
     latencies = np.concatenate([one.latencies_s for one in windows]) if windows else np.empty(0)
     came = sum(one.queries for one in windows)
     within = int((latencies * _MS <= setting.scenario.slo_ms).sum())
@@ -288,8 +294,15 @@ def _outcome(
         factor=setting.factor,
         seed=seed,
         period_s=terms.period_s,
+        warnings=tuple(warnings),
         windows=tuple(Window(one.window.name, one.window.begin_s, one.window.end_s) for one in windows),
     )
+
+
+def _warnings(scenario: Scenario, terms: Terms) -> list[str]:
+    """Return what is wrong with the instance types that the optimum and the policy use."""
+    kinds = dict.fromkeys((scenario.instance, terms.applied(scenario).instance))
+    return [*dict.fromkeys(warning for kind in kinds if (warning := kind.warning(scenario.slo_ms)) is not None)]
 
 
 def _total(windows: Sequence[QueriesResult], name: str) -> Any:  # noqa: ANN401 - an int's or a float's

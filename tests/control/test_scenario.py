@@ -1,11 +1,13 @@
 """Scenarios as they are written down: read as meant, or refused with the key that is wrong."""
 
 import tomllib
+from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from serfer.control.batching import Profile, tune
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.errors import InputError
 from tests.control.worlds import LARGE, SMALL, TWO_TYPES
@@ -49,8 +51,8 @@ def test_a_scenario_is_read_as_it_is_written():
     assert found.slo_ms == 300
     assert (found.serverless.usd_per_query, found.serverless.latency_ms, found.serverless.cold_ms) == (4e-5, 120, 800)
     assert (found.serverless.concurrency, found.serverless.memory_gb, found.serverless.keep_alive_s) == (1000, 1.0, 600)
-    first = InstanceType("g4dn.xlarge", 0.526, 0.2, 120.0, 60.0, 60.0, ((1, 14.0), (8, 70.0)))
-    second = InstanceType("g5.xlarge", 1.006, 0.4, 180.0, 60.0, 200.0, ((1, 7.0), (8, 22.0), (32, 75.0)))
+    first = InstanceType("g4dn.xlarge", 0.526, 0.2, 120.0, 60.0, 60.0, ((1, 18.0), (8, 120.0)))
+    second = InstanceType("g5.xlarge", 1.006, 0.4, 180.0, 60.0, 200.0, ((1, 7.0), (8, 38.0), (32, 144.0)))
     assert found.instances == (first, second)
     assert found.instance == first
 
@@ -68,9 +70,9 @@ def test_prices_of_a_second_and_of_a_start():
 
 def test_batches_take_as_measured_and_in_proportion_between_and_beyond():
     kind = parse_scenario(tomllib.loads(LARGE)).instance
-    assert [kind.batch_ms(images) for images in (1, 4, 16)] == [25, 60, 210]
-    assert kind.batch_ms(10) == pytest.approx(135)
-    assert kind.batch_ms(32) == pytest.approx(420)
+    assert [kind.batch_ms(images) for images in (1, 4, 16)] == [25, 62, 240]
+    assert kind.batch_ms(10) == pytest.approx(151)
+    assert kind.batch_ms(32) == pytest.approx(480)
     assert kind.most == 16
     assert InstanceType("x", 1, 0, 1, 0, 1, ((4, 60.0),)).batch_ms(1) == 60  # as long as the smallest measured
 
@@ -200,3 +202,38 @@ def test_whatever_stands_there_is_read_or_refused_in_one_line(value, place):
     else:
         message = ""
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "batches", "sustained"),
+    [
+        (1000.0, ((1, 25.0), (4, 62.0), (16, 240.0)), 16 / 0.240),
+        (300.0, ((1, 18.0), (8, 120.0)), 8 / 0.120),
+        (200.0, ((1, 10.0), (32, 165.0)), 19 / 0.100),  # between two measured sizes
+        (30.0, ((1, 25.0), (4, 62.0)), 1 / 0.025),  # single images, where no two batches fit
+    ],
+)
+def test_what_batches_sustain_is_the_largest_rate_of_which_two_fit_the_objective(slo_ms, batches, sustained):
+    kind = InstanceType("gpu", 1.0, 0.0, 60.0, 0.0, 1.0, batches)
+    assert kind.sustained_qps(slo_ms) == pytest.approx(sustained)
+
+
+@given(st.lists(st.floats(0.1, 50.0), min_size=1, max_size=6), st.floats(1.0, 500.0))
+def test_a_tuned_machine_is_consistent(steps, slo_ms):
+    sizes = [2**power for power in range(len(steps))]
+    profile = Profile(tuple(zip(sizes, accumulate(steps), strict=True))).tidied()
+    assume(profile.batch_ms(1) <= slo_ms)
+    tuning = tune(profile, slo_ms)
+    used = [batch for batch in profile.batches if batch[0] < tuning.most]
+    batches = (*used, (tuning.most, tuning.batch_ms))
+    kind = InstanceType("gpu", 1.0, 0.0, 60.0, 0.0, tuning.sustained_qps, batches)
+    assert kind.warning(slo_ms) is None
+
+
+@pytest.mark.parametrize(("qps", "right"), [(60.0, True), (66.0, True), (30.0, False), (150.0, False)])
+def test_a_rate_that_batches_do_not_give_is_warned_of(qps, right):
+    kind = InstanceType("gpu", 1.0, 0.0, 60.0, 0.0, qps, ((1, 18.0), (8, 120.0)))
+    warning = kind.warning(300.0)
+    assert (warning is None) == right
+    if warning is not None:
+        assert "set qps to about 60" in warning

@@ -26,7 +26,7 @@ spot_usd_per_hour = 0.40
 boot_s = 240
 min_billing_s = 60
 qps = 60
-batches = [[1, 25], [4, 60], [16, 210]]
+batches = [[1, 25], [4, 62], [16, 240]]
 """
 SMALL = """
 slo_ms = 200
@@ -44,7 +44,7 @@ spot_usd_per_hour = 0.30
 boot_s = 180
 min_billing_s = 60
 qps = 200
-batches = [[1, 6], [8, 20], [32, 70]]
+batches = [[1, 6], [4, 20], [16, 72]]
 """
 TWO_TYPES = """
 slo_ms = 300
@@ -62,7 +62,7 @@ spot_usd_per_hour = 0.20
 boot_s = 120
 min_billing_s = 60
 qps = 60
-batches = [[1, 14], [8, 70]]
+batches = [[1, 18], [8, 120]]
 [[instance]]
 name = "g5.xlarge"
 usd_per_hour = 1.006
@@ -70,7 +70,7 @@ spot_usd_per_hour = 0.40
 boot_s = 180
 min_billing_s = 60
 qps = 200
-batches = [[1, 7], [8, 22], [32, 75]]
+batches = [[1, 7], [8, 38], [32, 144]]
 """
 
 

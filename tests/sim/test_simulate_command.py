@@ -97,6 +97,27 @@ def test_a_ceiling_binds(scenario):
     bound = outcomes(*arguments, "--max-usd-per-hour", 0.6)[0]
     assert bound["cost_usd"] < 0.6 * 3 + 0.01
     assert bound["refused"] > 0
+    assert (bound["ratio"], bound["optimum_usd"]) == (None, None)  # what was refused cost nothing
+    assert "were refused" in bound["warnings"][0]
+
+
+def test_a_scenario_whose_rates_are_not_those_of_its_batches_is_warned_of_and_not_compared(scenario, tmp_path):
+    scenario.write_text(TOML.replace("qps = 60", "qps = 30"))
+    arguments = ["simulate", "poisson:hours=0.2", "--scenario", str(scenario), "--level", "rates", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "out.svg")])
+    assert result.exit_code == 0, result.output
+    assert "warning" in result.stderr
+    assert "g4dn.xlarge: qps is 30, but its batches sustain 66.67" in result.stderr
+    found = json.loads(result.stdout)
+    assert (found["ratio"], found["optimum_usd"]) == (None, None)
+    assert "optimum" not in (tmp_path / "out.svg").read_text()
+
+
+def test_a_load_that_does_not_begin_at_zero_is_drawn(scenario, tmp_path):
+    trace = tmp_path / "load.csv"
+    trace.write_text("t_seconds,rps\n1000,5\n2000,50\n3000,5\n")
+    called(trace, "--scenario", scenario, "--level", "rates", "--plot", tmp_path / "out.svg")
+    assert "optimum" in (tmp_path / "out.svg").read_text()
 
 
 def test_the_table_says_what_it_is_about(scenario):
@@ -182,7 +203,7 @@ def test_wrong_input_is_told_in_a_line(scenario, arguments, kind, says):
         ("slo_ms = ", "not TOML"),
         ("slo_ms = 300", r"\[lambda\] is missing"),
         (TOML.replace("qps = 60", "qps = 0"), "qps"),
-        (TOML.replace("batches = [[1, 14], [8, 70]]", "batches = []"), "batches"),
+        (TOML.replace("batches = [[1, 18], [8, 120]]", "batches = []"), "batches"),
     ],
 )
 def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, says):

@@ -22,7 +22,7 @@ from serfer.sim.generators import describe_generators
 from serfer.terminal import err, out
 
 if TYPE_CHECKING:
-    from serfer.control.scenario import LambdaTarget
+    from serfer.control.scenario import LambdaTarget, Scenario
     from serfer.sim.simulate import Closer, Judged, Outcome, Setting
 
 LEVELS = ("rates", "queries", "tasks")
@@ -105,7 +105,7 @@ def simulate(
         raise UsageError(f"--level is {', '.join(LEVELS)}, not {level!r}")
     _check_plot(plot)
     world = read_scenario(scenario)
-    for warning in world.warnings():
+    for warning in [*world.warnings(), *_late_decisions(world, period_s)]:
         err.print(f"[yellow]warning[/]: {display.plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policy or [DEFAULT], world)
     terms = Terms(period_s, max_usd_per_hour, instance, spot, overflow)
@@ -123,6 +123,15 @@ def simulate(
         _print(setting, [each.outcome for each in found], closer)
     if plot is not None:
         _plot(setting, found, plot)
+
+
+def _late_decisions(world: Scenario, period_s: float) -> list[str]:
+    """Return a sentence where decisions are so far apart that being late costs more than a boot (docs/policies.md)."""
+    boot_s, advantage = world.instance.boot_s, world.advantage
+    if period_s * advantage <= boot_s:
+        return []
+    late = f"a start that comes so late costs up to {advantage:.3g} times its price on Lambda"
+    return [f"--period-s {period_s:g} is long for instances that boot in {boot_s:g} s: {late}"]
 
 
 def _closer(

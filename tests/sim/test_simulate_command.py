@@ -113,6 +113,13 @@ def test_a_scenario_whose_rates_are_not_those_of_its_batches_is_warned_of_and_no
     assert "optimum" not in (tmp_path / "out.svg").read_text()
 
 
+@pytest.mark.parametrize(("period_s", "warned"), [(5, False), (30, True)])
+def test_decisions_that_are_far_apart_are_warned_of(scenario, period_s, warned):
+    arguments = ("simulate", "poisson:hours=0.2", "--scenario", scenario, "--level", "rates", "--period-s", period_s)
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert ("--period-s 30 is long for instances that boot in 120 s" in result.stderr) == warned
+
+
 def test_a_load_that_does_not_begin_at_zero_is_drawn(scenario, tmp_path):
     trace = tmp_path / "load.csv"
     trace.write_text("t_seconds,rps\n1000,5\n2000,50\n3000,5\n")

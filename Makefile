@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit slow browser bench chaos deploy-check deploy rollback destroy build-given clean
+.PHONY: setup demo test lint unit slow properties browser bench chaos deploy-check deploy rollback destroy build-given clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,13 @@ unit: setup
 # What takes minutes: every network of the zoo, and thousands of random ones.
 slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 2400 -n 2 --dist loadfile
+
+# The property tests with ten times their examples, twice as many from each of five seeds.
+properties: setup
+	for seed in 1 2 3 4 5; do \
+	  SERFER_TEST_EXAMPLES=2 $(BIN)/python -m pytest -m "hypothesis and not deploy and not browser" --hypothesis-seed=$$seed \
+	    --timeout 2400 -n 2 --dist loadfile || exit 1; \
+	done
 
 # The page in a real browser, which only Debian's own package brings.
 browser: setup

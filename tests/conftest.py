@@ -1,6 +1,6 @@
 import os
 
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 # What tests start writes into pipes as it does for users: what it does not flush, nobody sees.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -8,3 +8,18 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # A busy machine takes its time: how long an example takes says nothing about the code.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+_TIMES = "SERFER_TEST_EXAMPLES"  # so many times the examples, from the seed of the command line (make properties)
+
+
+def pytest_collection_modifyitems(items):
+    times = int(os.environ.get(_TIMES, "0"))
+    if times < 1:
+        return
+    for item in items:
+        function = getattr(item, "obj", None)
+        if is_hypothesis_test(function):
+            function = getattr(function, "__func__", function)
+            own = getattr(function, "_hypothesis_internal_use_settings", None) or settings.default
+            more = settings(own, max_examples=times * own.max_examples, derandomize=False, database=None)
+            function._hypothesis_internal_use_settings = more

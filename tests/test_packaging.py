@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -62,6 +63,26 @@ def test_a_package_asks_for_the_versions_that_were_tested_and_for_no_next_major_
         major, minor = pinned.release[:2]
         following = Version(f"{major + 1}") if major else Version(f"0.{minor + 1}")
         assert bounds == {">=": pinned, "<": following}, requirement
+
+
+def recipe(*variables):
+    """Return the commands that set everything up, which make only prints."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "setup", *variables],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line for line in done.stdout.splitlines() if "pip install" in line]
+
+
+def test_torch_alone_comes_from_the_index_that_make_is_given():
+    assert not [line for line in recipe() if "--index-url" in line]
+    [line] = [line for line in recipe("TORCH_INDEX=file:///wheels/cpu") if "--index-url" in line]
+    assert line.endswith("torch==2.13.0 --index-url file:///wheels/cpu")
+    assert recipe()[0].endswith("torch==2.13.0 ")  # before anything that asks for it
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Both set everything up first.
 PYTHON ?= python3.11
+# An index of torch alone, for its CPU builds: those of the Python package index bring over 2.3 GB of CUDA libraries.
+TORCH_INDEX ?=
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
@@ -7,11 +9,11 @@ STAMP := .venv/.set-up
 
 setup: $(STAMP)
 
-# torch first and by itself: any looser request for it would bring a build with gigabytes of CUDA libraries.
+# torch first and by itself: an index of its own has not the other packages, or not in these versions.
 $(STAMP): requirements.txt requirements-ministack.txt requirements-sam.txt pyproject.toml tests/asl/package-lock.json tests/browser/package-lock.json tests/python313/set_up.py
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 $(TORCH_INDEX:%=--index-url %)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(PYTHON) -m venv .venv/ministack
@@ -57,9 +59,10 @@ browser: setup
 	|| { echo "chromium is not on PATH, and only root can install it here" >&2; exit 1; }
 	$(BIN)/python -m pytest -m browser tests/browser
 
-# What SAM deploys: real networks in every combination, linted and built with no network, and what was built, run.
+# What SAM deploys: real networks in every combination, linted and built with no network, and what was built, run. And a
+# wheel in an environment of its own, with the newest versions that it allows, where a package index can be reached.
 deploy-check: setup
-	$(BIN)/python -m pytest -m deploy -n 2 --dist loadscope tests/sam
+	$(BIN)/python -m pytest -m deploy -n 2 --dist loadscope tests/sam tests/test_packaging.py
 
 bench: setup
 	$(BIN)/serfer bench overhead --model alexnet --at-most 3

@@ -19,7 +19,7 @@ from bench.baselines.gillis import Gillis, GillisPlan, Options
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
-from splitter.bundle import DEPENDENCY_LIMIT
+from splitter.bundle import DEPENDENCY_ALLOWANCE
 from splitter.cuts import cut_points
 from splitter.global_pooling import with_tile_pools
 from splitter.graph import Graph
@@ -89,7 +89,7 @@ def read_network(
     """Return a network of the zoo for square images of `size` pixels."""
     source, _ = load(name, np.zeros((1, 3, size, size), dtype=np.float32))
     graph = with_tile_pools(from_onnx(source.onnx, size, size))
-    limit = PackageLimit(facts.functions.package_limit, DEPENDENCY_LIMIT)
+    limit = PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
     return Network(name, size, graph, Budget(limit, facts, memory_mb, store))
 
 

@@ -27,7 +27,7 @@ from sam.wheels import unpack, wheels
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import PLAN_FILE, Plan
 from splitter import compiling, exactness
-from splitter.bundle import DEPENDENCY_LIMIT, link
+from splitter.bundle import link
 from splitter.cache import assembled, in_use
 
 WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
@@ -39,13 +39,9 @@ _FORMAT = "1"  # of what lies in the cache
 def worker_layer(target: Path, options: Options, cache: Path) -> Built:
     """Write the layer of all stages' functions: handler, storage, core, and pruned dependencies.
 
-    Raises UnavailableError where wheels are neither in `cache` nor to be had, and ModelError where it takes more bytes
-    than the splitter plans with.
+    Raises UnavailableError where wheels are neither in `cache` nor to be had.
     """
-    layer = _layer("worker", WORKER_LAYER, target, options, cache)
-    if layer.bytes > DEPENDENCY_LIMIT:
-        raise ModelError(f"the worker layer takes {layer.bytes:,} bytes, more than {DEPENDENCY_LIMIT:,}: prune more")
-    return layer
+    return _layer("worker", WORKER_LAYER, target, options, cache)
 
 
 def driver_layer(target: Path, options: Options, cache: Path) -> Built:
@@ -85,13 +81,18 @@ def function_directory(target: Path, plan: Plan, plan_directory: Path, stage: in
     return seal(target, function_id(digest12(plan), stage, number))
 
 
-def check_size(name: str, parts: Iterable[Built], limit: int) -> int:
-    """Return the bytes of a function with its layers, unzipped; raises ModelError where it is more than `limit`."""
-    size = sum(part.bytes for part in parts)
+def check_size(name: str, worker: Built, own: Iterable[Built], limit: int) -> int:
+    """Return the bytes of a function with its layers, unzipped: the worker layer, and what is its `own`.
+
+    Raises ModelError where they are more than `limit`.
+    """
+    mine = sum(part.bytes for part in own)
+    size = worker.bytes + mine
     if size > limit:
         raise ModelError(
-            f"function {name} takes {size:,} bytes unzipped with its layers, and AWS allows {limit:,}: split the "
-            "network again with more --stages, with --precision fp16, or with a smaller --limit-mb"
+            f"function {name} takes {size:,} bytes unzipped, {size - limit:,} more than the {limit:,} that AWS allows: "
+            f"{mine:,} of plan, weights and graphs, and {worker.bytes:,} of code and dependencies; split the network "
+            "again with more --stages, with --precision fp16, or with a smaller --limit-mb"
         )
     return size
 

@@ -210,12 +210,11 @@ class _Writer:
         sizes = {}
         for stage, number in plan.functions:
             name = f"{stage}-{number}"
-            parts = [
-                worker,
+            own = [
                 function_directory(place / "functions" / name, plan, directory, stage, number),
                 weights_layer(place / "weights" / name, plan, directory, stage, number),
             ]
-            sizes[name] = check_size(name, parts, limit)
+            sizes[name] = check_size(name, worker, own, limit)
         return sizes
 
     def _drivers(self, plans: list[Plan], directory: Path, earlier: _Earlier | None) -> set[str]:

@@ -231,6 +231,7 @@ def split(
     settings = load_settings()
     measured = settings.profiles(profiles, _share("--safety", safety))
     from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - the command line starts fast
+    from splitter.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
     from splitter.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
@@ -252,7 +253,7 @@ def split(
             store=store,
             memory_mb=_memory_in(memory),
             limit_mb=limit_mb,
-            dependency_bytes=dependency_bytes(settings, progress),
+            dependency_bytes=max(DEPENDENCY_ALLOWANCE, dependency_bytes(settings, progress)),
             preprocess=read_preprocess(preprocess) if preprocess else None,
             labels=read_labels(labels) if labels else (),
             activation=output,

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UnavailableError
 from serfer.settings import Settings
 
 _TESTED = (3, 11)
@@ -58,6 +58,7 @@ def examine(settings: Settings) -> list[Check]:
         *(_server(name, package, use) for name, package, use in _SERVERS),
         _cache(settings.cache_dir),
         _space(settings.cache_dir),
+        _function_package(settings),
         _profiles(settings),
     ]
 
@@ -116,6 +117,20 @@ def _space(directory: Path) -> Check:
     status = os.statvfs(place)
     free = status.f_bavail * status.f_frsize
     return Check("space", free >= _NEEDED_BYTES, f"{free / 1024**3:.0f} GB free", "free 2 GB, or set SERFER_CACHE_DIR")
+
+
+def _function_package(settings: Settings) -> Check:
+    """Say what a function's code and dependencies take of its package, as installed here."""
+    name, limit = "function package", settings.facts().functions.package_limit
+    try:
+        from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - a package that it imports may be missing
+        from splitter.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
+
+        size = dependency_bytes(settings, lambda _: None)
+    except (ImportError, UnavailableError) as error:
+        return Check(name, ok=False, found=str(error), remedy="see the lines above: SERFER_CACHE_DIR, or a package")
+    found = f"{size:,} bytes of code and dependencies, of {limit:,}; plans reserve {max(size, DEPENDENCY_ALLOWANCE):,}"
+    return Check(name, size < limit, found, "install the versions of requirements.txt: no weights fit beside these")
 
 
 def _profiles(settings: Settings) -> Check:

@@ -24,6 +24,8 @@ def make_report(
     pairs = list(zip(plan.stages, answer.stages, strict=True))
     return QueryReport(
         model=plan.model,
+        weights=plan.weights,
+        untrained=plan.untrained,
         images=tuple(images),
         latency_ms=round(latency_s * 1000, 3),
         cost_usd=sum(
@@ -45,14 +47,32 @@ def make_report(
 
 def cached_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, counts: StoreCounts) -> QueryReport:
     """Put the report of a query together whose answer was kept: no stage ran, and Lambda charges nothing."""
-    latency_ms = round(latency_s * 1000, 3)
-    return QueryReport(plan.model, tuple(images), latency_ms, 0.0, plan.digest, "cache", (), counts, 0, 0, 0)
+    return _without_stages(plan, images, latency_s, 0.0, "cache", counts)
 
 
 def gpu_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, usd: float) -> QueryReport:
     """Put the report of a query together that an instance answered, whose share of its price is `usd`."""
-    counts, latency_ms = StoreCounts(), round(latency_s * 1000, 3)
-    return QueryReport(plan.model, tuple(images), latency_ms, usd, plan.digest, "gpu", (), counts, 0, 0, 0)
+    return _without_stages(plan, images, latency_s, usd, "gpu", StoreCounts())
+
+
+def _without_stages(
+    plan: Plan, images: Sequence[ImageAnswer], latency_s: float, usd: float, target: str, counts: StoreCounts
+) -> QueryReport:
+    return QueryReport(
+        model=plan.model,
+        weights=plan.weights,
+        untrained=plan.untrained,
+        images=tuple(images),
+        latency_ms=round(latency_s * 1000, 3),
+        cost_usd=usd,
+        plan=plan.digest,
+        target=target,
+        stages=(),
+        store=counts,
+        retries=0,
+        hedges=0,
+        restarts=0,
+    )
 
 
 def _stage_report(number: int, stage: Stage, run: StageRun, carried: int) -> StageReport:

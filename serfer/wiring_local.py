@@ -55,7 +55,7 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
-    """Return the bytes of a function's code and dependencies: measured on the true directory, assembled if need be."""
+    """Return the bytes of a function's code and dependencies as installed here, assembled in the cache if need be."""
     progress("measuring a function's dependencies")
     with _cache_in_use(settings.cache_dir):
         return directory_bytes(dependencies(settings.cache_dir))

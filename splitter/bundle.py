@@ -19,14 +19,18 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from serfer.core.errors import InputError, ModelError
+from serfer.core.errors import InputError
 from serfer.core.plan import PLAN_FILE, Plan
 from splitter.cache import assembled, in_use
 from splitter.compiling import compile_directory
 from splitter.contents import WORKER, files_of
 
-DEPENDENCY_LIMIT = 94_000_000
-"""Bytes that a function's code and dependencies may take; the splitter plans with it, assembling checks it."""
+DEPENDENCY_ALLOWANCE = 94_000_000
+"""Bytes of a function's package that plans reserve for code and dependencies.
+
+Every layer that `serfer package` builds from its locks fits in it (tested). What is installed here may take more: local
+workers run with it, and `serfer split` then reserves what it takes.
+"""
 
 HANDLER = "lambdas.bootstrap.handler"
 _ALWAYS = frozenset(map(canonicalize_name, WORKER.distributions))
@@ -38,8 +42,8 @@ def function_directory(
     """Return the package directory of function `number` of a stage, assembled in `cache` unless it is there already.
 
     `plugin` is an installed distribution that it needs besides, with what that requires: that of a plugged-in store.
-    Raises ModelError where the dependencies take more than DEPENDENCY_LIMIT, InputError for a plugin that cannot be
-    packed.
+    Raises InputError for a plugin that cannot be packed. Sizes are not checked: a machine has no limit of its own, and
+    what goes to AWS is measured where it is packaged.
     """
     base = dependencies(cache, plugin)
     target = cache / "functions" / f"{plan.function(stage, number)}-{base.name}"
@@ -79,11 +83,6 @@ def dependencies(cache: Path, plugin: str | None = None) -> Path:
             shutil.copyfile(path, directory / relative)
         (directory / "serfer" / "__init__.py").write_text("", encoding="utf-8")
         compile_directory(str(directory))
-        size = directory_bytes(directory)
-        if size > DEPENDENCY_LIMIT and not plugged_in:
-            raise ModelError(
-                f"a function's dependencies take {size:,} bytes, more than {DEPENDENCY_LIMIT:,}: prune more"
-            )
     return target
 
 

@@ -16,7 +16,7 @@ from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
 from serfer.core.profile import Profiles, shipped_profiles
 from serfer.images import ImageLimits, check_channels
 from splitter.assemble import PackageOverflowError, assemble
-from splitter.bundle import DEPENDENCY_LIMIT
+from splitter.bundle import DEPENDENCY_ALLOWANCE
 from splitter.calibration import Calibration, read_calibration
 from splitter.check import check_exact
 from splitter.directory import appearing_whole, place_for
@@ -51,7 +51,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     calibration: Calibration | Path | str | None = None,
     memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
-    dependency_bytes: int = DEPENDENCY_LIMIT,
+    dependency_bytes: int = DEPENDENCY_ALLOWANCE,
     preprocess: Preprocess | None = None,
     labels: Sequence[str] = (),
     activation: str | None = None,
@@ -78,7 +78,8 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     the plan.
 
     `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
-    (default: AWS's 250) what a package may be, of which `dependency_bytes` are code and dependencies. The plan is run
+    (default: AWS's 250) what a package may be, of which `dependency_bytes` are reserved for code and dependencies (the
+    default covers every layer that `serfer package` builds). The plan is run
     against the model before it appears: a directory that exists is exact, and complete. An empty directory or a plan at
     `out` is replaced.
 

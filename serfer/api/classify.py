@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -144,7 +144,7 @@ async def _answer(
     asked.request.state.answered = answered
     pipeline = routes.service.pipelines[question.model]
     report = served_report(answered, pipeline.plan, pipeline.facts, explain=asked.explain or watch is not None)
-    return json.dumps(asdict(report)).encode()
+    return json.dumps(report.as_dict()).encode()
 
 
 async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:

@@ -20,8 +20,6 @@ from serfer.core.served import ModelInput, ServedModel
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 
-_UNTRAINED = "random"  # how the zoo's words begin for weights that nobody trained
-
 
 @dataclass(frozen=True)
 class Box:
@@ -175,7 +173,7 @@ def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
         "input": ModelInput(plan.input.height, plan.input.width, plan.input.channels),
         "default": default,
         "weights": plan.weights,
-        "untrained": plan.weights.startswith(_UNTRAINED),
+        "untrained": plan.untrained,
         "grids": tuple(str(stage.grid) for stage in plan.stages),
         "tasks": plan.tasks,
     }

@@ -42,6 +42,7 @@ PLAN_FILE = "plan.json"
 ORIGINAL = ("original.onnx", "original.bin")
 _MAX_PLAN_BYTES = 64 * 1024 * 1024
 _HASH_BLOCK = 1 << 20
+_UNTRAINED = "random"  # how the zoo says that weights are
 _SHOWN = 40  # characters of what should have been a number
 
 
@@ -376,6 +377,11 @@ class Plan:
     def tasks(self) -> int:
         """Tasks of one query."""
         return sum(stage.grid.tiles for stage in self.stages)
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the weights are random numbers: answers mean nothing then."""
+        return self.weights.startswith(_UNTRAINED)
 
     @property
     def functions(self) -> list[tuple[int, int]]:

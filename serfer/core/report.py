@@ -45,10 +45,13 @@ class StageReport:
 class QueryReport:
     """The object that `serfer classify --json` and the HTTP API answer with.
 
+    `weights` says in words where the network's weights come from; where they are `untrained`, predictions mean nothing.
     `cost_usd` prices the measured times as Lambda would: requests, and memory times billed milliseconds.
     """
 
     model: str
+    weights: str
+    untrained: bool
     images: tuple[ImageAnswer, ...]
     latency_ms: float
     cost_usd: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from serfer.core.report import QueryReport
 
@@ -44,7 +45,14 @@ class Timeline:
 class ServedReport(QueryReport):
     """A report as a service hands it out, with the timeline if it was asked to explain."""
 
-    timeline: Timeline | None
+    timeline: Timeline | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON: without `timeline` where there is none, just as a report of the pipeline."""
+        found = super().as_dict()
+        if self.timeline is None:
+            del found["timeline"]
+        return found
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def answered(target="serverless", **changes):
     )
     store = StoreCounts(bytes_put=300, bytes_get=400, puts=5, gets=6, exists=0)
     values = {"stages": stages, "store": store, "retries": 2, "hedges": 1, "restarts": 0, **changes}
-    report = QueryReport("small", (), 40.0, 0.5, "digest", target, **values)
+    values |= {"model": "small", "weights": "given", "untrained": False}
+    report = QueryReport(images=(), latency_ms=40.0, cost_usd=0.5, plan="digest", target=target, **values)
     return Answered(SimpleNamespace(report=report), admitted=1.0, queued_s=0.25)
 
 

@@ -22,7 +22,7 @@ ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg"
 FIELDS = {
     "": {
         *("model", "images", "latency_ms", "cost_usd", "plan", "target", "stages", "store", "retries", "hedges"),
-        "restarts",
+        *("restarts", "weights", "untrained"),
     },
     "images": {"name", "predictions"},
     "predictions": {"label", "index", "score"},
@@ -54,7 +54,8 @@ def test_the_zoo_model_recognises_what_is_in_real_photographs(serfer_, examples,
         assert image["name"] == str(examples / name)
         assert len(image["predictions"]) == 3
         assert image["predictions"][0]["label"] == label
-        assert answer["model"] == "efficientnet-lite0"
+        assert (answer["model"], answer["weights"]) == ("efficientnet-lite0", "ImageNet (pretrained)")
+        assert answer["untrained"] is False
         assert answer["store"]["exists"] == 0
         assert [stage["grid"] for stage in answer["stages"]] == ["2x2", "2x2", "1"]
     assert sum(stage["cold"] for stage in answers[0]["stages"]) == 9

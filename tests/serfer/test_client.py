@@ -33,6 +33,8 @@ STAGE = {"name": "stage-0", "grid": "2x2", "tasks": 4, "ms": 5.5, "cold": 1, "by
 STORE = {"bytes_put": 1, "bytes_get": 2, "puts": 3, "gets": 4, "exists": 5}
 REPORT = {
     "model": "small",
+    "weights": "random (seed 0): answers mean nothing",
+    "untrained": True,
     "images": [{"name": "a.png", "predictions": [{"label": "cat", "index": 3, "score": 0.75}]}],
     "latency_ms": 12.5,
     "cost_usd": 0.00001,

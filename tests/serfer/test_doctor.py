@@ -1,9 +1,20 @@
 import importlib.metadata
 from collections import namedtuple
 
+import pytest
+
 from serfer import doctor
+from serfer.core.errors import UnavailableError
 from serfer.doctor import examine
 from serfer.settings import Settings
+
+INSTALLED = 98_420_269  # bytes, with ONNX Runtime 1.32.0
+
+
+@pytest.fixture(autouse=True)
+def _measured(monkeypatch):
+    """Assembling takes seconds, and `tests/splitter/test_bundle.py` does it."""
+    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda _settings, _progress: INSTALLED)
 
 
 def checks(tmp_path):
@@ -34,6 +45,28 @@ def test_what_is_missing_has_a_remedy(tmp_path, monkeypatch):
     assert all(found[name].remedy for name in bad)
     assert found["torch"].remedy == "run make setup"
     assert "File exists" in found["cache"].found
+
+
+def test_the_room_that_dependencies_leave_is_said(tmp_path, monkeypatch):
+    found = checks(tmp_path)["function package"]
+    assert found.ok
+    for words in ("98,420,269 bytes", "of 262,144,000", "reserve 98,420,269"):
+        assert words in found.found
+    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda _settings, _progress: 90_000_000)
+    assert "plans reserve 94,000,000" in checks(tmp_path)["function package"].found
+    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda _settings, _progress: 262_144_000)
+    assert not checks(tmp_path)["function package"].ok
+
+
+def test_dependencies_that_cannot_be_measured_are_a_line_not_a_traceback(tmp_path, monkeypatch):
+    for error in (UnavailableError("SERFER_CACHE_DIR: full"), importlib.metadata.PackageNotFoundError("redis")):
+
+        def refuse(_settings, _progress, error=error):
+            raise error
+
+        monkeypatch.setattr("serfer.wiring_local.dependency_bytes", refuse)
+        found = checks(tmp_path)["function package"]
+        assert (found.ok, found.found) == (False, str(error))
 
 
 def test_a_newer_python_is_said_to_be_untested(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from serfer.core.plan import load_plan
 from serfer.core.report import ImageAnswer, Prediction
 from serfer.core.run import Attempt, StageRun, TileRun
 from serfer.core.wire import Report
-from serfer.report import best_classes, make_report
+from serfer.report import best_classes, cached_report, gpu_report, make_report
 from tests.e2e.small import CLASSES, LABELS, split_small
 
 FACTS = shipped_aws().functions
@@ -48,6 +48,18 @@ def test_a_report_adds_up_what_the_tasks_said(plan, answer):
     assert last.ms == pytest.approx(50)
     assert (first.bytes_in, first.bytes_out) == (50, 300)
     assert (last.bytes_in, last.bytes_out) == (307, 28)
+
+
+@pytest.mark.parametrize(("weights", "untrained"), [("random (seed 0): answers mean nothing", True), ("given", False)])
+def test_a_report_says_where_no_trained_weights_answered(plan, answer, weights, untrained):
+    random = replace(plan, weights=weights)
+    for report in (
+        make_report(random, answer, [], 1.0, FACTS),
+        cached_report(random, [], 1.0, StoreCounts()),
+        gpu_report(random, [], 1.0, 0.5),
+    ):
+        found = report.as_dict()
+        assert (found["weights"], found["untrained"]) == (weights, untrained)
 
 
 def test_the_price_is_lambdas(plan, answer):

@@ -12,7 +12,7 @@ from serfer.core.aws import shipped_aws
 from serfer.core.plan import PackageLimit, check_artefacts, parse_plan
 from serfer.settings import Settings
 from splitter.assemble import assemble
-from splitter.bundle import DEPENDENCY_LIMIT
+from splitter.bundle import DEPENDENCY_ALLOWANCE
 from splitter.check import run_tiles
 from splitter.exactness import relative_error
 from splitter.fit import Wishes, fit
@@ -23,7 +23,7 @@ from splitter.planner import Budget
 from splitter.split import split
 
 FACTS = shipped_aws()
-LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_LIMIT)
+LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_ALLOWANCE)
 BUDGET = Budget(LIMIT, FACTS, (1769,))
 
 
@@ -110,7 +110,7 @@ def split_two_stages(home):
 
 def room_for(weights):
     """Return a limit that leaves room for so many bytes of weights and graphs."""
-    return PackageLimit(weights + DEPENDENCY_LIMIT, DEPENDENCY_LIMIT)
+    return PackageLimit(weights + DEPENDENCY_ALLOWANCE, DEPENDENCY_ALLOWANCE)
 
 
 def through_the_store(directory, batch):

@@ -9,10 +9,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from serfer.core.errors import ModelError
 from serfer.local.s3_server import S3Server
 from splitter import bundle
-from splitter.bundle import DEPENDENCY_LIMIT, dependencies, directory_bytes, function_directory
+from splitter.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
 from splitter.cache import assembled, forget_unused, in_use
 from splitter.split import split
 from tests.splitter.models import Net, split_two_stages
@@ -94,7 +93,7 @@ def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, function
 
 def test_dependencies_stay_within_their_limit(functions, cache):
     size = directory_bytes(dependencies(cache))
-    assert size <= DEPENDENCY_LIMIT == 94_000_000
+    assert size <= DEPENDENCY_ALLOWANCE == 94_000_000
     assert functions
 
 
@@ -198,15 +197,15 @@ def test_an_assembly_that_fails_leaves_nothing(tmp_path):
     assert list((tmp_path / "parent").iterdir()) == []
 
 
-def test_dependencies_that_grew_past_the_limit_are_refused(tmp_path, monkeypatch):
-    (tmp_path / "big.py").write_text("x = 1\n" * 100)
-    files = {("serfer/big.py", tmp_path / "big.py")}
+def test_dependencies_larger_than_what_plans_reserve_run_on_this_machine(planned, tmp_path, monkeypatch):
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(DEPENDENCY_ALLOWANCE + 1)  # as a newer ONNX Runtime may be
+    files = {("serfer/core/big", tmp_path / "big")}
     monkeypatch.setattr(bundle, "WORKER", SimpleNamespace(**vars(bundle.WORKER), our_files=lambda: files))
     monkeypatch.setattr(bundle, "_dependency_files", lambda _: set())
-    monkeypatch.setattr(bundle, "DEPENDENCY_LIMIT", 100)
-    with pytest.raises(ModelError, match=r"dependencies take .* more than 100"):
-        dependencies(tmp_path / "cache")
-    assert list((tmp_path / "cache" / "dependencies").iterdir()) == []
+    plan, directory = planned
+    function = function_directory(plan, directory, 0, 0, tmp_path / "cache")
+    assert (function / "serfer" / "core" / "big").stat().st_size > DEPENDENCY_ALLOWANCE
 
 
 def test_every_stage_of_alexnet_fits_the_package_limit(zoo_plan, shelf):

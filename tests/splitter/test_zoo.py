@@ -13,7 +13,7 @@ from serfer.images import image_files
 from serfer.unsplit import normalised, original, unsplit
 from splitter import split as splitting
 from splitter.assemble import Decision, _stage_parts
-from splitter.bundle import DEPENDENCY_LIMIT
+from splitter.bundle import DEPENDENCY_ALLOWANCE
 from splitter.cuts import cut_points
 from splitter.exactness import relative_error
 from splitter.global_pooling import with_tile_pools
@@ -114,7 +114,7 @@ def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, zoo_plan)
     assert relative_error(whole.run(None, {"input0": sample})[0], source.run(sample)) <= LIMIT
     for number, stage in enumerate(plan.stages):
         (function,) = stage.functions
-        assert function.bytes + DEPENDENCY_LIMIT < 262_144_000, f"stage {number}"
+        assert function.bytes + DEPENDENCY_ALLOWANCE < 262_144_000, f"stage {number}"
         assert {file.path.split("/")[0] for file in stage.files} == {f"stage-{number}"}
     on_disk = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
     assert on_disk == {"plan.json", *(file.path for file in plan.artefacts)}

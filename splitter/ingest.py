@@ -108,10 +108,11 @@ def _simplified(model: LightModel) -> LightModel:
 def _is_no_growth(node: ir.Node) -> bool | None:
     """Keep the optimizer from computing constants of unknown or great size; by None it decides for itself."""
     shape = node.outputs[0].shape
-    if shape is None or not all(isinstance(size, int) for size in shape):
+    sizes = [size for size in shape if isinstance(size, int)] if shape is not None else []
+    if shape is None or len(sizes) < len(shape):
         return False
     read = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
-    return None if prod(shape) <= max(_MOST_OPTIMIZED, read) else False
+    return None if prod(sizes) <= max(_MOST_OPTIMIZED, read) else False
 
 
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:

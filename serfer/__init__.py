@@ -13,6 +13,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from serfer import torchvision_import
+
 if TYPE_CHECKING:
     from serfer.client import AsyncClient as AsyncClient
     from serfer.client import Client as Client
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+torchvision_import.install()
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Pipeline", "Plan", "__version__", "open", "split"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,14 @@ from splitter.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
 from splitter.light import LightModel
 from splitter.moves import with_images_first
 from splitter.operators import axes_of_output
-from splitter.refusals import check_batch, check_kinds, check_windows, refuse
+from splitter.refusals import check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.rewrites import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.windows import floor_pads, pool_scale
+
+_MOST_FOLDED_BYTES = 2 * 1024**3
+"""What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
+_MOST_OPTIMIZED = 512 * 512
+"""Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
 
 
 def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> Graph:
@@ -36,9 +42,8 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
     light = model if isinstance(model, LightModel) else LightModel.of(ir.from_proto(model))
     light = _with_static_input(light, height, width)
     try:
-        light = _simplified(_without_late_windows(light))
+        light = _folded(_simplified(_without_late_windows(light)))
         check_kinds(light.proto)
-        light = _folded(light)
         light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
         check_windows(light.proto)
     except ModelError:
@@ -85,7 +90,9 @@ def _with_static_input(model: LightModel, height: int, width: int) -> LightModel
 
 def _simplified(model: LightModel) -> LightModel:
     """Inline functions and fold constants, and keep only what the output depends on."""
-    model = LightModel.of(onnxscript.optimizer.optimize(model.whole()))
+    whole = model.whole()
+    onnxscript.optimizer.optimize_ir(whole, should_fold=_is_no_growth)
+    model = LightModel.of(whole)
     graph = model.proto.graph
     needed = {graph.output[0].name}
     kept = []
@@ -98,6 +105,16 @@ def _simplified(model: LightModel) -> LightModel:
     return model
 
 
+def _is_no_growth(node: ir.Node) -> bool | None:
+    """Keep the optimizer from computing constants of unknown or great size; by None it decides for itself."""
+    shape = node.outputs[0].shape
+    sizes = [size for size in shape if isinstance(size, int)] if shape is not None else []
+    if shape is None or len(sizes) < len(shape):
+        return False
+    read = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
+    return None if prod(sizes) <= max(_MOST_OPTIMIZED, read) else False
+
+
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:
     """Yield what an operator reads, its branches included."""
     yield from node.input
@@ -107,23 +124,48 @@ def _read_by(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _folded(model: LightModel) -> LightModel:
-    """Compute what depends on constants alone; the optimizer leaves large ones, such as quantised weights."""
+    """Compute what depends on constants alone, which the optimizer leaves to be done: quantised weights, pads."""
     graph = model.proto.graph
     constant = {tensor.name for tensor in graph.initializer} | model.large.keys()
     foldable: list[onnx.NodeProto] = []
     rest: list[onnx.NodeProto] = []
     for node in graph.node:
-        fixed = node.op_type == "Constant" or (node.input and all(name in constant or not name for name in node.input))
+        reads_constants = bool(node.input) and all(name in constant or not name for name in node.input)
+        fixed = node.op_type == "Constant" or (reads_constants and may_fold(model.proto, node))
         (foldable if fixed else rest).append(node)
         constant.update(node.output if fixed else ())
     if all(node.op_type == "Constant" for node in foldable):
         return model
+    _check_folded_size(model.proto, foldable)
     needed = {name for node in rest for name in node.input} | {graph.output[0].name}
     names = [name for node in foldable for name in node.output if name in needed]
     values = _computed(model, foldable, names)
     del graph.node[:]
     graph.node.extend(rest)
     return model.with_constants(values)
+
+
+def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    """Refuse to compute constants that take more memory than any model's do: a few bytes can ask for that."""
+    inferred = shape_inference.infer_shapes(model, data_prop=True).graph
+    values = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    total = 0
+    for node in nodes:
+        for name in filter(None, node.output):
+            size = _bytes_of(values.get(name))
+            total += size or 0
+            if size is None or total > _MOST_FOLDED_BYTES:
+                size_is = "an unknown number of" if size is None else f"more than {_MOST_FOLDED_BYTES:,}"
+                why = f"the constants that the model computes take {size_is} bytes; export it with their values instead"
+                raise refuse(node.name or name, node.op_type, why)
+
+
+def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
+    """Return how large a tensor is, None where inference found no static shape."""
+    if value is None or not value.type.tensor_type.HasField("shape") or min(_static_shape(value), default=0) < 0:
+        return None
+    kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    return kind.itemsize * prod(_static_shape(value))
 
 
 def _computed(model: LightModel, nodes: list[onnx.NodeProto], names: list[str]) -> Weights:

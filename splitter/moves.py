@@ -6,6 +6,7 @@ transpose a product's operand. Each comes back soon after:
     Transpose - Gather (axis 0) - Transpose       torch's x[:, [2, 1, 0]]: one Gather (axis 1)
     Transpose - Slice, Squeeze (axis 0)           q, k, v = qkv.permute(2, 0, 3, 1, 4): Slice, Squeeze, Transpose
     Reshape - Transpose (0, 2, 1) - Reshape       the keys of scaled_dot_product_attention: one Transpose
+    Reshape (to one axis) - Gather (0, 1, 2 ...)  torch's as_strided where it changes nothing: one Reshape
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from splitter.graph import Graph, Node
@@ -33,7 +35,7 @@ def with_images_first(graph: Graph) -> Graph:
     makers: dict[str, Node] = {}
     for node in graph.nodes:
         move = makers.get(node.inputs[0])
-        plainer = _unfolded(graph, makers, node)
+        plainer = _unfolded(graph, makers, node) or _unstrided(graph, makers, node)
         if move and "perm" in move.attributes and node.output not in graph.others:
             plainer = plainer or _one_move(move, node) or _moved_behind(rewriter, move, node)
         makers[node.output] = plainer or node
@@ -109,6 +111,17 @@ def _unfolded(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
         return None
     count = len(others)
     return Node(node.name, "Transpose", fold.inputs[:1], node.output, {"perm": [*range(count), count + 1, count]})
+
+
+def _unstrided(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
+    """Return as one reshape what flattens a tensor, images included, and gathers all its values in order."""
+    flat = makers.get(node.inputs[0])
+    if not flat or flat.kind != "Reshape" or node.kind != "Gather" or len(graph.shapes[flat.output]) != 1:
+        return None
+    indices, count = graph.weights.get(node.inputs[1]), prod(graph.shapes[flat.output])
+    if indices is None or not np.array_equal(indices.ravel() % count, np.arange(count)):
+        return None
+    return Node(node.name, "Reshape", flat.inputs, node.output)
 
 
 def _needed(graph: Graph) -> Graph:

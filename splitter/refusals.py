@@ -11,6 +11,7 @@ from serfer.core.errors import ModelError
 from splitter.graph import Graph, Node
 from splitter.rule import integers
 
+_SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
 _REASONS = {
     ("If", "Loop", "Scan", "SequenceMap"): "which operators run depends on the data; export the model without branches "
     "and loops over tensors",
@@ -19,8 +20,7 @@ _REASONS = {
     ): "its values are random; export the model in evaluation mode",
     ("NonZero", "Unique", "NonMaxSuppression", "Compress"): "the size of its result depends on the data; export the "
     "network without it",
-    ("Shape", "Size", "ConstantOfShape", "Range"): "it computes with sizes at run time; export the model with static "
-    "shapes",
+    _SIZES: "it computes with sizes at run time; export the model with static shapes",
     ("Optional", "OptionalGetElement", "OptionalHasElement", "SplitToSequence", "ConcatFromSequence"): "sequences and "
     "optional values cannot be handed on between functions; export the model with plain tensors",
     (
@@ -77,6 +77,11 @@ def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tup
     if node.op_type == "Dropout" and len(node.input) > 2 and _is_true(model, node.input[2]):  # noqa: PLR2004 - the third
         return "it is in training mode, so its values are random; call the module's eval() before you export it"
     return _WHY.get(node.op_type)
+
+
+def may_fold(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Say whether an operator that reads constants alone can be computed once and for all."""
+    return node.op_type in _SIZES or _why_not(model, node, ()) is None
 
 
 def _flag(node: onnx.NodeProto, name: str) -> bool:

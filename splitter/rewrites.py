@@ -86,7 +86,7 @@ def _does_nothing(graph: Graph, node: Node) -> bool:
     if node.kind == "Slice":
         starts, stops, steps = (integers(graph, node, index) for index in (1, 2, 4))
         return starts == [0] * len(starts or [1]) and min(stops or [0]) >= _ENDLESS and set(steps or [1]) == {1}
-    return node.kind in ("Identity", "Dropout")
+    return node.kind in ("Identity", "Dropout", "Reshape")
 
 
 def with_explicit_windows(graph: Graph) -> Graph:

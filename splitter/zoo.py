@@ -6,9 +6,9 @@ import contextlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import Preprocess
@@ -62,11 +62,12 @@ def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.M
     batch normalisation has the statistics of noise.
     """
     import torch  # noqa: PLC0415 - slow to import
+    import torchvision  # noqa: PLC0415 - same
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(_SEED)
         with torch.device("meta"):  # its own initial weights are never drawn
-            model: torch.nn.Module = getattr(_torchvision().models, constructor)(weights=None, **options)
+            model: torch.nn.Module = getattr(torchvision.models, constructor)(weights=None, **options)
         model = model.to_empty(device="cpu").eval()
         for layer in model.modules():
             if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
@@ -100,31 +101,11 @@ def _normalise(model: torch.nn.Module, size: int) -> None:
         norm.eval()
 
 
-@cache
-def _torchvision() -> Any:  # noqa: ANN401 - a module
-    """Import torchvision beside a CPU build of torch.
-
-    Its wheel is built for CUDA and registers operators that a CPU torch lacks; defining the two that the import looks
-    for is enough. The library object must live as long as the process.
-    """
-    import torch  # noqa: PLC0415 - slow to import
-
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch left it so
-    for name in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):  # a torchvision built for this torch has them
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
-    import torchvision  # noqa: PLC0415 - after the definitions
-
-    return torchvision
-
-
-_KEPT: list[Any] = []
-
-
 def imagenet_labels() -> tuple[str, ...]:
     """Return the names of ImageNet's 1,000 classes."""
-    return tuple(_torchvision().models.AlexNet_Weights.IMAGENET1K_V1.meta["categories"])
+    import torchvision  # noqa: PLC0415 - slow to import
+
+    return tuple(torchvision.models.AlexNet_Weights.IMAGENET1K_V1.meta["categories"])
 
 
 def _pretrained(number: int, size: int, grids: tuple[str, ...]) -> ZooModel:

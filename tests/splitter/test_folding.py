@@ -1,0 +1,98 @@
+"""What exporters compute at run time although it is constant, and what they write in a roundabout way."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from serfer.core.errors import ModelError
+from splitter.ingest import from_onnx
+from tests.splitter.models import worst_error
+from tests.splitter.test_ingest import network
+
+EXACT = 2e-6
+SIZE = (8, 10)
+MIB = 1024 * 1024
+
+
+def integers(net, *values):
+    return net.constant(np.array(values))
+
+
+def torchscript_pads(net, left, right, top, bottom):
+    """Write the amounts of F.pad as torch's older exporter does: last axis first, in pairs, turned round."""
+    given = net.op("Constant", value=helper.make_tensor("pad", TensorProto.INT64, [4], [left, right, top, bottom]))
+    zeros = net.op("ConstantOfShape", integers(net, 4), value=helper.make_tensor("zero", TensorProto.INT64, [1], [0]))
+    pairs = net.op("Reshape", net.op("Concat", given, zeros, axis=0), integers(net, -1, 2))
+    turned = net.op("Slice", pairs, *(integers(net, value) for value in (-1, np.iinfo(np.int64).min + 1, 0, -1)))
+    flat = net.op("Reshape", net.op("Transpose", turned, perm=[1, 0]), integers(net, -1))
+    return net.op("Cast", flat, to=TensorProto.INT64)
+
+
+def test_padding_as_the_older_exporter_writes_it_is_constant(tmp_path):
+    net, x = network()
+    x = net.op("Pad", x, torchscript_pads(net, 0, 1, 2, 0), net.constant(np.float32(0.5)), mode="constant")
+    model = net.model(net.flat(net.conv(x, 4, 4, [3, 3], strides=[2, 2])))
+    assert [node.kind for node in from_onnx(model, *SIZE).nodes] == ["Conv", "Relu", "Pad", "Conv", "Flatten"]
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def huge_filled(net):
+    return net.op("ConstantOfShape", integers(net, 1 << 18, 1 << 18))
+
+
+def huge_expanded(net):
+    return net.op("Expand", net.constant(np.float32(1)), integers(net, 1 << 18, 1 << 18))
+
+
+def huge_range(net):
+    limits = (net.constant(np.float32(value)) for value in (0, 1 << 36, 1))
+    return net.op("Range", *limits)
+
+
+def many_large_ones(net):
+    parts = [net.op("ConstantOfShape", integers(net, 2 + index, 1 << 26)) for index in range(4)]
+    return net.op("Sum", *(net.op("ReduceMax", part, integers(net, 0, 1), keepdims=0) for part in parts))
+
+
+@pytest.mark.parametrize("form", [huge_filled, huge_expanded, huge_range, many_large_ones])
+def test_a_few_bytes_that_ask_for_more_memory_than_there_is_are_refused(form):
+    net, x = network()
+    x = net.op("Add", x, net.op("ReduceMax", form(net), keepdims=0))
+    model = net.model(net.flat(x))
+    tracemalloc.start()
+    with pytest.raises(ModelError, match="constants that the model computes take more than 2,147,483,648 bytes"):
+        from_onnx(model, *SIZE)
+    assert tracemalloc.get_traced_memory()[1] < 64 * MIB
+    tracemalloc.stop()
+
+
+def test_random_values_are_not_folded_because_they_are_as_large_as_a_constant():
+    net, x = network()
+    x = net.op("Add", x, net.op("RandomNormalLike", net.constant(net.floats(4, 1, 1))))
+    with pytest.raises(ModelError, match=r"\(RandomNormalLike\).*random"):
+        from_onnx(net.model(net.flat(x)), *SIZE)
+
+
+def strided(net, x, indices):
+    """Write as_strided as torch's exporter does: all values on one axis, of which some are taken."""
+    return net.op("Gather", net.op("Reshape", x, integers(net, -1)), net.constant(indices), axis=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)], ids=["map", "vector"])
+def test_a_view_of_all_values_in_order_is_what_it_shows(shape, tmp_path):
+    """ConvNeXt's pooled features, as torch.export has them."""
+    net, x = network()
+    x = strided(net, net.op("ReduceMean", x, integers(net, -1, -2)), np.arange(4).reshape(shape))
+    model = net.model(net.linear(net.op("Reshape", x, integers(net, 1, 4)), 4, 5))
+    batch = net.batch_of(1)
+    assert worst_error(model, batch, tmp_path, ["2x2", "1"]) <= EXACT
+    assert "Gather" not in {node.kind for node in from_onnx(model, *SIZE).nodes}
+
+
+def test_a_view_in_another_order_is_refused():
+    net, x = network()
+    x = strided(net, net.op("ReduceMean", x, integers(net, -1, -2)), np.array([[0, 2, 1, 3]]))
+    with pytest.raises(ModelError, match=r"\(Reshape\).*images of a batch"):
+        from_onnx(net.model(net.linear(x, 4, 5)), *SIZE)

@@ -305,7 +305,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's
 
     _print_plan(plan, as_json)
     if not as_json:
-        out.print(display.plain(text_picture(plan)))
+        out.print("\n".join(map(display.plain, text_picture(plan).split("\n"))))
 
 
 def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - same

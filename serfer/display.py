@@ -38,8 +38,8 @@ _MOST_ROWS = 40
 
 
 def plain(text: str) -> str:
-    """Return text that rich prints as it is."""
-    return escape(text)
+    """Return text that rich prints as it is, with control characters escaped: a terminal would obey them."""
+    return escape("".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text))
 
 
 def _table(*columns: str) -> Table:

@@ -1,6 +1,7 @@
 """The command line, where something is wrong: one clear line, a fitting exit code, nothing left behind."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -194,6 +195,16 @@ class TestPlans:
         path.write_text(path.read_text().replace('"label-1"', '"label-9"'))
         classify(copy).complains(3, "plan.json was edited: its digest does not match")
         serfer_("explain", copy).complains(3, "plan.json was edited")
+
+    def test_what_a_plan_would_make_a_terminal_do_is_shown_instead(self, classify, serfer_, copy):
+        plan = json.loads((copy / "plan.json").read_text())
+        plan["model"] = "evil\x1b]0;owned\x07"
+        plan["labels"] = [f"\x1b[2J\x9b31mlabel-{number}\nnext" for number in range(len(plan["labels"]))]
+        (copy / "plan.json").write_text(dump_plan(sealed(structure(Plan, plan, "plan.json"))))
+        for result in (classify(copy), serfer_("explain", copy)):
+            assert (result.code, re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.out)) == (0, [])
+            assert r"evil\x1b]0;owned\x07" in result.out
+        assert r"\x1b[2J\x9b31mlabel-" in classify(copy).out
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 99}', '{"format": 1}', "\xff"])
     def test_what_is_no_plan(self, classify, copy, text):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from serfer import images
-from serfer.core.errors import ImageError, PlanError
+from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
 from serfer.core.plan import Preprocess, Shape
 from serfer.images import ImageLimits, decode_image, image_files, normalise, read_image
 
@@ -78,6 +79,9 @@ def png(width, height, depth, colour, data, *chunks):
 
 def scanlines(values):
     return b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+
+
+JPEG_TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
 
 
 class TestFormats:
@@ -363,6 +367,84 @@ except ImageError as error:
         self.refused(png(2, 2, 8, 0, bytes(6), (b"zTXt", b"k\0\0" + text)), "cannot be decoded")
 
 
+def exif(*entries):
+    """Write EXIF data of (tag, type, count, value) entries, little-endian."""
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + body + bytes(4)
+
+
+def noisy_tiff(strips=20, rows=400, compression=2):
+    """Write a TIFF of one column whose strips all point at the same random bytes: each row is a fault to libtiff."""
+    data = np.random.default_rng(0).bytes(400)
+    starts, sizes = 8 + len(data), 8 + len(data) + 4 * strips
+    entries = [
+        *((256, 4, 1, 1), (257, 4, 1, strips * rows), (258, 4, 1, 1), (259, 4, 1, compression), (262, 4, 1, 0)),
+        *((273, 4, strips, starts), (277, 4, 1, 1), (278, 4, 1, rows), (279, 4, strips, sizes)),
+    ]
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    offsets = struct.pack("<I", 8) * strips + struct.pack("<I", len(data)) * strips
+    head = b"II*\0" + struct.pack("<I", 8 + len(data) + len(offsets))
+    return head + data + offsets + struct.pack("<H", len(entries)) + directory + bytes(4)
+
+
+class TestMalformedFiles:
+    ORIENTATION, DESCRIPTION, WIDTH, XMP = 0x0112, 0x010E, 0x0100, 0x02BC
+    SHORT, RATIONAL, ASCII = 3, 5, 2
+
+    @pytest.mark.parametrize(
+        "entry",
+        [(DESCRIPTION, RATIONAL, 1, 8), (WIDTH, ASCII, 4, 0x61626364), (XMP, ASCII, 1, 8)],
+        ids=["AttributeError", "struct.error", "TypeError"],
+    )
+    def test_odd_metadata_is_an_image_error_whatever_pillow_raises(self, entry):
+        data = encode(quadrants(), "JPEG", exif=exif(entry, (self.ORIENTATION, self.SHORT, 1, 6)))
+        with pytest.raises(ImageError, match=r"picture cannot be decoded"):
+            decode(data)
+
+    def test_memory_that_is_not_there_is_an_image_error(self, monkeypatch):
+        def allocate(*_, **__):
+            raise MemoryError
+
+        monkeypatch.setattr(images.ImageOps, "exif_transpose", allocate)
+        with pytest.raises(ImageTooLargeError, match="picture takes more memory to decode than there is"):
+            decode(encode(quadrants(), "PNG"))
+
+    @pytest.mark.parametrize("compression", [2, 3, 4, 32773, 5])
+    def test_libtiff_writes_nothing_to_standard_error(self, compression, capfd):
+        with suppress(ImageError):
+            decode(noisy_tiff(compression=compression))
+        assert capfd.readouterr() == ("", "")
+
+    def test_the_number_of_pixels_is_told_before_they_are_decoded(self):
+        class TooManyError(ImageError):
+            pass
+
+        def refuse(pixels):
+            raise TooManyError(str(pixels))
+
+        truncated = encode(quadrants(), "PNG")[:60]
+        with pytest.raises(TooManyError, match="768"):
+            decode_image(truncated, "picture", recipe(), SHAPE, LIMITS, on_size=refuse)
+
+    def test_decoding_takes_no_more_than_its_documented_bytes_a_pixel(self):
+        """The worst measured: WebP with alpha and EXIF orientation, of which the decoder keeps three copies."""
+        code = """
+import resource, sys
+from serfer.core.plan import Preprocess, Shape
+from serfer.images import BYTES_PER_PIXEL, ImageLimits, decode_image
+recipe, shape = Preprocess(None, "nearest", "RGB", 1, (0,) * 3, (1,) * 3), Shape(3, 8, 8, flat=False)
+data = sys.stdin.buffer.read()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + BYTES_PER_PIXEL * 2000 * 2000 + 2**24,) * 2)
+print(decode_image(data, "large", recipe, shape, ImageLimits()).shape)
+"""
+        large = encode(
+            Image.new("RGBA", (2000, 2000), (1, 2, 3, 100)), "WEBP", lossless=True, method=0, exif=JPEG_TURNED
+        )
+        run = subprocess.run([sys.executable, "-c", code], input=large, capture_output=True, check=False)
+        assert run.stdout == b"(8, 8, 3)\n", run.stderr.decode()
+
+
 class TestFiles:
     def test_a_file_is_read(self, tmp_path):
         path = tmp_path / "a.png"
@@ -463,7 +545,7 @@ def test_pixels_become_numbers_in_the_networks_layout(channels, count):
     assert values[1, -1, 2, 3] == pytest.approx(expected, rel=1e-5)
 
 
-JPEG = encode(smooth(40, 30), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0")
+JPEG = encode(smooth(40, 30), "JPEG", exif=JPEG_TURNED)
 SAMPLES = {
     "jpeg": JPEG,
     "progressive": encode(smooth(40, 30), "JPEG", progressive=True),

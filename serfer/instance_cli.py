@@ -12,7 +12,7 @@ import typer
 from serfer import display
 from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
 from serfer.core.errors import UsageError
-from serfer.service_cli import HostOption, KeysOption, check_logs, served_models
+from serfer.service_cli import AllowHostOption, HostOption, KeysOption, check_logs, served_models, with_hosts
 from serfer.settings import load_settings
 from serfer.terminal import err, out
 
@@ -58,6 +58,7 @@ def instance(
         float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
     ] = None,
     keys: KeysOption = None,
+    allow_host: AllowHostOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
@@ -76,6 +77,7 @@ def instance(
 
     chosen = {"api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
+    settings = with_hosts(settings, allow_host)
     name, directory = _one_model(model, plan)
     idle = None
     if exit_when_idle_s is not None:

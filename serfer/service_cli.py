@@ -24,7 +24,7 @@ from serfer.cli_options import (
     status_line,
 )
 from serfer.core.errors import UsageError
-from serfer.settings import load_settings
+from serfer.settings import Settings, load_settings, settings_with
 from serfer.terminal import err
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
@@ -41,6 +41,16 @@ PlansOption = Annotated[
 HostOption = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all there are.")]
 KeysOption = Annotated[
     Path | None, typer.Option("--keys", help="A file of API keys (serfer keys add); without one, anybody may ask.")
+]
+AllowHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="Without keys: a host name or address that requests may come for, and pages from, besides this machine's "
+        "own and --host; may be repeated.",
+        show_default="SERFER_ALLOW_HOSTS",
+    ),
 ]
 RouteOption = Annotated[
     str | None,
@@ -87,6 +97,7 @@ def serve(
         float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
     ] = None,
     keys: KeysOption = None,
+    allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
     scenario: ScenarioOption = None,
@@ -102,6 +113,7 @@ def serve(
 
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
+    settings = with_hosts(settings, allow_host)
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
     routing = routing_of(
@@ -144,6 +156,11 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
             raise UsageError(f"two models are called {called}: name one of them, --plan NAME=DIR")
         found[called] = directory
     return found
+
+
+def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
+    """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is no host."""
+    return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
 
 
 def check_logs(level: str, form: str) -> None:

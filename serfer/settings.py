@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UnavailableError, UsageError
@@ -18,6 +19,7 @@ from serfer.files import read_text
 from serfer.images import ImageLimits
 
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*)|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
 _MOST_BYTES = 4 * 1024 * 1024
 
 
@@ -48,6 +50,7 @@ class Settings(BaseSettings):
     api_drain_s: float = Field(default=5.0, ge=0, le=900)
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
     keys_file: Path | None = None
+    allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     route: str = Field(default="serverless", max_length=40)
     instances: str | None = None
     scenario_file: Path | None = None
@@ -62,6 +65,16 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path | None) -> Path | None:
         """Workers have working directories of their own, so a relative path must not reach them."""
         return path and path.expanduser().absolute()
+
+    @field_validator("allow_hosts", mode="before")
+    @classmethod
+    def _hosts(cls, names: str | Sequence[str]) -> Sequence[str]:
+        """Take host names with commas between them; refuse URLs and ports, which would never match."""
+        found = names.split(",") if isinstance(names, str) else names
+        for name in found:
+            if not _HOST.fullmatch(name):
+                raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
+        return found
 
     def image_limits(self) -> ImageLimits:
         """Return what an image may be."""

@@ -21,6 +21,7 @@ from serfer.choices import Choices
 from serfer.cli_options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
 from serfer.core.errors import UsageError
 from serfer.service_cli import (
+    AllowHostOption,
     CeilingOption,
     HostOption,
     InstancesOption,
@@ -31,6 +32,7 @@ from serfer.service_cli import (
     ScenarioOption,
     check_logs,
     served_models,
+    with_hosts,
 )
 from serfer.settings import Settings, load_settings
 from serfer.terminal import err, ignore_signals, out
@@ -56,6 +58,7 @@ def up(
     object_store: ObjectStoreOption = None,
     driver: Annotated[str, typer.Option(help="push or poll (docs/engines.md).")] = "push",
     keys: KeysOption = None,
+    allow_host: AllowHostOption = None,
     route: RouteOption = None,
     instances: InstancesOption = None,
     scenario: ScenarioOption = None,
@@ -73,7 +76,7 @@ def up(
     Choices(store, "local", driver, object_store).check()
     # What is wrong is said now, not after minutes by each of the drivers.
     check_logs(log_level, "auto")
-    settings = load_settings()
+    settings = with_hosts(load_settings(), allow_host)
     routing_of(settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour)
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
@@ -81,6 +84,9 @@ def up(
     models = served_models(model, plan)
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]
     options += [f"--model={each}" for each in model or ()] + [f"--plan={each}" for each in plan or ()]
+    options += [
+        f"--allow-host={each}" for each in (host.partition("%")[0], *settings.allow_hosts)
+    ]  # they listen at loopback alone
     options += _given(
         {"route": route, "instances": instances, "scenario": scenario, "max-usd-per-hour": max_usd_per_hour}
     )

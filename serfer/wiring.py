@@ -245,5 +245,7 @@ def _default_store(workers: str, parts: AsyncExitStack) -> str:
 def _in_process(opening: _Opening, store: Store) -> InProcessInvoker:
     from lambdas.worker import Worker  # noqa: PLC0415 - it imports ONNX Runtime, which only workers in process need
 
-    worker = Worker(opening.plan, opening.directory, store, "inprocess", threads=1, init_ms=0.0)
-    return InProcessInvoker(worker.run, os.cpu_count() or 1, worker.run_shared, worker.reply)
+    cores, tiles = len(os.sched_getaffinity(0)), max(len(stage.tiles) for stage in opening.plan.stages)
+    threads = max(1, cores // tiles)  # of a session: a stage's tiles run at the same time, and share the cores
+    worker = Worker(opening.plan, opening.directory, store, "inprocess", threads, init_ms=0.0)
+    return InProcessInvoker(worker.run, cores, worker.run_shared, worker.reply)

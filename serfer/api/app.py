@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from serfer.api.classify import Classifying, classify_router
 from serfer.api.envelope import Envelope
 from serfer.api.health import health_router
 from serfer.api.held import HeldBytes
+from serfer.api.hosts import HostCheck
 from serfer.api.idempotency import Replies
 from serfer.api.inference import Inferring, inference_router, protocol_health_router
 from serfer.api.keys import KeyRing, authorise
@@ -47,10 +48,15 @@ _OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of erro
 
 
 def make_app(
-    service: Service, settings: Settings, keys: KeyRing | None = None, telemetry: Telemetry | None = None
+    service: Service,
+    settings: Settings,
+    keys: KeyRing | None = None,
+    telemetry: Telemetry | None = None,
+    hosts: Iterable[str] | None = None,
 ) -> FastAPI:
     """Return the application that answers for `service`; with `keys`, to those who have one.
 
+    `hosts` are the names and addresses that it answers to; without them, to any (serfer/api/hosts.py).
     `telemetry` is what the service tells of its queries: without it, only requests are counted.
     """
     telemetry = telemetry or open_telemetry(service.pipelines)
@@ -75,6 +81,7 @@ def make_app(
         summary="Image classification on split convolutional networks.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name whatever host the client has named
         telemetry=_OURS_ALONE,
         lifespan=lifespan,
     )
@@ -91,6 +98,8 @@ def make_app(
         app.include_router(router)
     _answer_errors(app)
     app.add_middleware(HeldBytes, most=settings.api_held_bytes)
+    if hosts is not None:
+        app.add_middleware(HostCheck, allowed=hosts)
     app.add_middleware(Envelope, telemetry=telemetry)
     return app
 

@@ -23,6 +23,7 @@ _PROBLEM: Final = {
 _WHY: Final = {
     400: "It cannot be decoded.",
     401: "An API key is missing, or unknown.",
+    403: "It is for a host, or from a page, that this service without keys does not answer to.",
     404: "There is no such thing here.",
     408: "The body did not arrive in time.",
     413: "Too large: in bytes, in pixels, or in images.",
@@ -91,7 +92,7 @@ CLASSIFY: Final[dict[str, Any]] = {
     "responses": {
         200: {"model": ServedReport, "description": "The best classes of each image, and what the query took."},
         202: {"model": JobStatus, "description": "It was begun: Location says where its result will be."},
-        **problems(400, 401, 404, 408, 413, 415, 422, 429, 503, 504),
+        **problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
     },
     "openapi_extra": {
         "requestBody": {
@@ -109,7 +110,7 @@ RESULT: Final[dict[str, Any]] = {
     "response_model": None,
     "responses": {
         200: {"model": JobStatus, "description": "How far it is, stage by stage, and its result."},
-        **problems(401, 404, 422, 503),
+        **problems(401, 403, 404, 422, 503),
     },
 }
-DELETED: Final[dict[str, Any]] = {"response_model": None, "responses": problems(401, 404, 422, 503)}
+DELETED: Final[dict[str, Any]] = {"response_model": None, "responses": problems(401, 403, 404, 422, 503)}

@@ -11,6 +11,7 @@ _ERROR: Final = {"type": "object", "required": ["error"], "properties": {"error"
 _WHY: Final = {
     400: "The request is not what the model takes; the error says why.",
     401: "An API key is missing, or unknown.",
+    403: "It is for a host, or from a page, that this service without keys does not answer to.",
     404: "There is no such model, or no such version of it.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
@@ -104,8 +105,10 @@ def _at(names: Sequence[str], route: dict[str, Any], **extra: dict[str, Any]) ->
 _READINESS: Final = {503: {"description": "Not ready.", "content": _json({"type": "object"})}}
 HEALTH: Final[dict[str, Any]] = _answers("It is.", {"type": "object", "properties": {"live": _FLAG, "ready": _FLAG}})
 HEALTH["responses"] |= _READINESS
-SERVER: Final = _answers("The server.", _object(name=_TEXT, version=_TEXT, extensions=_TEXTS), 401)
-INDEX: Final = _answers("The models.", {"type": "array", "items": _object(name=_TEXT, state=_TEXT)}, 400, 401, 408, 413)
+SERVER: Final = _answers("The server.", _object(name=_TEXT, version=_TEXT, extensions=_TEXTS), 401, 403)
+INDEX: Final = _answers(
+    "The models.", {"type": "array", "items": _object(name=_TEXT, state=_TEXT)}, 400, 401, 403, 408, 413
+)
 _METADATA: Final = _answers(
     "The model, with every form of its input.",
     _object(
@@ -115,11 +118,13 @@ _METADATA: Final = _answers(
         inputs={"type": "array", "items": _DESCRIBED},
         outputs={"type": "array", "items": _DESCRIBED},
     ),
-    *(401, 404),
+    *(401, 403, 404),
 )
-_READY: Final = _answers("The model is ready.", _object(name=_TEXT, ready=_FLAG), 401, 404)
+_READY: Final = _answers("The model is ready.", _object(name=_TEXT, ready=_FLAG), 401, 403, 404)
 _READY["responses"] |= _READINESS
-_INFER: Final = _answers("The logits, or the highest of them.", _RESPONSE, 400, 401, 404, 408, 413, 415, 429, 503, 504)
+_INFER: Final = _answers(
+    "The logits, or the highest of them.", _RESPONSE, 400, 401, 403, 404, 408, 413, 415, 429, 503, 504
+)
 _INFER["responses"][200]["content"][BINARY] = {"schema": {"type": "string", "format": "binary"}}
 
 

@@ -80,7 +80,7 @@ def serve_instance(
         telemetry.metrics.registry.register(EngineMetrics(instance.engine))
         decoders = max(_LEAST_DECODERS, processors())
         service = Service(pipelines, Admission(_NO_BOUND, 0), telemetry, decoders=decoders)
-        app = make_app(service, settings, keys, telemetry)
+        app = make_app(service, settings, keys, telemetry, address.answers_to(settings))
         watch = IdleWatch(app, idle.seconds if idle else float("inf"))
         ending: list[asyncio.Task[None]] = []
 

@@ -146,7 +146,7 @@ def models_router(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["models"])
     described = cache(lambda name: _anatomy(name, service))
 
-    @router.get("/models", responses=problems(401, 422, 429))
+    @router.get("/models", responses=problems(401, 403, 422, 429))
     async def list_models(request: Request) -> Models:
         """List the models that are served; the default one is meant where a request names none."""
         check_parameters(request, ())
@@ -155,7 +155,7 @@ def models_router(service: Service) -> APIRouter:
             tuple(ListedModel(**_listed(name, plan, default=name == service.default)) for name, plan in plans)
         )
 
-    @router.get("/models/{name}", responses=problems(401, 404, 422, 429))
+    @router.get("/models/{name}", responses=problems(401, 403, 404, 422, 429))
     async def one_model(request: Request, name: str) -> ModelAnatomy:
         """Tell how a model is split, where its tiles lie on the picture, and what was predicted of it."""
         check_parameters(request, ())

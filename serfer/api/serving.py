@@ -41,6 +41,10 @@ class Address:
     host: str
     port: int
 
+    def answers_to(self, settings: Settings) -> tuple[str, ...] | None:
+        """Return which hosts a service here answers to; None for any, where API keys say who may ask."""
+        return None if settings.keys_file else (self.host, *settings.allow_hosts)
+
 
 def serve_models(
     models: Mapping[str, Path],
@@ -65,7 +69,7 @@ def serve_models(
             )
         service, telemetry = make_service(pipelines, settings)
         serve(
-            make_app(service, settings, keys, telemetry),
+            make_app(service, settings, keys, telemetry, address.answers_to(settings)),
             host=address.host,
             port=address.port,
             header_timeout_s=settings.api_header_timeout_s,

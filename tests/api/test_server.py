@@ -15,9 +15,17 @@ from serfer.core.errors import UnavailableError
 
 PATIENCE = 30.0
 MAIN = """
-import asyncio, signal, sys
+import asyncio, signal, socket, sys
+from serfer.api.protocol import LimitedProtocol
 from serfer.api.server import serve
 
+class Watched(LimitedProtocol):
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        accepted = transport.get_extra_info("socket")
+        state["nodelay"] = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+sys.modules["serfer.api.server"].limited_protocol = lambda _: Watched
 state, released = {"ready": True}, asyncio.Event()
 
 async def disconnected(receive):
@@ -37,7 +45,8 @@ async def app(scope, receive, send):
     if scope["path"] == "/release":
         released.set()
     ready = state["ready"] or scope["path"] != "/readyz"
-    await send({"type": "http.response.start", "status": 200 if ready else 503, "headers": [(b"content-length", b"0")]})
+    headers = [(b"content-length", b"0"), (b"x-nodelay", str(state["nodelay"]).encode())]
+    await send({"type": "http.response.start", "status": 200 if ready else 503, "headers": headers})
     await send({"type": "http.response.body"})
 
 def terminated(*_):
@@ -134,6 +143,12 @@ def test_returns_when_all_is_answered_and_leaves_signals_as_they_were():
         assert server.says() == "ended"
         assert server.says() == "returned True"
         assert server.process.wait(PATIENCE) == 0
+
+
+def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
+    with serving(0.0) as server, server.connected() as connection:
+        connection.request("GET", "/")
+        assert connection.getresponse().headers["x-nodelay"] == "1"
 
 
 def test_second_signal_cuts_off_what_runs():

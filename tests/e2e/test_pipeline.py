@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import serfer
+from lambdas.sessions import SessionCache
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import load_plan
 from serfer.settings import Settings
@@ -49,6 +50,16 @@ def test_workers_in_process_answer_as_the_unsplit_model_over_every_store(plan, s
         check_exact(pipeline, plan)
     if kind == "file":
         assert [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.name != "#lock"] == []
+
+
+@pytest.mark.parametrize(("grids", "threads"), [([(2, 2), (2, 2), (1, 1)], 2), ([(1, 1)] * 3, 8)])
+def test_workers_in_process_share_the_cores_among_a_stages_tiles(settings, tmp_path, monkeypatch, grids, threads):
+    sessions, build = [], SessionCache._build
+    monkeypatch.setattr(SessionCache, "_build", lambda *known: sessions.append(build(*known)) or sessions[-1])
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    with serfer.open(split_small(tmp_path, grids=grids), settings=settings) as pipeline:
+        pipeline.run(batch())
+    assert {session.get_session_options().intra_op_num_threads for session in sessions} == {threads}
 
 
 @pytest.mark.parametrize("kind", ["default", "file", "redis"])

@@ -41,6 +41,7 @@ def test_a_service_answers_and_ends_when_told_to(serve):
     assert (said["pid"], said["models"]) == (command.pid, ["small"])
     headers = {"X-Request-Id": "mine-1"}
     with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+        assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
         reply = http.post("/v1/classify?explain=true", files={"image": ("secret-name.png", png())}, headers=headers)
     assert reply.status_code == 200, reply.text

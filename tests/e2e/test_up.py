@@ -66,9 +66,13 @@ def up(start):
 
 
 def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean, image, redis):
-    system = up("--plan", lean, "--store", redis)
+    system = up("--plan", lean, "--store", redis, "--allow-host", "photos.example")
     status, answer = system.classify(image)
     assert (status, answer["model"], len(answer["images"][0]["predictions"])) == (200, "small", 3)
+    assert system.classify(image, Host="photos.example", Origin="https://photos.example")[0] == 200
+    assert system.classify(image, Host="evil.example")[0] == 403
+    assert system.classify(image, Origin="http://evil.example")[0] == 403
+    assert system.ask("GET", "/readyz", Host="evil.example")[0] == 200
     assert system.ask("GET", "/readyz")[0] == 200
     assert len(system.told["drivers"]) == 2
     assert all(system.ready(driver) for driver in system.told["drivers"])
@@ -136,6 +140,7 @@ def test_what_cannot_work_is_refused_by_name(serfer_, lean, tmp_path):
         serfer_("up", "--plan", lean, "--port", port).complains(4, f"--port {port} is taken")
     serfer_("up", "--plan", lean, "--keys", tmp_path / "none").complains(2, "SERFER_KEYS_FILE", "none does not exist")
     serfer_("up", "--plan", lean, "--log-level", "loud").complains(2, "--log-level is debug, info, warning or error")
+    serfer_("up", "--plan", lean, "--allow-host", "http://a").complains(2, "--allow-host", "'http://a'")
     # What only drivers find out is told once, in the words of one.
     result = serfer_("up", "--plan", lean, "--port", 0, "--store", "redis://:hush@127.0.0.1:1/0")
     assert "hush" not in result.complains(4, "driver ", "Redis at 127.0.0.1:1")

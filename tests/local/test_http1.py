@@ -1,6 +1,7 @@
 """The lean HTTP server under clients that boto3 is not: in pieces, pipelined, too large, malformed."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -39,6 +40,26 @@ async def one_reply(reader):
     head = await reader.readuntil(b"\r\n\r\n")
     length = next((int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: ")), 0)
     return head + await reader.readexactly(length)
+
+
+def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
+    found = []
+
+    def look(exchange):
+        accepted = exchange._connection._transport.get_extra_info("socket")
+        found.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        exchange.reply(200)
+
+    async def run():
+        server = HttpServer(look, lambda _: LIMIT)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await server.listen("127.0.0.1"))
+        writer.write(post(b""))
+        await one_reply(reader)
+        server.close()
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert found == [1]
 
 
 def post(body, *headers):

@@ -43,6 +43,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_drain_s": 0.0,
         "api_result_ttl_s": 2.5,
         "keys_file": tmp_path / "keys.json",
+        "allow_hosts": ("photos.example", "[fd00::1]", "10.0.0.5"),
         "function_prefix": "demo",
         "function_alias": "live",
         "route": "auto",
@@ -56,7 +57,8 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
     }
     assert set(values) == set(Settings.model_fields)
     for name, value in values.items():
-        monkeypatch.setenv(f"SERFER_{name.upper()}", str(value))
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        monkeypatch.setenv(f"SERFER_{name.upper()}", text)
     settings = load_settings()
     assert "secret" not in repr(settings)
     assert settings.instance_key.get_secret_value() == values.pop("instance_key")
@@ -78,6 +80,9 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("API_DEADLINE_MS", "86340001"),
         ("API_RESULT_TTL_S", "0"),
         ("MAX_USD_PER_HOUR", "0"),
+        ("ALLOW_HOSTS", "https://photos.example"),
+        ("ALLOW_HOSTS", "photos.example:8000"),
+        ("ALLOW_HOSTS", "photos.example,"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_variable(monkeypatch, name, value):

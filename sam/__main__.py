@@ -27,9 +27,9 @@ def teardown(build: Path, environment: str) -> None:
     """Delete an environment's stack, and say how it goes."""
     import boto3  # noqa: PLC0415 - the others need none
 
-    stack, region = stack_of(build, environment)
-    tear_down(stack, boto3.session.Session(region_name=region), _say)
-    _say(f"{stack} is gone, and nothing of it bills")
+    found = stack_of(build, environment)
+    tear_down(found.stack, boto3.session.Session(region_name=found.region), _say)
+    _say(f"{found.stack} is gone, and nothing of it bills")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

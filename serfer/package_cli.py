@@ -140,9 +140,9 @@ def _remark_region(build: Path, region: str) -> None:
 
     for environment in ENVIRONMENTS:
         with suppress(InputError):  # the user's own environments have other names
-            stack, kept = stack_of(build, environment)
-            if kept != region:
+            found = stack_of(build, environment)
+            if found.region != region:
                 complain(
-                    f"{build / FILE} was left as it is and deploys {stack} to {kept}, not to {region}: correct it, or "
-                    "delete it and package again"
+                    f"{build / FILE} was left as it is and deploys {found.stack} to {found.region}, not to "
+                    f"{region}: correct it, or delete it and package again"
                 )

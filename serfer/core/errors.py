@@ -18,6 +18,7 @@
     │       └── CeilingError                   the dollars that an hour may cost are spent
     ├── StoreError                      1
     │   ├── MissingKeyError                    no value under that key
+    │   ├── AlteredPieceError                  the value is not what was put there
     │   └── ValueTooLargeError                 the store takes no value of that size
     └── ServiceError                    1      a SerFer service did not do what its client asked for
         ├── KeyRefusedError             2      the API key (also a UsageError)
@@ -111,6 +112,10 @@ class StoreError(SerferError):
 
 class MissingKeyError(StoreError):
     """No value lies under the key, or it has passed its time to live."""
+
+
+class AlteredPieceError(StoreError):
+    """A stored value is not what was put under its key: it has another length, or its checksum does not match."""
 
 
 class ValueTooLargeError(StoreError):

@@ -4,6 +4,7 @@
     ├── WrongAnswerError                1      a split answer differs from the unsplit model's (rule 1)
     ├── QueryError                      1      a query ended without an answer
     │   ├── TaskFailedError                    a task failed for good
+    │   ├── NotFiniteError                     the network's answer is NaN or infinite
     │   └── DeadlineError                      the query's time ran out
     ├── UsageError                      2      the request contradicts itself
     ├── InputError                      3      something handed to us is unusable
@@ -46,6 +47,10 @@ class QueryError(SerferError):
 
 class TaskFailedError(QueryError):
     """A task failed for good: its retries are used up, or no retry can help."""
+
+
+class NotFiniteError(QueryError):
+    """The network's output holds NaN or infinity, which is no answer: neither classes nor JSON can be made of it."""
 
 
 class DeadlineError(QueryError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from bench.planner import Network, Point, Progress, aligned, piped, point, priced, read_network
 from serfer.core.aws import AwsFacts
 from splitter import operators
-from splitter.planner import MEMORY_MB
+from splitter.planner import memory_sizes
 from splitter.search import LATENCY
 
 NETWORKS = ("squeezenet", "mobilenet-v2", "alexnet", "resnet18", "resnet50", "densenet121", "inception-v3", "vgg16")
@@ -82,7 +82,7 @@ def measure(
     for name in networks:
         for size in sizes:
             progress(f"reading and planning {name} at {size} px")
-            network = read_network(name, size, facts, store, MEMORY_MB)
+            network = read_network(name, size, facts, store, memory_sizes(facts.functions))
             races.append(race(network))
     return BreakEven(tuple(races), network.profiled_on)
 

@@ -27,7 +27,6 @@ from splitter.split import split
 
 NETWORKS = ("squeezenet", "mobilenet-v2", "resnet18", "resnet50", "vgg16")
 SIZES = (224, 448)
-_VCPU_MB = 1769
 _PACKAGE_MB = 2048
 _MS_PER_S = 1000
 
@@ -84,6 +83,8 @@ def _measured(settings: Settings, name: str, size: int, rounds: int, progress: P
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
+        one_vcpu_mb = settings.facts().functions.memory_per_vcpu
+
         def opened(what: str, memory_mb: int, **how: object) -> Pipeline:
             progress(f"splitting {name} at {size} px: {what}")
             example = np.zeros((1, 3, size, size), dtype=np.float32)
@@ -91,9 +92,9 @@ def _measured(settings: Settings, name: str, size: int, rounds: int, progress: P
             return stack.enter_context(open_pipeline(root / what, workers="local", settings=settings))
 
         pipelines = [
-            opened("one vCPU", _VCPU_MB, grids="1", stages=1),
-            opened("two vCPUs", 2 * _VCPU_MB, grids="1", stages=1),
-            opened("split", _VCPU_MB, grids=(1, 2), objective="latency"),
+            opened("one vCPU", one_vcpu_mb, grids="1", stages=1),
+            opened("two vCPUs", 2 * one_vcpu_mb, grids="1", stages=1),
+            opened("split", one_vcpu_mb, grids=(1, 2), objective="latency"),
         ]
         progress(f"running {name} at {size} px")
         pixels = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), dtype=np.uint8)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.offer import network
+from serfer.core.aws import shipped_aws
 from serfer.core.plan import PLAN_FILE, Plan, dump_plan, load_plan, sealed
 from serfer.settings import Settings
 from splitter.bundle import code_stamp
@@ -19,7 +20,6 @@ from splitter.split import split
 
 Progress = Callable[[str], None]
 _MODEL, _SIZE, _GRIDS = "squeezenet", 96, ("2x2", "2x2", "1")
-_VCPU_MB = 1769
 _STAMPED = ("splitter", "serfer.core")
 
 
@@ -66,5 +66,13 @@ def _small(settings: Settings, progress: Progress) -> Path:
         progress(f"splitting {_MODEL} at {_SIZE} px, once: the plan stays in {target.parent}")
         with assembled(target) as fresh:
             example = np.zeros((1, 3, _SIZE, _SIZE), dtype=np.float32)
-            split(_MODEL, example, fresh, grids=list(_GRIDS), memory_mb=_VCPU_MB, precision="fp32", gap="never")
+            split(
+                _MODEL,
+                example,
+                fresh,
+                grids=list(_GRIDS),
+                memory_mb=shipped_aws().functions.memory_per_vcpu,
+                precision="fp32",
+                gap="never",
+            )
     return target

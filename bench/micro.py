@@ -22,9 +22,10 @@ from botocore.credentials import Credentials
 from bench.nullworkers import null_pipeline
 from drivers.lambda_http import _Signer
 from lambdas.worker import cells_to_bytes, crop_to_input, pieces_to_inputs
+from serfer.core.checksum import protect
 from serfer.core.counts import StoreCounts
-from serfer.core.inline import FLOAT_BYTES
-from serfer.core.plan import Plan, Stage, Tile
+from serfer.core.keys import output_key
+from serfer.core.plan import FLOAT_BYTES, Plan, Stage, Tile
 from serfer.core.run import Action, Invoke, Run, TaskDone, TaskStarted
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
 from serfer.settings import Settings
@@ -129,7 +130,7 @@ def _wire(plan: Plan, crops: list[Crop]) -> Iterator[Part]:
     payload = encode_task(task)
     event = json.loads(payload)
     stage = plan.stages[0]
-    output = bytes(FLOAT_BYTES * stage.written(stage.tiles[0]))
+    output = bytes(stage.written(stage.tiles[0]))
     report = _report(output)
     response = encode_report(report)
     yield Part("encode a task with its crop", lambda: encode_task(task), len(payload))
@@ -165,14 +166,28 @@ def _worker(plan: Plan, crop: Crop) -> Iterator[Part]:
         for shape, rect in zip(first.outputs, first.tiles[0].outputs, strict=True)
     ]
     written = sum(output.nbytes for output in outputs)
-    yield Part("lay out a tile's cells", lambda: cells_to_bytes(outputs, first.tiles[0]), written)
+    yield Part(
+        "lay out a tile's cells", lambda: cells_to_bytes(outputs, first.tiles[0], output_key(_QUERY, 0, 0)), written
+    )
     if len(plan.stages) > 1:
         yield _assembly(plan.stages[1], plan.stages[1].tiles[0])
 
 
 def _assembly(stage: Stage, tile: Tile) -> Part:
-    values = [bytes(FLOAT_BYTES * part.elements) for piece in tile.pieces for part in piece.ranges]
-    return Part("assemble a tile's pieces", lambda: pieces_to_inputs(values, 1, stage, tile), sum(map(len, values)))
+    values, task = _pieces(stage, tile), Task("", _QUERY, 1, 0, 1, 60.0)
+    return Part("assemble a tile's pieces", lambda: pieces_to_inputs(values, task, stage, tile), sum(map(len, values)))
+
+
+def _pieces(stage: Stage, tile: Tile) -> list[bytes]:
+    """Return what a tile reads, all zeros: each cell with its checksum."""
+    channels = {(source.stage, source.output): source.shape.channels for source in stage.inputs}
+    values = []
+    for piece in tile.pieces:
+        key = output_key(_QUERY, piece.stage, piece.tile)
+        for run in piece.ranges:
+            cells = [bytes(FLOAT_BYTES * channels[piece.stage, cell.output] * cell.rect.area) for cell in run.cells]
+            values.append(b"".join(protect(data, key, number) for number, data in enumerate(cells, run.first)))
+    return values
 
 
 def _events(plan: Plan) -> Part:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from drivers.push import PushDriver
 from serfer.background import LoopThread
+from serfer.core.checksum import protect
 from serfer.core.counts import StoreCounts
-from serfer.core.inline import FLOAT_BYTES
 from serfer.core.keys import output_key
-from serfer.core.plan import Plan, load_plan
+from serfer.core.plan import FLOAT_BYTES, Plan, load_plan
 from serfer.core.run import Failure
 from serfer.core.wire import Report, Task
 from serfer.pipeline import Pipeline
@@ -22,6 +22,15 @@ from storage.store import Store
 
 _MS_PER_S = 1000.0
 _BASE64_SHARE = 0.7  # as in serfer/wiring.py
+
+
+def null_output(plan: Plan, task: Task) -> bytes:
+    """Return zeros of the length that a task's tile writes, with a true checksum where the driver reads them."""
+    stage = plan.stages[task.stage]
+    if stage is not plan.stages[-1]:
+        return bytes(stage.written(stage.tiles[task.tile], task.batch))
+    zeros = bytes(FLOAT_BYTES * task.batch * stage.outputs[0].channels * stage.tiles[task.tile].outputs[0].area)
+    return protect(zeros, output_key(task.query, task.stage, task.tile))
 
 
 class NullInvoker:
@@ -38,9 +47,8 @@ class NullInvoker:
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:  # noqa: ARG002 - a contract
         """Wait, and answer."""
         await asyncio.sleep(self._service_s)
-        stage = self._plan.stages[task.stage]
-        output = bytes(FLOAT_BYTES * task.batch * stage.written(stage.tiles[task.tile]))
-        if not task.inline and stage is self._plan.stages[-1]:
+        output = null_output(self._plan, task)
+        if not task.inline and task.stage == len(self._plan.stages) - 1:
             self._store.put(output_key(task.query, task.stage, task.tile), output, task.ttl)
         ms = self._service_s * _MS_PER_S
         return Report("null", 0.0, 0.0, ms, 0.0, ms, 1, 1, StoreCounts(), output if task.inline else None)

@@ -16,7 +16,7 @@ from itertools import groupby, product
 import numpy as np
 
 from bench.baselines.gillis import Gillis, GillisPlan, Options
-from serfer.core.aws import AwsFacts
+from serfer.core.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
 from splitter.bundle import DEPENDENCY_ALLOWANCE
@@ -26,7 +26,7 @@ from splitter.graph import Graph
 from splitter.grids import GridChoice
 from splitter.ingest import from_onnx
 from splitter.load import load
-from splitter.planner import MEMORY_MB, Budget, Choice, Storage, choices_of, prepare
+from splitter.planner import Budget, Choice, Storage, choices_of, memory_sizes, prepare
 from splitter.reasons import unsplit
 from splitter.search import COST, LATENCY, Chain, Search
 from splitter.zoo import find
@@ -37,7 +37,7 @@ FASTEST, ONE_VCPU, FRONTIER = "fastest", "one vCPU", "frontier"
 ONE_VCPU_MB = 1800
 """The smallest of Gillis's memory sizes that has a whole vCPU."""
 FRONTIER_MB = (600, 1200, 1800, 3600, 5400, 7100, 10_240)
-OURS_MB = tuple(sorted({*MEMORY_MB, *FRONTIER_MB}))
+OURS_MB = tuple(sorted({*memory_sizes(shipped_aws().functions), *FRONTIER_MB}))
 """What our functions may have: the default, and the sizes on whose plans of Gillis's both planners are compared."""
 SPEEDUP, SAVING = 1.3, 0.3
 """What counts as clearly better: so many times faster for the same dollars, such a share cheaper in the same time."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from serfer.core.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.settings import Settings
 from splitter.bundle import code_stamp
@@ -41,7 +42,6 @@ PLANS = {
     "vgg16-448": BenchPlan("vgg16", 448, ("2x2", "2x2", "col4", "1"), _VGG16_448_CUTS),
     "resnet50": BenchPlan("resnet50", 224, ("2x2", "2x2", "1"), _RESNET50_CUTS),
 }
-_VCPU_MB = 1769
 _CHANNELS = 3
 
 
@@ -60,7 +60,7 @@ def bench_plan(name: str, settings: Settings, progress: Progress = lambda _: Non
             *(wanted.model, example, target),
             grids=list(wanted.grids),
             cuts=wanted.cuts,
-            memory_mb=_VCPU_MB,
+            memory_mb=shipped_aws().functions.memory_per_vcpu,
             precision="fp32",
             gap="never",
             progress=progress,

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import MissingKeyError, PlanError, StoreUnavailableError, UsageError
+from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
 from serfer.core.plan import Plan, Stage
-from serfer.core.run import Retry
+from serfer.core.run import LOST, Retry
 from serfer.core.wire import Report, encode_report
 
 MOST_STATE_BYTES = 262_144
@@ -230,7 +230,7 @@ def _invoke(writer: _Writer, function: str, payload: State) -> State:
 def _retriers(retry: Retry) -> list[State]:
     """Return the run machine's retries: what says nothing about the task has a larger allowance of its own there too.
 
-    Nothing is retried where the store has lost what a tile reads: the driver begins anew.
+    Nothing is retried where the store has lost or altered what a tile reads: the driver restarts the query.
     """
     first = math.ceil(retry.base)
     waits = {
@@ -240,7 +240,7 @@ def _retriers(retry: Retry) -> list[State]:
         "JitterStrategy": "FULL",
     }
     return [
-        {"ErrorEquals": [MissingKeyError.__name__], "MaxAttempts": 0},
+        {"ErrorEquals": [kind.__name__ for kind in LOST], "MaxAttempts": 0},
         {
             "ErrorEquals": [THROTTLED, StoreUnavailableError.__name__],
             "MaxAttempts": retry.unavailable_attempts - 1,

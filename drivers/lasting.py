@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from drivers.driver import Answer, Spent
-from serfer.core.errors import MissingKeyError, StoreUnavailableError
-from serfer.core.run import Retry
+from serfer.core.errors import StoreUnavailableError
+from serfer.core.run import LOST, Retry
 from storage.store import Store
 
 ONE_SLOT = 1 << 20
@@ -31,7 +31,7 @@ class Query(Protocol):
         ...
 
     async def run(self) -> Answer:
-        """Run it to its end; raises MissingKeyError where the store has lost some of its pieces."""
+        """Run it to its end; raises one of LOST where some of its pieces were lost or altered."""
         ...
 
     async def clean_up(self) -> None:
@@ -59,17 +59,17 @@ class UnderWay:
             self._running.discard(me)
 
     async def until_answered(self, begin: Callable[[], Query]) -> Answer:
-        """Run a query, and begin it anew whenever the store has lost what its tasks had written."""
+        """Run a query, and restart it whenever the store has lost or altered what its tasks had written."""
         spent = Spent()
         while True:
             query = begin()
             try:
                 answer = await query.run()
                 return replace(answer, spent=spent + answer.spent)
-            except MissingKeyError as error:
+            except LOST as error:
                 if spent.restarts == self._retry.restarts:
                     raise StoreUnavailableError(
-                        f"the store loses what is written to it ({error}): let --store be one that does not evict"
+                        f"the store loses or alters what is written to it ({error}): let --store be one that keeps it"
                     ) from error
                 spent += query.spent + Spent(restarts=1)
             finally:

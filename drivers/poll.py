@@ -23,8 +23,9 @@ from typing import Protocol
 
 from drivers.invoker import settled
 from drivers.lasting import delete
+from serfer.core.checksum import verified
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import InputError, MissingKeyError, StoreUnavailableError
+from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, StoreUnavailableError
 from serfer.core.keys import reply_key
 from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Report, Task, unpack_result
@@ -162,7 +163,7 @@ class PollInvoker:
         for key, value in zip(there, values, strict=True):
             awaited = due[key]
             if not awaited.answer.done():
-                awaited.answer.set_result((_read(value), _counts(awaited.looks + 1, value)))
+                awaited.answer.set_result((_read(value, key), _counts(awaited.looks + 1, value)))
         self._delete_later(there)
 
     def _delete_later(self, keys: Sequence[str]) -> None:
@@ -172,11 +173,11 @@ class PollInvoker:
         deletion.add_done_callback(self._deletions.discard)
 
 
-def _read(value: bytes) -> Report | Failure:
+def _read(value: bytes, key: str) -> Report | Failure:
     try:
-        return settled(unpack_result(value))
-    except InputError as error:
-        return Failure(FailureKind.FAILED_IN_CODE, "InputError", str(error))
+        return settled(unpack_result(verified(value, key)))
+    except (AlteredPieceError, InputError) as error:
+        return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error))
 
 
 def _counts(looks: int, value: bytes) -> StoreCounts:

@@ -21,10 +21,11 @@ from drivers.invoker import Invoker, SharedInvoker
 from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.sharing import Groups, Sharing, Waiting
 from drivers.slots import Slots
+from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import UsageError
 from serfer.core.hedging import LearntHedging
-from serfer.core.inline import FLOAT_BYTES, inline_stages
+from serfer.core.inline import inline_stages
 from serfer.core.keys import input_key, output_key, query_id
 from serfer.core.plan import Plan
 from serfer.core.run import (
@@ -153,7 +154,7 @@ class PushDriver:
 def _paths(plan: Plan, batch: int, limit: int) -> _Paths:
     inline = inline_stages(plan, batch, limit)
     stored = sum(
-        FLOAT_BYTES * batch * stage.written(tile)
+        stage.written(tile, batch)
         for stage, rides in zip(plan.stages, inline, strict=True)
         for tile in stage.tiles
         if not rides
@@ -205,7 +206,7 @@ class _Query:
         return Spent(self._run.retries, self._run.hedges, 0, self._counts)
 
     async def run(self) -> Answer:
-        """Run the query to its end; raises MissingKeyError where the store has lost some of its pieces."""
+        """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
         await self._store_large_crops()
         self._carry_out(self._run.start(self._loop.time()))
         if self._asker.watch:
@@ -288,13 +289,12 @@ class _Query:
                 results = await self._results(members)
             finally:
                 route.slots.give()
+            took = self._loop.time() - started
+            for member, result in zip(members, results, strict=True):
+                member.query.settle(member, result, took)
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; whoever waits must see it
             for query in {self, *(member.query for member in members)}:
                 query.break_off(bug)
-            return
-        took = self._loop.time() - started
-        for member, result in zip(members, results, strict=True):
-            member.query.settle(member, result, took)
 
     def _bundle(self, first: _Attempt) -> list[_Attempt]:
         """Return who shares a tile's invocation: tiles of its stage that would wait for its slot anyway, itself first.
@@ -389,12 +389,12 @@ class _Query:
 
     def _parts(self, stage: int, tile: int) -> tuple[Buffer | None, ...]:
         """Cut what a tile reads of inline stages out of their answers, without copying it."""
-        scale = FLOAT_BYTES * self._batch
         parts: list[Buffer | None] = []
         for piece in self._route.plan.stages[stage].tiles[tile].pieces:
             if self._inline[piece.stage]:
                 value = memoryview(self._run.stages[piece.stage].reports[piece.tile].output or b"")
-                parts.extend(value[scale * part.offset :][: scale * part.elements] for part in piece.ranges)
+                places = [(part.start(self._batch), part.length(self._batch)) for part in piece.ranges]
+                parts.extend(value[start : start + length] for start, length in places)
             else:
                 parts.extend([None] * len(piece.ranges))
         return tuple(parts)
@@ -412,19 +412,20 @@ class _Query:
     def _written(self, task: Task) -> int:
         """Return how many bytes a task writes, or answers with."""
         stage = self._route.plan.stages[task.stage]
-        return FLOAT_BYTES * task.batch * stage.written(stage.tiles[task.tile])
+        return stage.written(stage.tiles[task.tile], task.batch)
 
     async def _outputs(self) -> list[Buffer]:
         """Return what the last stage's tiles computed, from the store where no answer could carry it."""
         last = len(self._inline) - 1
         reports = self._run.stages[last].reports
-        if self._inline[last]:
-            return [report.output or b"" for report in reports]
-        store = CountingStore(self._route.store)
-        asked = [Range(output_key(self._name, last, tile)) for tile in range(len(reports))]
-        values = await patiently(lambda: store.get_many(asked), self._route.retry, self._deadline)
-        self._counts += store.counts
-        return [*values]
+        keys = [output_key(self._name, last, tile) for tile in range(len(reports))]
+        values: list[Buffer] = [report.output or b"" for report in reports]
+        if not self._inline[last]:
+            store = CountingStore(self._route.store)
+            asked = [Range(key) for key in keys]
+            values = [*await patiently(lambda: store.get_many(asked), self._route.retry, self._deadline)]
+            self._counts += store.counts
+        return [verified(value, key) for value, key in zip(values, keys, strict=True)]
 
     async def _store_large_crops(self) -> None:
         """Put crops that no payload can carry into the store; the others ride along."""
@@ -436,7 +437,8 @@ class _Query:
 
         def put() -> None:
             for number, data in large.items():
-                store.put(input_key(self._name, number), data, self._ttl)
+                key = input_key(self._name, number)
+                store.put(key, protect(data, key), self._ttl)
 
         # Said before it is true, so that cleaning up knows of keys whose put fails halfway or is not waited for.
         self._crops = [Crop(crop.dtype, None) if number in large else crop for number, crop in enumerate(self._crops)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from serfer.core.plan import Plan, Stage, Tile
-from serfer.core.profile import at_vcpus
+from serfer.core.vcpus import compute_seconds, vcpus
 from serfer.core.wire import Task
 
 MOST_IMAGES = 16
@@ -84,7 +84,8 @@ def plan_sharing(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int =
 
 def _image_s(stage: Stage, tile: Tile, memory_per_vcpu: int) -> float:
     """Return a tile's predicted compute for one image: more than one image more adds, as weights are read once."""
-    return at_vcpus(tile.serial_ms, tile.parallel_ms, stage.memory_mb / memory_per_vcpu) / _MS_PER_S
+    granted = vcpus(stage.memory_mb, memory_per_vcpu)
+    return float(compute_seconds(tile.serial_ms, tile.parallel_ms, granted)) / _MS_PER_S
 
 
 @dataclass(frozen=True, eq=False)

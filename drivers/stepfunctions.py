@@ -23,6 +23,7 @@ from drivers.executions import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.outcomes import error_of, stage_runs
 from drivers.slots import Slots
+from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
@@ -30,7 +31,6 @@ from serfer.core.errors import (
     TaskFailedError,
     UsageError,
 )
-from serfer.core.inline import FLOAT_BYTES
 from serfer.core.keys import input_key, output_key, query_id
 from serfer.core.plan import Plan
 from serfer.core.run import FailureKind, Retry
@@ -133,7 +133,7 @@ class _Query:
 
     def __init__(self, route: _Route, crops: Sequence[Crop], batch: int, times: tuple[float, float]) -> None:
         stages = route.plan.stages
-        written = sum(stage.written(tile) for stage in stages for tile in stage.tiles) * FLOAT_BYTES * batch
+        written = sum(stage.written(tile, batch) for stage in stages for tile in stage.tiles)
         stored = written + sum(len(crop.data or b"") for crop in crops)
         self._route = route
         self._crops = crops
@@ -151,7 +151,7 @@ class _Query:
         return Spent(counts=self.counts)
 
     async def run(self) -> Answer:
-        """Run the query to its end; raises MissingKeyError where the store has lost some of its pieces."""
+        """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
         await self._store_crops()
         outcome = await self._execute()
         if outcome.status != "SUCCEEDED":
@@ -193,9 +193,8 @@ class _Query:
 
         def put() -> None:
             for number, crop in enumerate(self._crops):
-                store.put(
-                    input_key(self._name, number), crop.data or b"", self._deadline - self._started + TTL_MARGIN_S
-                )
+                key = input_key(self._name, number)
+                store.put(key, protect(crop.data or b"", key), self._deadline - self._started + TTL_MARGIN_S)
 
         await asyncio.shield(self._start(patiently(put, self._route.retry, self._deadline)))
         self.counts += store.counts
@@ -203,10 +202,11 @@ class _Query:
     async def _outputs(self) -> list[Buffer]:
         """Return what the last stage's tiles computed, in tile order."""
         store = CountingStore(self._route.store)
-        asked = [Range(key) for key in self._answer_keys()]
+        keys = self._answer_keys()
+        asked = [Range(key) for key in keys]
         values = await patiently(lambda: store.get_many(asked), self._route.retry, self._deadline)
         self.counts += store.counts
-        return [*values]
+        return [verified(value, key) for value, key in zip(values, keys, strict=True)]
 
     def _answer_keys(self) -> list[str]:
         last = len(self._route.tiles) - 1

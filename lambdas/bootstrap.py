@@ -24,6 +24,7 @@ from lambdas.artefacts import artefact_directory
 from lambdas.worker import Worker
 from serfer.core.errors import PlanError, SerferError
 from serfer.core.plan import Plan, load_plan
+from serfer.core.vcpus import threads
 from serfer.core.wire import requests_in
 from storage.routed import open_routed
 from storage.store import Store
@@ -51,9 +52,9 @@ def _name() -> str:
 
 def _worker(root: Path, plan: Plan) -> Worker:
     directory = artefact_directory(plan, root, sys.path)
-    memory_mb = int(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "1769"))
-    threads = max(1, round(memory_mb / 1769))
-    return Worker(plan, directory, _store(plan), _name(), threads, _ms_since_process_start())
+    memory_mb = float(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", plan.memory_per_vcpu))
+    granted = threads(memory_mb, plan.memory_per_vcpu)
+    return Worker(plan, directory, _store(plan), _name(), granted, _ms_since_process_start())
 
 
 _ROOT = Path(os.environ["LAMBDA_TASK_ROOT"])

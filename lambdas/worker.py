@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lambdas.sessions import SessionCache
+from serfer.core.checksum import checksum, protect, verified
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
+from serfer.core.errors import AlteredPieceError, InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.geometry import Rect
 from serfer.core.keys import NOBODY, input_key, output_key, reply_key
-from serfer.core.plan import Plan, Preprocess, Stage, Tile
+from serfer.core.plan import Plan, Preprocess, Stage, Tile, stored_bytes
 from serfer.core.wire import (
     DTYPES,
     Buffer,
@@ -46,7 +47,6 @@ from storage.store import Range as ByteRange
 from storage.store import Store
 
 Array = NDArray[np.float32]
-_FLOAT_BYTES = 4
 _REPLY_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -150,7 +150,8 @@ class Worker:
             result: Report | TaskError = self.run(task)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver has to know
             result = TaskError(type(error).__name__, str(error).partition("\n")[0])
-        self._put_reply(reply_key(task.query, task.stage, task.tile, task.reply), pack_result(result), task.ttl)
+        key = reply_key(task.query, task.stage, task.tile, task.reply)
+        self._put_reply(key, protect(pack_result(result), key), task.ttl)
 
     def _put_reply(self, key: str, value: bytes, ttl: float) -> None:
         """Put a reply, and again where the store does not answer: nobody else can tell the driver."""
@@ -192,10 +193,11 @@ class Worker:
         session = self._sessions.get(stage, tile)
         outputs = session.run(None, {f"input{number}": value for number, value in enumerate(_joined(reads))})
         computed = time.perf_counter()
-        values = [cells_to_bytes(part, tile) for part in _parted(outputs, reads)]
-        for (task, _, _), value in zip(reads, values, strict=True):
+        keys = [output_key(task.query, task.stage, task.tile) for task, _, _ in reads]
+        values = [cells_to_bytes(part, tile, key) for part, key in zip(_parted(outputs, reads), keys, strict=True)]
+        for (task, _, _), key, value in zip(reads, keys, values, strict=True):
             if not task.inline:
-                self._store.put(output_key(task.query, task.stage, task.tile), value, task.ttl)
+                self._store.put(key, value, task.ttl)
         times = _Times(started, read, computed, time.perf_counter())
         return self._reports(reads, values, times)
 
@@ -275,22 +277,21 @@ class Worker:
         tile, values = stage.tiles[task.tile], iter(stored)
         if task.stage == 0:
             crop = task.crop or Crop("float32", None)
-            data = next(values) if crop.data is None else crop.data
+            data = verified(next(values), input_key(task.query, task.tile)) if crop.data is None else crop.data
             return [crop_to_input((crop.dtype, data), task, stage, tile, self._plan.preprocess)]
         pieces = [next(values) if part is None else part for part in task.parts] if task.parts else stored
-        return pieces_to_inputs(pieces, task.batch, stage, tile)
+        return pieces_to_inputs(pieces, task, stage, tile)
 
     def _ranges(self, task: Task, tile: Tile) -> list[ByteRange]:
         """Return where in the store everything that a tile reads lies, or would lie."""
-        scale = _FLOAT_BYTES * task.batch
         found = []
         for piece in tile.pieces:
             key = output_key(task.query, piece.stage, piece.tile)
             cells = sum(len(part.cells) for part in piece.ranges)
             everything = cells == len(self._plan.stages[piece.stage].tiles[piece.tile].cells)
             for part in piece.ranges:
-                length = None if everything and len(piece.ranges) == 1 else scale * part.elements
-                found.append(ByteRange(key, scale * part.offset, length))
+                length = None if everything and len(piece.ranges) == 1 else part.length(task.batch)
+                found.append(ByteRange(key, part.start(task.batch), length))
         return found
 
 
@@ -335,42 +336,56 @@ def crop_to_input(
     return values
 
 
-def pieces_to_inputs(values: Sequence[Buffer], batch: int, stage: Stage, tile: Tile) -> list[Array]:
-    """Put the cells of all pieces where they belong in a tile's inputs."""
-    shapes = [source.shape.of(rect, batch) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
-    runs = [(piece.stage, part) for piece in tile.pieces for part in piece.ranges]
-    if len(shapes) == len(runs) == len(runs[0][1].cells) == 1:
-        return [_floats(values[0], shapes[0])]
-    numbers = {(source.stage, source.output): number for number, source in enumerate(stage.inputs)}
+def pieces_to_inputs(values: Sequence[Buffer], task: Task, stage: Stage, tile: Tile) -> list[Array]:
+    """Put the cells of all pieces where they belong in a tile's inputs.
+
+    `values` are the pieces' ranges, in the plan's order; raises AlteredPieceError for one that is not what was written.
+    """
+    shapes = [source.shape.of(rect, task.batch) for source, rect in zip(stage.inputs, tile.inputs, strict=True)]
+    cells = [*_verified_cells(values, task, stage, tile)]
+    if len(shapes) == len(cells) == 1:
+        return [cells[0].values.reshape(shapes[0])]
     results = [np.empty(shape, dtype=np.float32) for shape in shapes]
-    for value, (origin, run) in zip(values, runs, strict=True):
-        flat = _floats(value, (batch * run.elements,))
-        end = 0
-        for cell in run.cells:
-            number = numbers[origin, cell.output]
-            place = cell.rect.within(tile.inputs[number])
-            view = results[number][stage.inputs[number].shape.slices(place)]
-            start, end = end, end + view.size
-            view[...] = flat[start:end].reshape(view.shape)
+    for number, rect, flat in cells:
+        place = rect.within(tile.inputs[number])
+        view = results[number][stage.inputs[number].shape.slices(place)]
+        view[...] = flat.reshape(view.shape)
     return results
 
 
-def _floats(value: Buffer, shape: tuple[int, ...]) -> Array:
-    if len(value) != _FLOAT_BYTES * int(np.prod(shape)):
-        raise PlanError("a piece has another size than the plan says")
-    return np.frombuffer(value, dtype="<f4").reshape(shape)
+class _Cell(NamedTuple):
+    """Values of a rectangle of a stage's input `number`, flat."""
+
+    number: int
+    rect: Rect
+    values: Array
 
 
-def cells_to_bytes(outputs: Sequence[Array], tile: Tile) -> memoryview:
-    """Lay a tile's outputs out as its cells, one after the other."""
-    if len(tile.cells) == 1 == len(outputs) and tile.cells[0].rect == tile.outputs[0]:
-        return np.ascontiguousarray(outputs[0]).data.cast("B")
+def _verified_cells(values: Sequence[Buffer], task: Task, stage: Stage, tile: Tile) -> Iterator[_Cell]:
+    numbers = {(source.stage, source.output): number for number, source in enumerate(stage.inputs)}
+    runs = [(piece, run) for piece in tile.pieces for run in piece.ranges]
+    for value, (piece, run) in zip(values, runs, strict=True):
+        key, view, end = output_key(task.query, piece.stage, piece.tile), memoryview(value), 0
+        if len(view) != run.length(task.batch):
+            raise AlteredPieceError(f"a piece under {key!r} has another size than the plan says")
+        for index, cell in enumerate(run.cells, run.first):
+            number = numbers[piece.stage, cell.output]
+            elements = stage.inputs[number].shape.channels * cell.rect.area
+            start, end = end, end + stored_bytes(elements, 1, task.batch)
+            data = verified(view[start:end], key, index)
+            yield _Cell(number, cell.rect, np.frombuffer(data, dtype="<f4"))
+
+
+def cells_to_bytes(outputs: Sequence[Array], tile: Tile, key: str) -> memoryview:
+    """Lay a tile's outputs out as its cells, one after the other, each followed by its checksum under `key`."""
     views = [_part(outputs[cell.output], cell.rect.within(tile.outputs[cell.output])) for cell in tile.cells]
-    flat = np.empty(sum(view.size for view in views), dtype=np.float32)
+    flat = np.empty(sum(view.size + 1 for view in views), dtype="<f4")
     end = 0
-    for view in views:
+    for number, view in enumerate(views):
         start, end = end, end + view.size
         flat[start:end].reshape(view.shape)[...] = view
+        flat[end : end + 1].view("<u4")[0] = checksum(flat[start:end].data.cast("B"), key, number)
+        end += 1
     return flat.data.cast("B")
 
 

@@ -16,7 +16,7 @@ from sam.options import DRIVERS, ENGINES, STORES, Options
 from sam.parameters import check_parameters
 from sam.standing import SECONDS_A_MONTH, Line, standing
 from sam.usage import Deployed, Usage, query_usage
-from serfer.core.aws import AwsFacts
+from serfer.core.aws import AwsFacts, LambdaFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 
@@ -25,7 +25,7 @@ LOADS = (1_000, 100_000, 10_000_000)
 _MOST_QUERIES = 10**12
 _AT_ONCE = 16  # queries that a driver of a fleet takes at once: SERFER_API_IN_FLIGHT's default
 _EMAIL = "AlarmEmail"
-_DRIVER, _DRIVER_MB = "DriverFunction", 1769
+_DRIVER = "DriverFunction"
 _THOUSAND = 1000
 _GB = 1e9
 _SPLIT_FOR = {"s3": ("s3",), "s3express": ("s3",), "valkey": ("valkey", "redis"), "redis": ("redis", "valkey")}
@@ -173,12 +173,12 @@ class Bill:
 
 def deployed(plan: Plan, options: Options, facts: AwsFacts, template: Template) -> Deployed:
     """Return a plan in a deployment, with its driver function as the template has it."""
-    return Deployed(plan, options, facts, _driver_memory(template, options))
+    return Deployed(plan, options, facts, _driver_memory(template, options, facts.functions))
 
 
-def _driver_memory(template: Template, options: Options) -> int:
+def _driver_memory(template: Template, options: Options, functions: LambdaFacts) -> int:
     _, properties = resources(template, region=options.region).get(_DRIVER, ("", {}))
-    return int(properties.get("MemorySize", _DRIVER_MB))
+    return int(properties.get("MemorySize", functions.memory_per_vcpu))
 
 
 def bill(

@@ -17,7 +17,6 @@ from sam.options import Options
 from sam.standing import Line
 from serfer.core.aws import AwsFacts, StoreFacts
 from serfer.core.cost import (
-    FLOAT_BYTES,
     Platform,
     StageLoad,
     billed_usd,
@@ -26,7 +25,7 @@ from serfer.core.cost import (
     stage_price,
     task_seconds,
 )
-from serfer.core.plan import CACHE, Plan, Stage
+from serfer.core.plan import CACHE, FLOAT_BYTES, Plan, Stage
 
 _BASE64 = 4 / 3
 _MB_PER_GB = 1024

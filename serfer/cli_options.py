@@ -127,4 +127,4 @@ def opened(
 
 def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
     """Print a value as one line, at once: a server's reader waits for it, and the server does not end."""
-    print(json.dumps(value), flush=True)  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal
+    print(json.dumps(value, allow_nan=False), flush=True)  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from serfer.core.aws import LambdaFacts
-from serfer.core.cost import FLOAT_BYTES, HOURS_A_MONTH, PlanPrice, latency
+from serfer.core.cost import HOURS_A_MONTH, PlanPrice, latency
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:
@@ -307,13 +307,12 @@ def _halo(stage: Stage) -> str:
 
 
 def _written(stage: Stage) -> int:
-    cells = (cell for tile in stage.tiles for cell in tile.cells)
-    return FLOAT_BYTES * sum(stage.outputs[cell.output].channels * cell.rect.area for cell in cells)
+    return sum(stage.written(tile) for tile in stage.tiles)
 
 
 def _read(stage: Stage) -> int:
     ranges = (part for tile in stage.tiles for piece in tile.pieces for part in piece.ranges)
-    return FLOAT_BYTES * sum(part.elements for part in ranges)
+    return sum(part.length(1) for part in ranges)
 
 
 def print_deployment(out: Console, deployment: Deployment, build: PurePath) -> None:

@@ -19,7 +19,7 @@ from drivers.target import Served, Target
 from serfer.background import LoopThread, result_of
 from serfer.core.aws import LambdaFacts
 from serfer.core.counts import StoreCounts
-from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
+from serfer.core.errors import DeadlineError, InputError, NotFiniteError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
@@ -136,7 +136,8 @@ class Pipeline:
         """Run one query and return (N, K) float32 logits.
 
         `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
-        the workers preprocess. Raises InputError for any other array.
+        the workers preprocess. Raises InputError for any other array, NotFiniteError where the network's output has
+        NaN or infinity.
         """
         return result_of(self.submit(batch, deadline_s=deadline_s)).logits
 
@@ -315,7 +316,7 @@ class Pipeline:
         answer = await self._driver.run(crops, asked.batch, left_s, asked.asker)
         columns = [np.frombuffer(output, dtype="<f4").reshape(asked.batch, -1) for output in answer.outputs]
         logits = np.concatenate(columns, axis=1)
-        images = self._images(asked.names, logits, asked.top_k)
+        images = self._images(asked.names, _finite(logits, asked.array), asked.top_k)
         answered = _now()
         return Result(
             logits,
@@ -327,7 +328,7 @@ class Pipeline:
         )
 
     def _by_instance(self, asked: _Asked, served: Served, started: float) -> Result:
-        images = self._images(asked.names, served.logits, asked.top_k)
+        images = self._images(asked.names, _finite(served.logits, asked.array), asked.top_k)
         answered = _now()
         report = gpu_report(self.plan, images, answered - asked.split[0], served.cost_usd)
         answer = Answer("", started, answered, (), (), (), Spent())
@@ -361,6 +362,19 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _finite(logits: Logits, batch: NDArray[Any]) -> Logits:
+    """Return the logits of a batch; raises NotFiniteError for NaN or infinity, InputError where the batch has some."""
+    if np.isfinite(logits).all():
+        return logits
+    if not np.isfinite(batch).all():
+        raise InputError("the batch has values that are NaN or infinite: give it finite numbers")
+    image, index = np.argwhere(~np.isfinite(logits))[0].tolist()
+    raise NotFiniteError(
+        f"the network's output {index} for image {image} is {logits[image, index]}, which is not a finite number: "
+        "look at the model, or at the preprocessing, with this input"
+    )
 
 
 def _now() -> float:

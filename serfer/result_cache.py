@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.checksum import protect, verified
 from serfer.core.errors import StoreError, UnavailableError
 from serfer.core.plan import Plan
 from storage.store import Bytes, Store
@@ -40,7 +41,7 @@ class ResultCache:
     def find(self, key: str, batch: int) -> NDArray[np.float32] | None:
         """Return the (batch, K) float32 logits that are kept, or None."""
         try:
-            value = self._store.get(key)
+            value = verified(self._store.get(key), key)
         except (StoreError, UnavailableError):
             return None
         if len(value) != _FLOAT_BYTES * batch * self._plan.output.elements:
@@ -50,4 +51,4 @@ class ResultCache:
     def keep(self, key: str, logits: NDArray[np.float32]) -> None:
         """Keep an answer; where the store cannot, it was not worth failing for."""
         with contextlib.suppress(StoreError, UnavailableError):
-            self._store.put(key, np.ascontiguousarray(logits, dtype="<f4").data, self._ttl)
+            self._store.put(key, protect(np.ascontiguousarray(logits, dtype="<f4").tobytes(), key), self._ttl)

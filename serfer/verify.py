@@ -79,9 +79,9 @@ def verify(
     rows: list[Compared] = []
     for name, batch in _inputs(pipeline, images, random):
         progress(f"comparing: input {len(rows) + 1}")
-        pipeline.run(batch)
         whole = computed(batch)
         check_finite(whole, f"the unsplit network's answer to {name}")
+        pipeline.run(batch)
         delta = difference(pipeline.last.logits, whole)
         loss = difference(pipeline.last.logits, given(batch)) if given else None
         rows.append(Compared(name, delta.exact, delta, loss))

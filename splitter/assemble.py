@@ -198,6 +198,7 @@ def assemble(
             preprocess=source.preprocess,
             labels=source.labels,
             limit=limit,
+            memory_per_vcpu=float(budget.facts.functions.memory_per_vcpu),
             stages=tuple(stages),
             unsplit=_artefact(directory / UNSPLIT, directory),
             original=_write_original(original, directory) if decision.changes else (),

@@ -11,6 +11,7 @@ rectangles that the same tiles read; written in a good order, what each reader n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise, permutations
 
 from serfer.core.geometry import Rect, Span
@@ -47,13 +48,13 @@ def pieces_for(reader: int, stage: int, shapes: Sequence[Shape], layout: Layout)
     for tile, cells in enumerate(layout):
         ranges: list[Range] = []
         offset, open_run = 0, False
-        for cell, readers in cells:
+        for number, (cell, readers) in enumerate(cells):
             size = shapes[cell.output].channels * cell.rect.area
             if reader in readers and open_run:
                 last = ranges[-1]
-                ranges[-1] = Range(last.offset, last.elements + size, (*last.cells, cell))
+                ranges[-1] = replace(last, elements=last.elements + size, cells=(*last.cells, cell))
             elif reader in readers:
-                ranges.append(Range(offset, size, (cell,)))
+                ranges.append(Range(offset, size, number, (cell,)))
             open_run = reader in readers
             offset += size
         if ranges:

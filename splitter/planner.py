@@ -15,11 +15,11 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 
-from serfer.core.aws import AwsFacts
-from serfer.core.cost import FLOAT_BYTES, Floats, Platform, StageLoad, Traffic, stage_price
+from serfer.core.aws import AwsFacts, LambdaFacts
+from serfer.core.cost import Floats, Platform, StageLoad, Traffic, stage_price
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, even_parts
-from serfer.core.plan import CACHE, INLINE, OBJECTS, PATHS, PackageLimit
+from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PATHS, PackageLimit
 from serfer.core.profile import Profiles, shipped_profiles
 from splitter import operators
 from splitter.cuts import Cut, weight_bytes
@@ -35,12 +35,12 @@ INLINE_MOST = 1024 * 1024
 """Bytes between two stages that may ride along with the driver: what is larger goes through the store (DESIGN.md)."""
 LEAST_SIDE = 3
 """Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
-MEMORY_MB = (1769, 3538, 5307, 7076, 10240)
 WORKER_MB = 120
 """What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
 _WEIGHT_COPIES = 2  # the file's pages, and the session's own layout
 _LIVE_MAPS = 3  # an operator's input and output, and what it works in
 _MB = 1024 * 1024
+_VCPU_SIZES = 4
 _CACHE, _INLINE, _OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE, OBJECTS))
 
 
@@ -78,13 +78,19 @@ class Choice:
         return self.path == INLINE
 
 
+def memory_sizes(functions: LambdaFacts) -> tuple[int, ...]:
+    """Return the MB that functions may have unless told: one to four vCPUs, and the most that there is."""
+    vcpus = (round(number * functions.memory_per_vcpu) for number in range(1, _VCPU_SIZES + 1))
+    return (*(size for size in vcpus if size < functions.memory_max), functions.memory_max)
+
+
 @dataclass(frozen=True)
 class Budget:
     """What the functions of a plan may be, and where it runs: `store` is a kind of store, or two as in "valkey+s3"."""
 
     limit: PackageLimit
     facts: AwsFacts
-    memory_mb: tuple[int, ...] = MEMORY_MB
+    memory_mb: tuple[int, ...]
     store: str = "redis"
     max_tiles: int | None = None
     cold_share: float = 0.0

@@ -25,7 +25,7 @@ from splitter.graph import Graph
 from splitter.grids import GridLike, parse_grids
 from splitter.ingest import from_onnx
 from splitter.load import Array, Progress, Source, load
-from splitter.planner import MEMORY_MB, Budget
+from splitter.planner import Budget, memory_sizes
 
 _MB = 1024 * 1024
 _CHECK_BATCH = 2
@@ -179,7 +179,7 @@ def _whole_number(stages: int | str) -> int:
 
 
 def _memory(given: int | Sequence[int] | None, facts: LambdaFacts) -> tuple[int, ...]:
-    sizes = MEMORY_MB if given is None else (given,) if isinstance(given, int) else tuple(given)
+    sizes = memory_sizes(facts) if given is None else (given,) if isinstance(given, int) else tuple(given)
     for size in sizes:
         if not facts.memory_min <= size <= facts.memory_max:
             raise UsageError(f"memory must be {facts.memory_min} to {facts.memory_max} MB, not {size}")

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from serfer.core.cost import (
     CARRY_RATE,
     DISPATCH_SECONDS,
-    FLOAT_BYTES,
     Floats,
     StageLoad,
     billed_usd,
@@ -38,6 +37,7 @@ from serfer.core.cost import (
     task_seconds,
 )
 from serfer.core.geometry import Grid
+from serfer.core.plan import FLOAT_BYTES
 from splitter.cuts import Cut, cut_points, weight_bytes
 from splitter.graph import Graph
 from splitter.grids import ONE

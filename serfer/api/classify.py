@@ -144,7 +144,7 @@ async def _answer(
     asked.request.state.answered = answered
     pipeline = routes.service.pipelines[question.model]
     report = served_report(answered, pipeline.plan, pipeline.facts, explain=asked.explain or watch is not None)
-    return json.dumps(report.as_dict()).encode()
+    return json.dumps(report.as_dict(), allow_nan=False).encode()
 
 
 async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:

@@ -17,6 +17,7 @@ from serfer.core.errors import (
     ImageError,
     ImageTooLargeError,
     InputError,
+    NotFiniteError,
     OverloadedError,
     PlanError,
     SerferError,
@@ -33,6 +34,7 @@ _OUTSIDE = (
     (InputError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (DeadlineError, HTTPStatus.GATEWAY_TIMEOUT),
+    (NotFiniteError, HTTPStatus.INTERNAL_SERVER_ERROR),
 )
 
 

@@ -209,7 +209,7 @@ def _job(job_id: str, owner: str) -> Job:
 
 
 def _packed(state: _State) -> bytes:
-    return json.dumps(asdict(state)).encode()
+    return json.dumps(asdict(state), allow_nan=False).encode()
 
 
 def _unknown() -> Problem:

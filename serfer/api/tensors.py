@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from serfer.api.problems import Problem
+from serfer.core.errors import NotFiniteError
 
 Array = NDArray[Any]
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
@@ -103,8 +104,10 @@ def encode_answer(
     """Return the answer to a request, and how many of its bytes are JSON where binary data follows.
 
     `logits` is (N, K) float32, `named` what comes before them: the model's name and version, and parameters where there
-    are any. Raises Problem 400 where JSON cannot say a number.
+    are any. Raises NotFiniteError for logits that are NaN or infinite.
     """
+    if not np.isfinite(logits).all():
+        raise NotFiniteError("the network's outputs for this input are not all finite numbers")
     if inference.classes:
         rows = [_best(row, inference.classes, labels) for row in logits]
         output: dict[str, Any] = {"name": form.name, "datatype": "BYTES", "shape": [len(rows), len(rows[0])]}
@@ -115,17 +118,11 @@ def encode_answer(
     else:
         output = {"name": form.name, "datatype": form.datatype, "shape": list(logits.shape)}
         raw = logits.astype("<f4", copy=False).tobytes() if inference.binary else b""
-        data = [] if inference.binary else _finite(logits).ravel().tolist()
+        data = [] if inference.binary else logits.ravel().tolist()
     output |= {"parameters": {"binary_data_size": len(raw)}} if inference.binary else {"data": data}
     identifier = {} if inference.id is None else {"id": inference.id}
     head = json.dumps({**named, **identifier, "outputs": [output]}, allow_nan=False).encode()
     return (head + raw, len(head)) if inference.binary else (head, None)
-
-
-def _finite(logits: Array) -> Array:
-    if not np.isfinite(logits).all():
-        raise _bad('the logits are not all finite, which JSON cannot say: ask for them with "binary_data": true')
-    return logits
 
 
 def _best(row: Array, classes: int, labels: Sequence[str]) -> list[str]:
@@ -182,7 +179,10 @@ def _array(given: dict[str, Any], form: TensorForm, most: int, raw: memoryview |
             f"{where} of shape {list(shape)} takes {expected:,} bytes: binary_data_size is {size:,}, and {len(raw):,} "
             f"bytes follow the request's JSON"
         )
-    return np.frombuffer(raw, _DTYPES[form.datatype]).reshape(shape)
+    array = np.frombuffer(raw, _DTYPES[form.datatype])
+    if not np.isfinite(array).all():
+        raise _bad(f"{where} has values that are NaN or infinite")
+    return array.reshape(shape)
 
 
 def _shape(value: object, form: TensorForm, most: int) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from serfer.core.aws import AwsFacts, LambdaFacts, StoreFacts
 from serfer.core.plan import CACHE, INLINE, OBJECTS, Plan, Shape, Stage, Tile
+from serfer.core.vcpus import compute_seconds, vcpus
 
-FLOAT_BYTES = 4
 DISPATCH_SECONDS = 2.8e-4
 """A driver's processor time to sign and send one invocation, as measured on the development machine."""
 TASK_SECONDS = 4e-4
@@ -130,8 +130,7 @@ class StageLoad:
 def task_seconds(load: StageLoad, memory_mb: Floats | float, platform: Platform) -> Floats:
     """Predict how long each task of a stage runs in a warm environment: what Lambda bills."""
     functions, through = platform.functions, load.through(platform)
-    vcpus = np.asarray(memory_mb) / functions.memory_per_vcpu
-    compute = load.serial_s / np.minimum(1.0, vcpus) + load.parallel_s / vcpus
+    compute = compute_seconds(load.serial_s, load.parallel_s, vcpus(memory_mb, functions.memory_per_vcpu))
     read = reduce(np.maximum, [traffic.reading_seconds(store) for traffic, store in through])  # both stores at once
     write = reduce(np.add, [traffic.writing_seconds(store) for traffic, store in through])
     carried = load.carried_in + load.carried_out
@@ -345,13 +344,13 @@ def _pixels(tile: Tile, image: Shape) -> int:
 def _traffic(stage: Stage, paths: Sequence[str], path: str) -> Traffic:
     """Return what a stage's tasks read of the stages whose tensors go one way, and write if its own go that way."""
     ranges = [
-        [part.elements for piece in tile.pieces if paths[piece.stage] == path for part in piece.ranges]
+        [part.length(1) for piece in tile.pieces if paths[piece.stage] == path for part in piece.ranges]
         for tile in stage.tiles
     ]
     return Traffic(
-        FLOAT_BYTES * _each(map(sum, ranges)),
+        _each(map(sum, ranges)),
         _each(map(len, ranges)),
-        FLOAT_BYTES * _each(stage.written(tile) if stage.path == path else 0 for tile in stage.tiles),
+        _each(stage.written(tile) if stage.path == path else 0 for tile in stage.tiles),
     )
 
 

@@ -4,6 +4,7 @@
     ├── WrongAnswerError                1      a split answer differs from the unsplit model's (rule 1)
     ├── QueryError                      1      a query ended without an answer
     │   ├── TaskFailedError                    a task failed for good
+    │   ├── NotFiniteError                     the network's answer is NaN or infinite
     │   └── DeadlineError                      the query's time ran out
     ├── UsageError                      2      the request contradicts itself
     ├── InputError                      3      something handed to us is unusable
@@ -18,6 +19,7 @@
     │       └── CeilingError                   the dollars that an hour may cost are spent
     ├── StoreError                      1
     │   ├── MissingKeyError                    no value under that key
+    │   ├── AlteredPieceError                  the value is not what was put there
     │   └── ValueTooLargeError                 the store takes no value of that size
     └── ServiceError                    1      a SerFer service did not do what its client asked for
         ├── KeyRefusedError             2      the API key (also a UsageError)
@@ -45,6 +47,10 @@ class QueryError(SerferError):
 
 class TaskFailedError(QueryError):
     """A task failed for good: its retries are used up, or no retry can help."""
+
+
+class NotFiniteError(QueryError):
+    """The network's output holds NaN or infinity, which is no answer: neither classes nor JSON can be made of it."""
 
 
 class DeadlineError(QueryError):
@@ -111,6 +117,10 @@ class StoreError(SerferError):
 
 class MissingKeyError(StoreError):
     """No value lies under the key, or it has passed its time to live."""
+
+
+class AlteredPieceError(StoreError):
+    """A stored value is not what was put under its key: it has another length, or its checksum does not match."""
 
 
 class ValueTooLargeError(StoreError):

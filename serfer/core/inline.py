@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from serfer.core.plan import Plan
-from serfer.core.wire import DTYPES
 
-FLOAT_BYTES = DTYPES["float32"]
 _Tiles = Counter[tuple[int, int]]
 
 
@@ -18,24 +16,23 @@ def inline_stages(plan: Plan, batch: int, limit: int) -> tuple[bool, ...]:
     reads of the stages before. It depends on nothing else, so all of a query's tasks agree on it. A stage that may not
     goes through the store, however large it is; the store of objects is for those that the plan sends there.
     """
-    most = limit // (FLOAT_BYTES * batch)
     carried: _Tiles = Counter()
     chosen = []
     for number, stage in enumerate(plan.stages):
-        together = carried + _read(plan, number)
-        fits = all(stage.written(tile) <= most for tile in stage.tiles) and max(together.values(), default=0) <= most
-        chosen.append(stage.inline and fits)
+        together = carried + _read(plan, number, batch)
+        largest = max(*(stage.written(tile, batch) for tile in stage.tiles), *together.values(), 0)
+        chosen.append(stage.inline and largest <= limit)
         if chosen[-1]:
             carried = together
     return tuple(chosen)
 
 
-def _read(plan: Plan, number: int) -> _Tiles:
-    """Count the values of one image that each later (stage, tile) reads of a stage."""
+def _read(plan: Plan, number: int, batch: int) -> _Tiles:
+    """Count the bytes that each later (stage, tile) reads of a stage."""
     found: _Tiles = Counter()
     for later in range(number + 1, len(plan.stages)):
         for index, tile in enumerate(plan.stages[later].tiles):
             for piece in tile.pieces:
                 if piece.stage == number:
-                    found[later, index] += sum(part.elements for part in piece.ranges)
+                    found[later, index] += sum(part.length(batch) for part in piece.ranges)
     return found

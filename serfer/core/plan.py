@@ -8,9 +8,9 @@
     └────┴────┘             └────┴────┘
 
 A stage hands on one tensor, or a few where the network is cut across branches; a later stage may read what any stage
-before it wrote. A tile writes its share of all of them once, as cells in a fixed order. A piece says which cells a tile
-reads from one tile before it, as ranges. Offsets are counted in elements of one image; a batch of N images multiplies
-them by N.
+before it wrote. A tile writes its share of all of them once, as cells in a fixed order, each followed by its checksum
+(serfer/core/checksum.py). A piece says which cells a tile reads from one tile before it, as ranges. Offsets are counted
+in elements of one image; a batch of N images multiplies them by N, while a cell has one checksum whatever N is.
 
 A vector of K values is a map of one row: 1 x K. So its columns are cut by the same rectangles as maps are.
 """
@@ -25,11 +25,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Grid, Rect
 from serfer.core.structure import structure, unstructure
 
-FORMAT = 4
+FORMAT = 5
+FLOAT_BYTES = 4
 IMAGE = -1
 """The stage that the image comes from, to those that read it."""
 ACTIVATIONS = ("softmax", "sigmoid", "none")
@@ -122,11 +124,23 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A run of whole cells in another tile's object: `elements` values of one image's share, from element `offset`."""
+    """A run of whole cells in another tile's object: `elements` values of one image's share, from element `offset`.
+
+    `first` is the number of its first cell in the object.
+    """
 
     offset: int
     elements: int
+    first: int
     cells: tuple[Cell, ...]
+
+    def start(self, batch: int) -> int:
+        """Return at which byte of the object it starts, for `batch` images."""
+        return stored_bytes(self.offset, self.first, batch)
+
+    def length(self, batch: int) -> int:
+        """Return how many bytes it has, for `batch` images."""
+        return stored_bytes(self.elements, len(self.cells), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +237,20 @@ class Stage:
         """Work over all tiles relative to the unsplit stage: what the halos cost."""
         return sum(tile.macs for tile in self.tiles) / self.macs if self.macs else 1.0
 
-    def written(self, tile: Tile) -> int:
-        """Return how many values one of its tiles writes for one image."""
-        return sum(self.outputs[cell.output].channels * cell.rect.area for cell in tile.cells)
+    def written(self, tile: Tile, batch: int = 1) -> int:
+        """Return how many bytes one of its tiles writes for `batch` images."""
+        elements = sum(self.outputs[cell.output].channels * cell.rect.area for cell in tile.cells)
+        return stored_bytes(elements, len(tile.cells), batch)
 
     @property
     def files(self) -> list[Artefact]:
         """Every file of the stage's functions."""
         return [file for function in self.functions for file in (function.weights, *function.graphs)]
+
+
+def stored_bytes(elements: int, cells: int, batch: int) -> int:
+    """Return the bytes of `cells` cells with `elements` values of one image, for `batch` images: a checksum each."""
+    return FLOAT_BYTES * batch * elements + CHECKSUM_BYTES * cells
 
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -344,7 +364,8 @@ class Plan:
     `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
     "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
     model as it was given, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
-    too large for one function in fp32. `store` is what the prediction is for: a kind of store, or two joined by "+"
+    too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
+    (serfer/core/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
     (serfer/core/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
     fastest first.
     """
@@ -358,6 +379,7 @@ class Plan:
     preprocess: Preprocess | None
     labels: tuple[str, ...]
     limit: PackageLimit
+    memory_per_vcpu: float
     stages: tuple[Stage, ...]
     unsplit: Artefact
     original: tuple[Artefact, ...]
@@ -461,8 +483,11 @@ def _check_sound(plan: Plan) -> None:
         raise PlanError("plan.json's unsplit network has another name")
     if plan.activation not in ACTIVATIONS or len(plan.labels) not in (0, plan.output.elements):
         raise PlanError("plan.json's activation is unknown, or its labels are not one for each output")
-    if not 0 <= plan.limit.dependencies <= plan.limit.package:
-        raise PlanError("plan.json has a limit of packages that is less than its dependencies, or than nothing")
+    if not (0 <= plan.limit.dependencies <= plan.limit.package and 1 <= plan.memory_per_vcpu < math.inf):
+        raise PlanError(
+            "plan.json has a limit of packages that is less than its dependencies, or than nothing; or impossible MB "
+            "that come with one vCPU"
+        )
     for number, stage in enumerate(plan.stages):
         if stage.path not in PATHS:
             raise PlanError(f"plan.json's stage {number} hands on by a way that is unknown: {stage.path!r:.40}")

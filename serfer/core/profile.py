@@ -5,9 +5,9 @@ times the prices of its kind. A price is never negative and every count grows wi
 costs less. Along a task all operators add up, branches too: ONNX Runtime runs a task's operators one after another.
 The tiles of a stage run side by side, so among them the maximum is taken; the planner does that.
 
-More images at once cost more of everything but weights. With less than one vCPU a task gets that share of the time;
-with more, part of each kind's time is divided among threads, as Amdahl has it: one and two threads were measured, what
-more bring is modelled.
+More images at once cost more of everything but weights. What vCPUs change is in
+serfer/core/vcpus.py: part of each kind's time is divided among threads. One and two threads were measured, what more
+bring is modelled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from importlib.resources import files
 from typing import Any
 
 from serfer.core.errors import InputError
+from serfer.core.vcpus import compute_seconds
 
 FORMAT = 1
 BLOCK = 16
@@ -212,9 +213,8 @@ class Profiles:
         return self._known[key]
 
     def seconds(self, work: Work, vcpus: float = 1.0, batch: int = 1) -> float:
-        """Predict an operator's time; below one vCPU it has that share of the time, above it whole threads."""
-        serial, parallel = self.parts(work, batch)
-        return at_vcpus(serial, parallel, vcpus)
+        """Predict an operator's time."""
+        return float(compute_seconds(*self.parts(work, batch), vcpus))
 
     def _parts(self, work: Work, batch: int) -> tuple[float, float]:
         profile = self.kinds[work.kind]
@@ -233,11 +233,6 @@ class Profiles:
     def _shared(self, profile: Profile, ns: float) -> tuple[float, float]:
         scale = (1 + self.safety) / _NS
         return ns * (1 - profile.parallel) * scale, ns * profile.parallel * scale
-
-
-def at_vcpus(serial: float, parallel: float, vcpus: float) -> float:
-    """Return the time of serial and parallel seconds: a share of one vCPU, or Amdahl's law over whole ones."""
-    return (serial + parallel) / vcpus if vcpus < 1 else serial + parallel / math.floor(vcpus)
 
 
 def dump_profiles(profiles: Profiles) -> str:

@@ -29,7 +29,7 @@ class ImageAnswer:
 class StageReport:
     """A stage's share of a query; `cold` counts tasks that waited for a new environment, `ms` is wall time.
 
-    `bytes_in` and `bytes_out` count tensors, whether they went through the store or rode along.
+    `bytes_in` and `bytes_out` count tensors with their checksums, whether through the store or in payloads and answers.
     """
 
     name: str

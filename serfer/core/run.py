@@ -5,11 +5,15 @@
                   │    ▲  tile failed: wait, then invoke again
                   ├────┤  tile is late: invoke it a second time, the first answer wins
                   └────┘  tile failed too often, deadline passed, cancelled ──────────▶ failed
-                          what it reads is gone from the store ──────────▶ lost: the driver begins anew
+                          what it reads is gone, or was altered ──────────▶ lost: the driver restarts the query
 
 Everything that decides a query's fate stands in this file. The push driver, the simulator and the tests drive the same
-machine. Whatever happens, a run ends exactly once, with Finish; its keys are then the driver's to delete. Every event
-names the attempt that it is about, so what comes late or twice is known for what it is.
+machine. Whatever happens, a run ends exactly once, with Finish; its keys are then the driver's to delete.
+
+Every event names the attempt that it is about. An attempt may end late or twice, since one that was given up may still
+run: events about attempts of a stage that is over, of a tile that is done, or that ended before, are accepted and
+change nothing, and so is everything after Finish. An event about what was never invoked, or that comes before the
+start, is a bug of the driver's and raises ImpossibleEventError.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from serfer.core.errors import (
+    AlteredPieceError,
     DeadlineError,
     LambdaUnavailableError,
     MissingKeyError,
@@ -31,6 +36,10 @@ from serfer.core.errors import (
     TaskFailedError,
 )
 from serfer.core.wire import Report
+
+LOST = (MissingKeyError, AlteredPieceError)
+"""What a query's restart cures: something that a task reads is gone from the store, or is not what was written."""
+_LOST = {kind.__name__: kind for kind in LOST}  # a function's error arrives by its type's name
 
 
 class FailureKind(enum.Enum):
@@ -140,7 +149,7 @@ class Retry:
 
     The n-th wait is base * 2^n, at most `longest`, times a random factor in [0.5, 1) so that failures do not march in
     step. Being throttled, or not reaching the store, says nothing about the task, so it has a larger allowance of its
-    own. A query whose pieces the store has lost begins anew `restarts` times.
+    own. A query whose pieces the store has lost or altered is restarted `restarts` times.
     """
 
     attempts: int = 3
@@ -212,6 +221,10 @@ class StageRun:
         return [tile.report for tile in self.tiles if tile.report]
 
 
+class ImpossibleEventError(RuntimeError):
+    """The driver sent an event that cannot be: about an attempt that was never invoked, or before the start."""
+
+
 class Run:
     """One query on its way through a plan whose stages have `tiles[k]` tiles.
 
@@ -240,14 +253,20 @@ class Run:
         self.finished = False
 
     def start(self, now: float) -> list[Action]:
-        """Release the first stage."""
+        """Release the first stage; raises ImpossibleEventError the second time."""
+        if self.stages or self.finished:
+            raise ImpossibleEventError("a run starts once")
         self._started = now
         return [WakeAt(self._deadline), *self._release(now)]
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take an event and return what to do; once finished, nothing is done any more."""
+        """Take an event and return what to do; once finished, nothing is done any more.
+
+        Raises ImpossibleEventError for an event about what was never invoked (see the module's text).
+        """
         if self.finished:
             return []
+        self._check(event)
         match event:
             case TaskStarted(stage, tile, attempt):
                 return self._begun(stage, tile, attempt, now)
@@ -259,6 +278,19 @@ class Run:
                 return self._time_passed(now)
             case Cancelled():
                 return self._finish(QueryError("the query was cancelled"))
+
+    def _check(self, event: Event) -> None:
+        """Refuse an event that no driver can have seen; cancelling is possible at any time."""
+        match event:
+            case Cancelled():
+                return
+            case TimePassed():
+                known = bool(self.stages)
+            case TaskStarted(stage, tile, attempt) | TaskDone(stage, tile, attempt) | TaskFailed(stage, tile, attempt):
+                tiles = self.stages[stage].tiles if 0 <= stage < len(self.stages) else []
+                known = 0 <= tile < len(tiles) and 0 <= attempt < len(tiles[tile].attempts)
+        if not known:
+            raise ImpossibleEventError(f"{event!r:.200} in stage {len(self.stages) - 1}, about what was never invoked")
 
     def _release(self, now: float) -> list[Action]:
         """Start the next stage, all its tiles together."""
@@ -313,7 +345,7 @@ class Run:
             return []
         run, ended = current
         ended.ended, ended.result = now, failure
-        if failure.error_type == MissingKeyError.__name__:
+        if failure.error_type in _LOST:
             return self._finish(_error(stage, tile, failure))
         if failure.unavailable:
             run.refusals += 1
@@ -339,7 +371,7 @@ class Run:
                 tile.due = None
                 self.retries += 1
                 actions.append(self._again(stage, number, now))
-            elif self._is_late(stage, tile, now):
+            elif self._is_late(stage, tile, now) and self._may_hedge():
                 tile.hedged = True
                 self.hedges += 1
                 actions.append(self._again(stage, number, now))
@@ -349,13 +381,15 @@ class Run:
         return actions if self._late_at == math.inf else [*actions, WakeAt(self._late_at)]
 
     def _is_late(self, stage: int, tile: TileRun, now: float) -> bool:
-        """Say whether a task has been on its way for too long, and take its duplicate out of the budget."""
+        """Say whether a task has been on its way for too long."""
         if tile.report is not None:
             return False
         late = self._late_after(tile, stage)
         begun = [attempt.started for attempt in tile.open if attempt.started is not None]
-        if late is None or len(begun) != 1 or len(tile.open) != 1 or now < begun[0] + late:
-            return False
+        return late is not None and len(begun) == 1 == len(tile.open) and now >= begun[0] + late
+
+    def _may_hedge(self) -> bool:
+        """Take a duplicate out of the budget, and say whether there was one."""
         return self._hedging is not None and self._hedging.spend()
 
     def _next_time(self) -> float:
@@ -381,8 +415,8 @@ class Run:
 def query_error(failure: Failure, where: str) -> SerferError:
     """Turn a task's last failure into the error that its query ends with; `where` says which task, as text."""
     text = f"{where}{failure.message}"
-    if failure.error_type == MissingKeyError.__name__:
-        return MissingKeyError(text)
+    if failure.error_type in _LOST:
+        return _LOST[failure.error_type](text)
     if failure.error_type == StoreUnavailableError.__name__:
         return StoreUnavailableError(text)
     if failure.kind in (FailureKind.UNREACHABLE, FailureKind.THROTTLED):

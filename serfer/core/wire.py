@@ -292,7 +292,7 @@ def pack_result(result: Report | TaskError) -> bytes:
     return bytes(msgpack.packb(_result_to_plain(result)))
 
 
-def unpack_result(data: bytes) -> Report | TaskError:
+def unpack_result(data: Buffer) -> Report | TaskError:
     """Unpack what a reply key holds; raises InputError for anything that no worker of ours puts there."""
     if len(data) > _MAX_BYTES:
         raise InputError("the reply is too large")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class FunctionConfig:
     name: str
     directory: Path  # what AWS mounts at /var/task
     handler: str
-    memory_mb: int = 1769
+    memory_mb: int = field(default_factory=lambda: shipped_aws().functions.memory_per_vcpu)
     timeout_s: float = 30.0
     environment: Mapping[str, str] = field(default_factory=dict)
     layers: tuple[Path, ...] = ()

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from serfer.core.cost import FLOAT_BYTES
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan import IMAGE, Plan, Shape, Stage, Tile
+from serfer.core.plan import FLOAT_BYTES, IMAGE, Plan, Shape, Stage, Tile
 
 _KB = 1024
 _THOUSAND, _MILLION, _BILLION = 1_000, 1_000_000, 1_000_000_000
@@ -50,14 +49,13 @@ def tensors(plan: Plan) -> list[Tensor]:
 
 def written(stage: Stage) -> int:
     """Return the bytes that a stage's tiles write for one image."""
-    cells = (cell for tile in stage.tiles for cell in tile.cells)
-    return FLOAT_BYTES * sum(stage.outputs[cell.output].channels * cell.rect.area for cell in cells)
+    return sum(stage.written(tile) for tile in stage.tiles)
 
 
 def read(stage: Stage) -> int:
     """Return the bytes that a stage's tiles read for one image, what several of them read counted as often."""
     ranges = (part for tile in stage.tiles for piece in tile.pieces for part in piece.ranges)
-    return FLOAT_BYTES * sum(part.elements for part in ranges)
+    return sum(part.length(1) for part in ranges)
 
 
 def pixel_bytes(plan: Plan) -> int:

@@ -15,6 +15,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from serfer.api.codings import CODINGS, accepted, coding_of, compress, decompress
 from serfer.api.problems import Problem
 from serfer.api.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
+from serfer.core.errors import NotFiniteError
 
 MOST = 3
 INPUT = TensorForm("input", "FP32", (2, 3, 4))
@@ -61,7 +62,7 @@ def asked(**changes):
 
 
 class TestRequests:
-    @given(arrays.arrays(**FLOATS), st.booleans(), st.text(st.characters(codec="ascii"), max_size=20))
+    @given(arrays.arrays(**FLOATS, elements=FINITE), st.booleans(), st.text(st.characters(codec="ascii"), max_size=20))
     def test_every_bit_of_binary_floats_arrives(self, array, wanted, identifier):
         outputs = None if wanted else [InferRequestedOutput("logits", binary_data=False)]
         found = decode_request(*written(array, "input", outputs=outputs, request_id=identifier), SIGNATURE)
@@ -196,6 +197,14 @@ class TestRefusals:
     def test_json_has_no_numbers_that_are_none(self, number):
         assert "JSON" in refusal(json.dumps(request()).replace("[0,", f"[{number},").encode())
 
+    @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+    def test_binary_numbers_that_are_not_finite_are_refused(self, number):
+        array = np.zeros((1, 2, 3, 4), np.float32)
+        array[0, 1, 2, 3] = number
+        with pytest.raises(Problem, match="NaN or infinite") as caught:
+            decode_request(*written(array, "input"), SIGNATURE)
+        assert caught.value.status == 400
+
     @pytest.mark.parametrize("junk", [b"[],", b"1,", b"{},"])
     def test_json_of_more_values_than_images_have_is_refused_before_it_is_decoded(self, junk):
         body = b'{"inputs": [' + junk * 3000 + b"0]}"
@@ -247,7 +256,7 @@ class TestRefusals:
 
 
 class TestAnswers:
-    @given(arrays.arrays(np.float32, (2, 5)), st.none() | st.text(max_size=9))
+    @given(arrays.arrays(np.float32, (2, 5), elements=FINITE), st.none() | st.text(max_size=9))
     def test_every_bit_of_binary_logits_is_read_by_tritons_client(self, logits, identifier):
         result = read(*encode_answer(asked(id=identifier), logits, NAMED, LOGITS, LABELS))
         assert result.as_numpy("logits").tobytes() == logits.tobytes()
@@ -262,10 +271,11 @@ class TestAnswers:
         assert read(body, header).as_numpy("logits").tolist() == logits.tolist()
 
     @pytest.mark.parametrize("number", [np.nan, np.inf])
-    def test_logits_that_json_cannot_say_are_refused(self, number):
-        with pytest.raises(Problem, match="binary_data") as caught:
-            encode_answer(asked(binary=False), np.full((1, 5), number, np.float32), NAMED, LOGITS, ())
-        assert caught.value.status == 400
+    @pytest.mark.parametrize("form", [{"binary": True}, {"binary": False}, {"classes": 2, "binary": False}])
+    def test_logits_that_are_not_finite_are_no_answer_in_any_form(self, number, form):
+        logits = np.array([[0, 1, number, 2, 3]], np.float32)
+        with pytest.raises(NotFiniteError):
+            encode_answer(asked(**form), logits, NAMED, LOGITS, LABELS)
 
     @pytest.mark.parametrize("binary", [True, False])
     def test_classes_come_best_first_with_their_labels(self, binary):

@@ -14,7 +14,7 @@ from splitter.cuts import weight_bytes
 from splitter.global_pooling import with_tile_pools
 from splitter.grids import ONE
 from splitter.ingest import from_onnx
-from splitter.planner import Budget
+from splitter.planner import Budget, memory_sizes
 from splitter.work import work
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
@@ -46,7 +46,7 @@ def network(random):
 
 
 def planner(graph, room=10**9, options=None, **functions):
-    budget = Budget(PackageLimit(room, 0), facts(**functions), profiles=PROFILES)
+    budget = Budget(PackageLimit(room, 0), facts(**functions), memory_sizes(facts().functions), profiles=PROFILES)
     return Gillis(graph, budget, options or Options(GRIDS, MEMORY))
 
 
@@ -158,7 +158,7 @@ def test_layers_end_where_one_tensor_crosses_and_no_pointwise_operator_follows()
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1] * 4))
     y = net.op("Add", net.conv(x, 4, 4, [3, 3], pads=[1] * 4), x)
     graph = from_onnx(net.model(net.linear(net.flat(y), 256, 10)), 8, 8)
-    ends = [cut.position for cut in layers(graph, Budget(PackageLimit(10**9, 0), facts()))]
+    ends = [cut.position for cut in layers(graph, Budget(PackageLimit(10**9, 0), facts(), (1769,)))]
     kinds = [node.kind for node in graph.nodes]
     assert kinds[:4] == ["Conv", "Relu", "Conv", "Add"]
     assert ends[:3] == [0, 2, 4]

@@ -192,7 +192,10 @@ class TestPollDriver:
             driver = self.driver(plan, Functions(plan, directory), contiguous=contiguous)
             driver.run(PIXELS[:1])
             stored[contiguous] = driver.counts.bytes_put
-        written = [4 * sum(stage.written(tile) for tile in stage.tiles) for stage in plan.stages]
+        written = [
+            4 * sum(stage.outputs[cell.output].channels * cell.rect.area for tile in stage.tiles for cell in tile.cells)
+            for stage in plan.stages
+        ]
         maps = [4 * sum(shape.elements for shape in stage.outputs) for stage in plan.stages]
         wholes = 4 * IMAGE_BYTES + 4 * maps[0] + maps[1] + sum(maps)
         tiles = sum(

@@ -47,7 +47,7 @@ def small_plan():
     first = tuple(
         Tile("stage-0/a.onnx", 0, (rect,), (none,), (rect,), (Cell(0, rect),), (), 100) for rect in (top, bottom)
     )
-    pieces = tuple(Piece(0, tile, (Range(0, 24, (Cell(0, rect),)),)) for tile, rect in enumerate((top, bottom)))
+    pieces = tuple(Piece(0, tile, (Range(0, 24, 0, (Cell(0, rect),)),)) for tile, rect in enumerate((top, bottom)))
     last = Tile("stage-1/b.onnx", 0, (image.whole,), (none,), (answer.whole,), (Cell(0, answer.whole),), pieces, 480)
     return sealed(
         Plan(
@@ -60,6 +60,7 @@ def small_plan():
             preprocess=Preprocess(256, "bicubic", "RGB", 1 / 255, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)),
             labels=("tabby", "größer", "犬", *map(str, range(3, 10))),
             limit=PackageLimit(262_144_000, 90_000_000),
+            memory_per_vcpu=1769.0,
             stages=(
                 Stage(
                     (Operator("conv", "Conv", 190),),

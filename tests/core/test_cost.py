@@ -171,14 +171,14 @@ def test_the_distribution_is_that_of_sums_of_slowest_invocations():
 
 
 def test_a_plan_says_what_its_tasks_do():
-    """The small plan by hand: two crops of 3 x 2 x 4 pixels, 24 values stored by each, both read by the last task."""
+    """The small plan by hand: two crops of 3 x 2 x 4 pixels, 24 values and a checksum stored by each."""
     first, last = (plan_load(small_plan(), number) for number in (0, 1))
     assert (first.carried_in == 24).all()
-    assert (first.bytes_written == 96).all()
+    assert (first.bytes_written == 100).all()
     for nothing in (first.bytes_read, first.ranges, first.carried_out):
         assert not nothing.any()
-    assert (last.bytes_read, last.ranges, last.carried_in) == (192, 2, 0)
-    assert (last.bytes_written, last.carried_out) == (0, 40)
+    assert (last.bytes_read, last.ranges, last.carried_in) == (200, 2, 0)
+    assert (last.bytes_written, last.carried_out) == (0, 44)
     assert (first.tasks, first.weight_bytes, last.weight_bytes) == (2, 9, 0)
 
 
@@ -189,8 +189,8 @@ def inlined(plan):
 def test_what_rides_along_is_carried_and_not_stored():
     first, last = (plan_load(inlined(small_plan()), number) for number in (0, 1))
     assert not first.bytes_written.any()
-    assert (first.carried_out == 96).all()
-    assert (last.bytes_read, last.ranges, last.carried_in) == (0, 0, 192)
+    assert (first.carried_out == 100).all()
+    assert (last.bytes_read, last.ranges, last.carried_in) == (0, 0, 200)
     assert price_plan(small_plan(), Platform(FACTS, STORE)).stored
     assert not price_plan(inlined(small_plan()), Platform(FACTS, STORE)).stored
 
@@ -201,12 +201,12 @@ def along(plan, path):
 
 def test_what_goes_to_the_object_store_is_counted_there():
     first, last = (plan_load(along(small_plan(), OBJECTS), number) for number in (0, 1))
-    assert (first.objects.bytes_written == 96).all()
-    assert (last.objects.bytes_read, last.objects.ranges) == (192, 2)
+    assert (first.objects.bytes_written == 100).all()
+    assert (last.objects.bytes_read, last.objects.ranges) == (200, 2)
     for nothing in (first.bytes_written, first.carried_out, last.bytes_read, last.ranges, last.carried_in):
         assert not nothing.any()
     [one, other] = price_plan(along(small_plan(), OBJECTS), BOTH).stages
-    assert (one.bytes_written, other.bytes_read, other.ranges) == (192, 192, 2)
+    assert (one.bytes_written, other.bytes_read, other.ranges) == (200, 200, 2)
     assert price_plan(along(small_plan(), OBJECTS), BOTH).stored
 
 
@@ -224,7 +224,7 @@ def test_without_an_object_store_its_stages_use_the_other():
 
 def test_every_range_of_a_piece_counts():
     first, last = small_plan().stages
-    piece = Piece(0, 1, (Range(0, 8, ()), Range(16, 8, ())))
+    piece = Piece(0, 1, (Range(0, 8, 0, ()), Range(16, 8, 1, ())))
     plan = replace(small_plan(), stages=(first, replace(last, tiles=(replace(last.tiles[0], pieces=(piece,)),))))
     assert (plan_load(plan, 1).ranges, plan_load(plan, 1).bytes_read) == (2, 64)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.errors import InputError
-from serfer.core.profile import Kind, Work, at_vcpus, dump_profiles, parse_profiles, shipped_profiles
+from serfer.core.profile import Kind, Work, dump_profiles, parse_profiles, shipped_profiles
 
 PROFILES = shipped_profiles()
 TEXT = dump_profiles(PROFILES)
@@ -63,7 +63,6 @@ def test_more_vcpus_never_cost_time_and_less_than_one_is_a_share(work):
     times = [PROFILES.seconds(work, vcpus) for vcpus in (0.25, 0.5, 1, 2, 5.8)]
     assert times == sorted(times, reverse=True)
     assert times[0] == pytest.approx(4 * times[2])
-    assert at_vcpus(*PROFILES.parts(work), 2.7) == times[3]
 
 
 def test_a_fully_connected_layer_shares_its_weights_among_a_batch():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
+    AlteredPieceError,
     DeadlineError,
     LambdaUnavailableError,
     MissingKeyError,
@@ -22,6 +23,7 @@ from serfer.core.run import (
     Failure,
     FailureKind,
     Finish,
+    ImpossibleEventError,
     Invoke,
     Retry,
     Run,
@@ -212,6 +214,49 @@ def test_a_run_starts_with_its_deadline_and_all_tiles_of_the_first_stage():
     assert actions == [WakeAt(100.0), Invoke(0, 0, 0), Invoke(0, 1, 0)]
 
 
+@pytest.mark.parametrize("place", [(1, 0, 0), (7, 0, 0), (-1, 0, 0), (0, 2, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1)])
+@pytest.mark.parametrize("kind", ["started", "done", "failed"])
+def test_an_event_about_what_was_never_invoked_is_a_bug_of_the_drivers(place, kind):
+    """Stage 1 is not released yet, the run has no stage 7 or -1; each of stage 0's two tiles was invoked once."""
+    run, _ = started()
+    event = {
+        "started": TaskStarted(*place),
+        "done": TaskDone(*place, REPORT),
+        "failed": TaskFailed(*place, Failure(FailureKind.TIMED_OUT, "", "")),
+    }[kind]
+    with pytest.raises(ImpossibleEventError, match="never invoked"):
+        run.handle(event, 1.0)
+
+
+@pytest.mark.parametrize("event", [TaskStarted(0, 0, 0), done(0, 0), failed(0, 0), TimePassed()])
+def test_nothing_but_a_cancellation_may_come_before_the_start(event):
+    with pytest.raises(ImpossibleEventError):
+        Run((2, 1), 100.0, seed=1).handle(event, 1.0)
+    (finish,) = Run((2, 1), 100.0, seed=1).handle(Cancelled(), 1.0)
+    assert isinstance(finish.error, QueryError)
+
+
+def test_a_run_starts_once():
+    run, _ = started()
+    with pytest.raises(ImpossibleEventError):
+        run.start(1.0)
+
+
+def test_what_is_late_or_twice_is_accepted_and_changes_nothing():
+    run, _ = started(tiles=(2, 1, 1))
+    run.handle(done(0, 0), 1.0)
+    for event in (done(0, 0, OTHER), failed(0, 0), TaskStarted(0, 0, 0)):
+        assert run.handle(event, 2.0) == [], "the tile is done"
+    run.handle(done(0, 1), 3.0)
+    for event in (done(0, 1, OTHER), failed(0, 1), TaskStarted(0, 1, 0)):
+        assert run.handle(event, 4.0) == [], "the stage is over"
+    run.handle(failed(1, 0), 5.0)
+    assert run.handle(failed(1, 0), 5.1) == [], "that attempt has failed before"
+    run.handle(Cancelled(), 6.0)
+    for event in (done(1, 0), failed(2, 5), TimePassed(), Cancelled()):
+        assert run.handle(event, 7.0) == [], "the run has ended"
+
+
 def test_the_next_stage_waits_for_the_last_tile():
     run, _ = started()
     assert run.handle(done(0, 1, REPORT), 1.0) == []
@@ -306,13 +351,14 @@ def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
     assert isinstance(finishes(run.handle(last, now))[0].error, UnavailableError)
 
 
-def test_a_query_whose_pieces_are_gone_ends_at_once_and_says_so():
+@pytest.mark.parametrize("kind", [MissingKeyError, AlteredPieceError])
+def test_a_query_whose_pieces_are_gone_or_altered_ends_at_once_and_says_so(kind):
     run, _ = started(tiles=(2, 1))
     for tile in range(2):
         run.handle(done(0, tile, REPORT), 1.0)
-    gone = failed(1, 0, FailureKind.FAILED_IN_CODE, "MissingKeyError", "no value under 'k'")
+    gone = failed(1, 0, FailureKind.FAILED_IN_CODE, kind.__name__, "no value under 'k'")
     (finish,) = finishes(run.handle(gone, 2.0))
-    assert type(finish.error) is MissingKeyError
+    assert type(finish.error) is kind
     assert "stage 1, tile 0: no value under 'k'" in str(finish.error)
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from drivers.poll import Backoff, PollInvoker
 from drivers.push import PushDriver
+from serfer.core.checksum import protect
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreError, StoreUnavailableError, TaskFailedError
 from serfer.core.keys import output_key, reply_key
 from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Report, Task, TaskError, pack_result
 from storage.memory import MemoryStore
-from tests.drivers.test_push import CROPS, TILES, WatchedStore, fake_plan, written
+from tests.drivers.test_push import CROPS, TILES, WatchedStore, fake_plan, stored, written
 
 PATIENCE = 10.0
 QUERY = "0" * 32
@@ -46,9 +47,10 @@ class Events:
 
     def finish(self, task, result):
         if isinstance(result, Report):
-            self.store.put(output_key(task.query, task.stage, task.tile), written(replace(task, reply=None)), task.ttl)
+            self.store.put(output_key(task.query, task.stage, task.tile), stored(replace(task, reply=None)), task.ttl)
         key = reply_key(task.query, task.stage, task.tile, task.reply)
-        self.store.put(key, result if isinstance(result, bytes) else pack_result(result), task.ttl)
+        value = result if isinstance(result, bytes) else pack_result(result)
+        self.store.put(key, protect(value, key), task.ttl)
 
     async def close(self):
         for job in self.running:
@@ -85,7 +87,7 @@ def ask(store, script=None, *, times=1, timeout_s=PATIENCE, backoff=None):
 
 def test_a_task_ends_with_its_report_and_its_reply_is_gone(store):
     [report] = ask(store)
-    size = len(pack_result(REPORT))
+    size = len(pack_result(REPORT)) + 4
     looks = len(store.looks)
     assert report == replace(REPORT, counts=REPORT.counts + StoreCounts(size, size, 1, 1, looks))
     assert store.keys == {output_key(QUERY, 1, 2)}

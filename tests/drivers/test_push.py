@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from drivers.push import PushDriver
+from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
@@ -18,7 +19,7 @@ from serfer.core.errors import (
     TaskFailedError,
 )
 from serfer.core.keys import input_key, output_key
-from serfer.core.plan import Piece, Range
+from serfer.core.plan import Piece, Range, stored_bytes
 from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore
@@ -28,7 +29,7 @@ TILES = (4, 2, 1)
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
 SOON = Retry(base=0.001, longest=0.004)
 VALUES = 8  # that a tile writes for one image
-READ = (Range(1, 2, ()), Range(5, 1, ()))  # what every tile reads of every tile of the stage before
+READ = (Range(1, 2, 0, ()), Range(5, 1, 0, ()))  # what every tile reads of every tile of the stage before
 
 
 def fake_plan(tiles=TILES, inline=()):
@@ -44,7 +45,7 @@ def fake_plan(tiles=TILES, inline=()):
             grid=SimpleNamespace(tiles=count),
             tiles=[tile(number, index) for index in range(count)],
             inline=number in {*inline, len(tiles) - 1},
-            written=lambda _tile: VALUES,
+            written=lambda _tile, batch: stored_bytes(VALUES, 1, batch),
         )
         for number, count in enumerate(tiles)
     ]
@@ -54,6 +55,11 @@ def fake_plan(tiles=TILES, inline=()):
 def written(task):
     """Return what a tile writes: float32s, as far as anybody can tell."""
     return f"{task.query[:24]} {task.stage:3} {task.tile:3}".encode() * task.batch
+
+
+def stored(task):
+    """Return what a tile puts into the store, or answers with."""
+    return protect(written(task), output_key(task.query, task.stage, task.tile))
 
 
 def read(task, source):
@@ -90,8 +96,8 @@ class Workers:
 
     def finish(self, task):
         if task.inline:
-            return report(written(task))
-        self.store.put(output_key(task.query, task.stage, task.tile), written(task), task.ttl)
+            return report(stored(task))
+        self.store.put(output_key(task.query, task.stage, task.tile), stored(task), task.ttl)
         return report()
 
     async def close(self):
@@ -167,7 +173,7 @@ def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
     async def later_for_the_first(task, _number):
         if task.stage == 1:
             await asyncio.sleep((3 - task.tile) / 100)
-            return report(b"%32d" % task.tile)
+            return report(protect(b"%32d" % task.tile, output_key(task.query, 1, task.tile)))
         return None
 
     tiles = (2, 3)
@@ -328,13 +334,14 @@ def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
 
     async def script(task, _number):
         if task.stage == 0:
-            seen[task.tile] = task.crop.data or store.get(input_key(task.query, task.tile))
+            key = input_key(task.query, task.tile)
+            seen[task.tile] = task.crop.data or verified(store.get(key), key)
 
     workers = Workers(store, script)
     answer = ask(workers, store, crops=crops, inline_limit=100)
     assert [crop.data for crop in sorted(workers.crops, key=lambda crop: crop.data is None)][-1] is None
     assert [seen[tile] for tile in range(4)] == [crop.data for crop in crops]
-    assert answer.spent.counts == StoreCounts(bytes_put=200, puts=1)
+    assert answer.spent.counts == StoreCounts(bytes_put=204, puts=1)
     assert answer.carried == [12, 0, 0]
     assert store.keys == set()
 
@@ -433,7 +440,7 @@ class TestInline:
 
         async def script(task, _number):
             if task.stage == 0:
-                sent[task.tile] = written(task)
+                sent[task.tile] = stored(task)
                 return report(sent[task.tile])
             return None
 
@@ -454,7 +461,7 @@ class TestInline:
     def test_an_answer_that_is_too_large_is_read_from_the_store(self, store):
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
         assert [len(output) for output in answer.outputs] == [32 * 32] * 3
-        assert answer.spent.counts == StoreCounts(bytes_get=3 * 32 * 32, gets=3)
+        assert answer.spent.counts == StoreCounts(bytes_get=3 * (32 * 32 + 4), gets=3)
         assert store.keys == set()
 
     def test_a_task_that_is_tried_again_is_the_same_task(self, store):
@@ -487,13 +494,13 @@ class TestInline:
         assert len(store.ever) == 4
         assert store.keys == set()
 
-    @pytest.mark.parametrize("output", [None, b"", b"x" * 31, b"x" * 36])
+    @pytest.mark.parametrize("output", [None, b"", b"x" * 35, b"x" * 40])
     def test_an_answer_of_another_size_is_a_failure(self, store, output):
         async def script(task, _number):
             return report(output) if (task.stage, task.tile) == (0, 2) else None
 
         workers = Workers(store, script)
-        with pytest.raises(TaskFailedError, match=r"stage 0, tile 2: answered with \d+ bytes, the plan says 32"):
+        with pytest.raises(TaskFailedError, match=r"stage 0, tile 2: answered with \d+ bytes, the plan says 36"):
             ask(workers, store, inline={0})
         assert workers.tasks.count((0, 2)) == 3
 
@@ -640,25 +647,46 @@ def test_closing_cancels_what_is_under_way_and_leaves_nothing(store):
 
 
 class TestLostPieces:
-    """The store forgets what was written: evicted, expired, or restarted empty."""
+    """The store forgets what was written (evicted, expired, or restarted empty), or alters it."""
 
     @staticmethod
-    def losing(times, stage=1):
+    def losing(times, stage=1, error="MissingKeyError"):
         left = itertools.count(times, -1)
 
         async def script(task, _number):
             if task.stage == stage and task.tile == 0 and next(left) > 0:
-                return Failure(FailureKind.FAILED_IN_CODE, "MissingKeyError", "no value under 'k'")
+                return Failure(FailureKind.FAILED_IN_CODE, error, "no value under 'k'")
             return None
 
         return script
 
-    def test_a_query_whose_pieces_are_gone_begins_anew_under_another_name(self, store):
-        workers = Workers(store, self.losing(2))
+    @pytest.mark.parametrize("error", ["MissingKeyError", "AlteredPieceError"])
+    def test_a_query_whose_pieces_are_gone_or_altered_restarts_under_another_name(self, store, error):
+        workers = Workers(store, self.losing(2, error=error))
         answer = ask(workers, store)
         assert answer.outputs == [written(workers.sent[-1])]
         assert (answer.spent.restarts, answer.spent.retries) == (2, 0)
         assert len({task.query for task in workers.sent}) == 3
+        assert store.keys == set()
+
+    @pytest.mark.parametrize("batch", [1, 32])
+    def test_an_answer_that_is_altered_on_its_way_or_in_the_store_is_made_again(self, store, batch):
+        """Of one image it is in the function's answer, of 32 in the store."""
+        altered = []
+
+        async def script(task, _number):
+            if task.stage != 2 or altered:
+                return None
+            altered.append(stored(task)[:-5] + b"?" + stored(task)[-4:])
+            if task.inline:
+                return report(altered[0])
+            store.put(output_key(task.query, task.stage, task.tile), altered[0], task.ttl)
+            return report()
+
+        workers = Workers(store, script)
+        answer = ask(workers, store, batch=batch)
+        assert answer.outputs == [written(workers.sent[-1])]
+        assert (len(altered), answer.spent.restarts) == (1, 1)
         assert store.keys == set()
 
     def test_an_answer_that_is_gone_before_it_is_read_is_made_again(self):

@@ -15,6 +15,7 @@ from drivers.asl import THROTTLED, compile_plan, local_functions
 from drivers.executions import connect
 from drivers.stepfunctions import StepFunctionsDriver
 from serfer.core.aws import shipped_aws
+from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
@@ -99,9 +100,10 @@ class Service:
         if failures and (name := failures.pop(0)):
             raise StateError(name, json.dumps({"errorMessage": "on purpose\nsecond line", "errorType": name}))
         if task.stage == 0:
-            crop = self.store.get(input_key(task.query, task.tile))
-            assert crop == CROPS[task.tile].data
-        self.store.put(output_key(task.query, task.stage, task.tile), b"%d" % task.tile, task.ttl)
+            key = input_key(task.query, task.tile)
+            assert verified(self.store.get(key), key) == CROPS[task.tile].data
+        key = output_key(task.query, task.stage, task.tile)
+        self.store.put(key, protect(b"%d" % task.tile, key), task.ttl)
         return encode_report(Report("e", 0.0, 1.0, 1.0, 1.0, 3.0, 1, 1, StoreCounts(puts=1), None))
 
     def execute(self, text):
@@ -178,7 +180,7 @@ def test_a_query_is_answered_from_the_store_and_leaves_nothing(store, kind):
     assert answer.query == service.queries[0]
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
     assert answer.carried == [0, 0, 0]
-    assert answer.spent.counts == StoreCounts(bytes_put=40, bytes_get=2, puts=4, gets=2)
+    assert answer.spent.counts == StoreCounts(bytes_put=40 + 4 * 4, bytes_get=2 + 2 * 4, puts=4, gets=2)
     assert (answer.spent.retries, answer.spent.hedges, answer.spent.restarts) == (0, 0, 0)
     assert len(store.ever) == 4 + sum(TILES)
     assert store.keys == set()
@@ -252,9 +254,10 @@ def test_a_query_whose_pieces_are_lost_begins_anew_under_another_name(store, kin
     assert store.keys == set()
 
 
-def test_a_store_that_loses_everything_is_given_up_in_the_end(store):
-    service = Service(store, {(1, 0): ["MissingKeyError"] * 9})
-    with pytest.raises(StoreUnavailableError, match=r"loses what is written.*stage 1, tile 0.*--store"):
+@pytest.mark.parametrize("error", ["MissingKeyError", "AlteredPieceError"])
+def test_a_store_that_loses_or_alters_everything_is_given_up_in_the_end(store, error):
+    service = Service(store, {(1, 0): [error] * 9})
+    with pytest.raises(StoreUnavailableError, match=r"loses or alters what is written.*stage 1, tile 0.*--store"):
         ask(service, store)
     assert len(service.queries) == 3
     assert store.keys == set()

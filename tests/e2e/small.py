@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, dump_plan, load_plan, sealed
+from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, dump_plan, file_sha256, load_plan, sealed
 
 SIZE = 34
 CLASSES = 7
@@ -71,6 +71,22 @@ def hand_on(directory, inline, objects=()):
     known = {**dict.fromkeys(objects, OBJECTS), **dict.fromkeys([*inline, last], INLINE)}
     paths = [known.get(number, CACHE) for number in range(last + 1)]
     stages = [replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True)]
+    (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
+    return directory
+
+
+def give_nan(directory):
+    """Make the weights of a plan's first two stages NaN, and the plan sound again."""
+    plan = load_plan(directory)
+    stages = []
+    for stage in plan.stages:
+        functions = []
+        for function in stage.functions:
+            path = directory / function.weights.path
+            if len(stages) < 2:
+                path.write_bytes(b"\xff" * path.stat().st_size)
+            functions.append(replace(function, weights=replace(function.weights, sha256=file_sha256(path))))
+        stages.append(replace(stage, functions=tuple(functions)))
     (directory / "plan.json").write_text(dump_plan(sealed(replace(plan, stages=tuple(stages)))), encoding="utf-8")
     return directory
 

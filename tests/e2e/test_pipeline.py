@@ -14,6 +14,7 @@ import pytest
 
 import serfer
 from lambdas.sessions import SessionCache
+from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import load_plan
 from serfer.settings import Settings
@@ -37,7 +38,7 @@ def check_exact(pipeline, directory):
         assert report.images == ()
         assert report.cost_usd > 0
         assert images.nbytes <= report.stages[0].bytes_in < 2 * images.nbytes
-        assert report.stages[-1].bytes_out == logits.nbytes
+        assert report.stages[-1].bytes_out == logits.nbytes + CHECKSUM_BYTES
 
 
 def store_url(kind, tmp_path, redis):

@@ -13,7 +13,8 @@ import pytest
 from lambdas.artefacts import artefact_directory
 from lambdas.sessions import SessionCache
 from lambdas.worker import Worker
-from serfer.core.errors import InputError, MissingKeyError, PlanError, StoreUnavailableError
+from serfer.core.checksum import protect, verified
+from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, reply_key
 from serfer.core.plan import dump_plan, load_plan, sealed
 from serfer.core.wire import (
@@ -85,13 +86,25 @@ def cut(output, piece, count):
     """Return the ranges of a piece, or None for each where its tile answered without what it wrote."""
     if output is None:
         return [None] * len(piece.ranges)
-    return [output[4 * count * part.offset :][: 4 * count * part.elements] for part in piece.ranges]
+    return [output[part.start(count) :][: part.length(count)] for part in piece.ranges]
+
+
+def floats(plan, stage, tile, count, value):
+    """Return the values of all cells of what a tile wrote for `count` images."""
+    words, end, values = np.frombuffer(value, "<f4"), 0, []
+    for cell in plan.stages[stage].tiles[tile].cells:
+        size = count * plan.stages[stage].outputs[cell.output].channels * cell.rect.area
+        values.append(words[end : end + size])
+        end += size + 1
+    assert end == len(words)
+    return np.concatenate(values)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_all_tasks_together_are_the_unsplit_network(worker, plan, directory, count):
     images = batch(count)
-    logits = np.frombuffer(run_all(worker, plan, images)[-1].output, dtype=np.float32).reshape(count, -1)
+    output = verified(run_all(worker, plan, images)[-1].output, output_key(QUERY, 2, 0))
+    logits = np.frombuffer(output, dtype=np.float32).reshape(count, -1)
     whole = unsplit(plan, directory)(images)
     assert np.abs(logits - whole).max() <= 1e-5 * np.ptp(whole)
 
@@ -140,7 +153,8 @@ def test_pixels_are_normalised_by_the_worker(worker, plan, store):
     expected = store.get(output_key(QUERY, 0, 4))
     worker.run(replace(values, crop=as_pixels))
     got = store.get(output_key(QUERY, 0, 4))
-    assert np.abs(np.frombuffer(got, "<f4") - np.frombuffer(expected, "<f4")).max() < 1e-5
+    found, wanted = (floats(plan, 0, 4, 2, value) for value in (got, expected))
+    assert np.abs(found - wanted).max() < 1e-5
 
 
 def test_a_task_that_runs_twice_writes_the_same_bytes(plan, directory):
@@ -163,7 +177,8 @@ def test_a_report_says_what_was_done(worker, plan, store):
     assert first.counts.puts == 1
     assert first.counts.bytes_put == len(store.get(output_key(QUERY, 0, 0)))
     assert last.counts.puts == 0
-    assert last.counts.bytes_get == sum(4 * shape.elements for shape in plan.stages[1].outputs)
+    cells = sum(len(tile.cells) for tile in plan.stages[1].tiles)
+    assert last.counts.bytes_get == sum(4 * shape.elements for shape in plan.stages[1].outputs) + 4 * cells
     assert all(report.counts.exists == 0 for report in (first, *others))
     assert [report.output is None for report in (first, *others)] == [True] * len(others) + [False]
     assert first.total_ms >= first.compute_ms > 0
@@ -178,7 +193,7 @@ def test_a_crop_may_lie_in_the_store(worker, plan, store):
     job = task(plan, 0, 5, batch())
     worker.run(job)
     inline = store.get(output_key(QUERY, 0, 5))
-    store.put(input_key(QUERY, 5), job.crop.data, 60)
+    store.put(input_key(QUERY, 5), protect(job.crop.data, input_key(QUERY, 5)), 60)
     worker.run(replace(job, crop=Crop("float32", None)))
     assert store.get(output_key(QUERY, 0, 5)) == inline
 
@@ -200,8 +215,8 @@ class TestShared:
                 for job in self.queries(plan, counts, number, tile):
                     worker.run(job)
 
-    def same(self, got, expected):
-        values, wanted = np.frombuffer(got, "<f4"), np.frombuffer(expected, "<f4")
+    def same(self, plan, job, got, expected):
+        values, wanted = (floats(plan, job.stage, job.tile, job.batch, value) for value in (got, expected))
         assert len(values) == len(wanted)
         assert np.abs(values - wanted).max() <= 1e-5 * max(1.0, np.ptp(wanted))
 
@@ -217,14 +232,15 @@ class TestShared:
         ]
         for job, value in zip(jobs, together, strict=True):
             alone = worker.run(job).output or store.get(output_key(job.query, stage, 0))
-            self.same(value, alone)
+            self.same(plan, job, value, alone)
 
     def test_pixels_and_floats_and_crops_in_the_store_mix(self, worker, plan, store):
         rect = plan.stages[0].tiles[4].inputs[0]
         pixels = np.random.default_rng(3).integers(0, 256, (2, 34, 34, 3), dtype=np.uint8)
         as_pixels = Crop("uint8", np.ascontiguousarray(pixels[:, *rect.slices]).tobytes())
         floats, stored = self.queries(plan, (2, 1), 0, 4)
-        store.put(input_key(stored.query, 4), stored.crop.data, 60)
+        key = input_key(stored.query, 4)
+        store.put(key, protect(stored.crop.data, key), 60)
         jobs = [
             floats,
             replace(stored, crop=Crop("float32", None)),
@@ -235,7 +251,7 @@ class TestShared:
         together = [store.get(output_key(job.query, 0, 4)) for job in jobs]
         for job, value in zip(jobs, together, strict=True):
             worker.run(job)
-            self.same(value, store.get(output_key(job.query, 0, 4)))
+            self.same(plan, job, value, store.get(output_key(job.query, 0, 4)))
 
     def test_what_they_read_is_one_round_trip_and_counted_for_each(self, worker, plan, store, monkeypatch):
         counts = (1, 2, 3)
@@ -337,13 +353,13 @@ class TestRefused:
         run_all(worker, plan, batch())
         for tile in range(4):
             store.put(output_key(QUERY, 1, tile), store.get(output_key(QUERY, 1, tile)) + b"\0" * 4, 60)
-        with pytest.raises(PlanError, match="another size"):
+        with pytest.raises(AlteredPieceError, match="another size"):
             worker.run(task(plan, 2, 0))
 
     def test_a_piece_that_is_too_short(self, worker, plan, store):
         run_all(worker, plan, batch())
         store.put(output_key(QUERY, 0, 0), b"\0" * 4, 60)
-        with pytest.raises((MissingKeyError, PlanError)):
+        with pytest.raises((MissingKeyError, AlteredPieceError)):
             worker.run(task(plan, 1, 0))
 
     def test_a_part_of_another_size(self, worker, plan, store):
@@ -351,8 +367,55 @@ class TestRefused:
         whole = [store.get(output_key(QUERY, 1, tile)) for tile in range(4)]
         for change in (b"", b"\0" * 4):
             parts = (*whole[:3], whole[3] + change if change else whole[3][:-4])
-            with pytest.raises(PlanError, match="another size"):
+            with pytest.raises(AlteredPieceError, match="another size"):
                 worker.run(replace(task(plan, 2, 0), parts=parts))
+
+    @pytest.mark.parametrize("alter", [lambda _: b"\xff\xff\xff\x7f", lambda value: bytes([value[0] ^ 1]) + value[1:4]])
+    @pytest.mark.parametrize("carried", [False, True])
+    def test_a_piece_that_was_altered(self, worker, plan, store, alter, carried):
+        """A float of each cell that stage 1 wrote, and each checksum, in turn: as NaN, and with one bit flipped."""
+        run_all(worker, plan, batch())
+        keys = [output_key(QUERY, 1, tile) for tile in range(4)]
+        whole = [bytes(store.get(key)) for key in keys]
+        for number, tile in enumerate(plan.stages[1].tiles):
+            end = 0
+            for cell in tile.cells:
+                size = 4 * plan.stages[1].outputs[cell.output].channels * cell.rect.area
+                for place in (end, end + size - 4, end + size):
+                    value = whole[number]
+                    altered = value[:place] + alter(value[place : place + 4]) + value[place + 4 :]
+                    parts = (*whole[:number], altered, *whole[number + 1 :])
+                    store.put(keys[number], altered, 60)
+                    with pytest.raises(AlteredPieceError, match=keys[number]):
+                        worker.run(replace(task(plan, 2, 0), parts=parts if carried else ()))
+                end += size + 4
+            store.put(keys[number], whole[number], 60)
+        worker.run(task(plan, 2, 0))
+
+    def test_a_piece_of_another_tile_or_query(self, worker, plan, store):
+        """As a store's client returns it that hands out the response to another request."""
+        run_all(worker, plan, batch())
+        keys = [output_key(QUERY, 1, tile) for tile in range(4)]
+        sizes = [len(store.get(key)) for key in keys]
+        assert sizes[0] == sizes[1], "same length, so that only the checksum can tell"
+        store.put(keys[0], store.get(keys[1]), 60)
+        with pytest.raises(AlteredPieceError, match=keys[0]):
+            worker.run(task(plan, 2, 0))
+        run_all(worker, plan, batch())
+        other = "f" * 32
+        for tile in range(4):
+            store.put(output_key(other, 1, tile), store.get(keys[tile]), 60)
+        with pytest.raises(AlteredPieceError, match=other):
+            worker.run(replace(task(plan, 2, 0), query=other))
+
+    def test_a_crop_that_was_altered_in_the_store(self, worker, plan, store):
+        job = task(plan, 0, 5, batch())
+        key = input_key(QUERY, 5)
+        value = bytearray(protect(job.crop.data, key))
+        value[17] ^= 4
+        store.put(key, bytes(value), 60)
+        with pytest.raises(AlteredPieceError, match=key):
+            worker.run(replace(job, crop=Crop("float32", None)))
 
     @pytest.mark.parametrize("count", [1, 3, 5])
     def test_parts_that_are_not_what_the_tile_reads(self, worker, plan, count):
@@ -413,10 +476,9 @@ class TestSessions:
         alone = Worker(plan, directory, MemoryStore(), "alone", 1, 0.0)
         for seed in seeds:
             alone._store = MemoryStore()
-            alone.run(task(plan, 0, seed % 9, batch(seed=seed)))
-            assert alone._store.get(output_key(QUERY, 0, seed % 9)) == store.get(
-                output_key(f"{seed:032x}", 0, seed % 9)
-            )
+            alone.run(replace(task(plan, 0, seed % 9, batch(seed=seed)), query=f"{seed:032x}"))
+            key = output_key(f"{seed:032x}", 0, seed % 9)
+            assert alone._store.get(key) == store.get(key)
 
 
 class TestBootstrap:
@@ -521,10 +583,12 @@ class TestOtherPayloads:
             for tile in range(len(stage.tiles)):
                 one = task(plan, number, tile, images)
                 if number == 0:
-                    store.put(input_key(QUERY, tile), one.crop.data, 60)
+                    key = input_key(QUERY, tile)
+                    store.put(key, protect(one.crop.data, key), 60)
                 report = decode_report(worker.handle(as_step(replace(one, batch=2))))
                 assert report.counts.puts == 1
-        logits = np.frombuffer(store.get(output_key(QUERY, len(plan.stages) - 1, 0)), "<f4").reshape(2, -1)
+        key = output_key(QUERY, len(plan.stages) - 1, 0)
+        logits = np.frombuffer(verified(store.get(key), key), "<f4").reshape(2, -1)
         assert np.allclose(logits, unsplit(plan, directory)(images), atol=1e-5)
 
     @pytest.mark.parametrize(
@@ -540,7 +604,7 @@ class TestOtherPayloads:
     def test_an_events_report_is_put_where_the_driver_looks(self, worker, plan, store):
         one = replace(task(plan, 0, 3, batch(1)), reply=7)
         assert worker.handle(json.loads(encode_task(one))) == {}
-        report = unpack_result(store.get(reply_key(QUERY, 0, 3, 7)))
+        report = unpack_result(verified(store.get(reply_key(QUERY, 0, 3, 7)), reply_key(QUERY, 0, 3, 7)))
         assert report.counts.puts == 1
         assert store.exists([output_key(QUERY, 0, 3)]) == [True]
 
@@ -560,7 +624,8 @@ class TestOtherPayloads:
         worker = Worker(plan, directory, store, "here", threads=1, init_ms=0.0)
         one = replace(task(plan, 0, 3, batch(1)), reply=7)
         worker.reply(one)
-        assert unpack_result(store.get(reply_key(QUERY, 0, 3, 7))).counts.puts == 1
+        key = reply_key(QUERY, 0, 3, 7)
+        assert unpack_result(verified(store.get(key), key)).counts.puts == 1
         assert waits == sorted(waits)
         assert len(waits) == 3
         store.left = 1000
@@ -570,7 +635,7 @@ class TestOtherPayloads:
     def test_an_events_error_is_told_there_and_not_raised(self, worker, plan, store):
         one = replace(task(plan, 1, 0), reply=0)
         assert worker.handle(json.loads(encode_task(one))) == {}
-        error = unpack_result(store.get(reply_key(QUERY, 1, 0, 0)))
+        error = unpack_result(verified(store.get(reply_key(QUERY, 1, 0, 0)), reply_key(QUERY, 1, 0, 0)))
         assert isinstance(error, TaskError)
         assert error.error_type == "MissingKeyError"
 

@@ -101,6 +101,7 @@ def make_plan(stages, model="small", artefact=None, channels="RGB"):
         preprocess=preprocess,
         labels=(),
         limit=PackageLimit(250, 50),
+        memory_per_vcpu=1769.0,
         store="redis",
         why="",
         alternatives=(),

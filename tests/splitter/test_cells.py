@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 from lambdas.worker import cells_to_bytes, pieces_to_inputs
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
+from serfer.core.keys import output_key
 from serfer.core.plan import CACHE, Artefact, Cell, Function, Input, Padding, Shape, Stage, Tile
+from serfer.core.wire import Task
 from splitter.cells import lay_out, pieces_for
 
+QUERY = "0123456789abcdef" * 2
 NONE = Padding(0, 0, 0, 0)
 
 
@@ -110,6 +113,7 @@ def test_a_piece_is_runs_of_whole_cells_in_order_inside_the_object(world):
                 first = cells.index(run.cells[0])
                 assert list(run.cells) == cells[first : first + len(run.cells)]
                 assert run.offset == starts[run.cells[0]]
+                assert run.first == first
                 assert run.offset > end, "two ranges that touch would be one"
                 assert run.elements == sum(map(size, run.cells))
                 end = run.offset + run.elements
@@ -173,26 +177,32 @@ def stage(inputs):
     return Stage((), Grid(1, 1), 1769, 1.0, 1e-6, tuple(inputs), (), (), (Function(Artefact("w", 0, ""), ()),), CACHE)
 
 
-def written(wholes, outputs, layout):
-    """Return what each tile of a stage puts into the store, given the whole tensors of its outputs."""
+def written(wholes, outputs, layout, stage=0):
+    """Return what each tile of stage `stage` puts into the store, given the whole tensors of its outputs."""
     objects = []
     for rects, cells in zip(outputs, layout, strict=True):
         views = [
             whole[..., rect.slices[1]] if whole.ndim == 2 else whole[:, :, *rect.slices]
             for whole, rect in zip(wholes, rects, strict=True)
         ]
-        objects.append(bytes(cells_to_bytes(views, tile((), rects, [cell for cell, _ in cells], ()))))
+        key = output_key(QUERY, stage, len(objects))
+        objects.append(bytes(cells_to_bytes(views, tile((), rects, [cell for cell, _ in cells], ()), key)))
     return objects
 
 
 def read(pieces, objects, batch):
     """Return the bytes of every range of `pieces`; `objects` are by stage and tile."""
-    scale = 4 * batch
     return [
-        objects[piece.stage][piece.tile][scale * run.offset : scale * (run.offset + run.elements)]
+        objects[piece.stage][piece.tile][run.start(batch) : run.start(batch) + run.length(batch)]
         for piece in pieces
         for run in piece.ranges
     ]
+
+
+def put_together(pieces, objects, batch, here, rects):
+    """Return a tile's inputs from the objects of the tiles before it."""
+    task = Task("", QUERY, 9, 0, batch, 60.0)
+    return pieces_to_inputs(read(pieces, objects, batch), task, here, tile(rects, (), (), pieces))
 
 
 def random_tensors(shapes, batch):
@@ -211,7 +221,7 @@ def test_pieces_put_together_are_slices_of_the_whole_maps(world, batch):
         if wanted:
             pieces = pieces_for(reader, 0, shapes, layout)
             here = stage(Input(0, number, shapes[number]) for number in wanted)
-            found = pieces_to_inputs(read(pieces, objects, batch), batch, here, tile(wanted.values(), (), (), pieces))
+            found = put_together(pieces, objects, batch, here, wanted.values())
             for value, (number, rect) in zip(found, wanted.items(), strict=True):
                 assert np.array_equal(value, wholes[number][:, :, *rect.slices])
 
@@ -226,9 +236,7 @@ def test_pieces_of_a_vector_put_together_are_its_columns(world, batch):
     objects = [written([whole], [(rect,) for rect in before], layout)]
     for reader, rect in enumerate(wanted):
         pieces = pieces_for(reader, 0, [shape], layout)
-        (found,) = pieces_to_inputs(
-            read(pieces, objects, batch), batch, stage([Input(0, 0, shape)]), tile([rect], (), (), pieces)
-        )
+        (found,) = put_together(pieces, objects, batch, stage([Input(0, 0, shape)]), [rect])
         assert np.array_equal(found, whole[:, rect.slices[1]])
 
 
@@ -239,13 +247,11 @@ def test_a_tile_reads_from_several_stages_whatever_order_its_inputs_have(one, ot
     for number, (shapes, outputs, readers) in enumerate(worlds):
         layout = lay_out(outputs, readers)
         wholes.append(random_tensors(shapes, batch))
-        objects.append(written(wholes[-1], outputs, layout))
+        objects.append(written(wholes[-1], outputs, layout, number))
         pieces += pieces_for(0, number, shapes, layout)
         inputs |= {Input(number, output, shapes[output]): rect for output, rect in readers[0].items()}
     turned = dict(reversed(inputs.items()))
     if turned:
-        found = pieces_to_inputs(
-            read(pieces, objects, batch), batch, stage(turned), tile(turned.values(), (), (), pieces)
-        )
+        found = put_together(pieces, objects, batch, stage(turned), turned.values())
         for value, (source, rect) in zip(found, turned.items(), strict=True):
             assert np.array_equal(value, wholes[source.stage][source.output][:, :, *rect.slices])

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 
 from lambdas.worker import Worker
+from serfer.core.checksum import verified
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Rect, Span, even_parts
+from serfer.core.keys import output_key
 from serfer.core.plan import load_plan
 from serfer.core.wire import Crop, Task
 from splitter import planner
@@ -110,7 +112,8 @@ def answers(directory, batch):
             report = worker.run(task)
             if report.output is not None:
                 part = result[plan.output.slices(tile.outputs[0])]
-                part[...] = np.frombuffer(report.output, "<f4").reshape(part.shape)
+                output = verified(report.output, output_key(QUERY, number, index))
+                part[...] = np.frombuffer(output, "<f4").reshape(part.shape)
     return result
 
 

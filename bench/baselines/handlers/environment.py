@@ -14,10 +14,10 @@ from lambdas.sessions import SessionCache
 from lambdas.worker import crop_to_input
 from serfer.core.errors import InputError
 from serfer.core.plan import Plan, Stage, load_plan
+from serfer.core.vcpus import threads
 from serfer.core.wire import Task
 
 Array = NDArray[np.float32]
-_MB_PER_VCPU = 1769
 
 
 class Environment:
@@ -33,8 +33,8 @@ class Environment:
     def of_this_process(cls) -> Environment:
         """Return what Lambda's own variables describe."""
         root = Path(os.environ["LAMBDA_TASK_ROOT"])
-        memory_mb = int(os.environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"])
-        return cls(load_plan(root), root, max(1, round(memory_mb / _MB_PER_VCPU)))
+        plan, memory_mb = load_plan(root), int(os.environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"])
+        return cls(plan, root, threads(memory_mb, plan.memory_per_vcpu))
 
     def without_sessions(self) -> Environment:
         """Return the same environment, which has read no weights and built no session yet."""

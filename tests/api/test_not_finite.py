@@ -1,0 +1,74 @@
+"""A network that computes NaN, served: every way to ask gets an error that says so, and never JSON that is none."""
+
+import json
+import shutil
+
+import httpx
+import numpy as np
+import pytest
+
+import serfer
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.service import Service
+from serfer.core.errors import InputError, NotFiniteError
+from serfer.settings import Settings
+from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.e2e.small import batch, give_nan
+
+INFER = "/v2/models/small/infer"
+
+
+@pytest.fixture(scope="module")
+def pipeline(small_plan, tmp_path_factory):
+    copy = tmp_path_factory.mktemp("nan") / "plan"
+    shutil.copytree(small_plan, copy)
+    with serfer.open(give_nan(copy), store="memory://", workers="inprocess") as pipeline:
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def http(pipeline):
+    service = Service({"small": pipeline}, Admission(4, 8), Observed())
+    with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        yield client
+
+
+def strict(reply):
+    """Read a response's JSON as strict parsers do, to which NaN is a syntax error."""
+
+    def refuse(word):
+        raise ValueError(word)
+
+    return json.loads(reply.content, parse_constant=refuse)
+
+
+def test_classify_is_a_problem_that_says_so(http):
+    reply = http.post("/v1/classify", files={"image": ("a.png", png())})
+    assert (reply.status_code, reply.headers["content-type"]) == (500, "application/problem+json")
+    assert "not a finite number" in strict(reply)["detail"]
+
+
+@pytest.mark.parametrize("wanted", [{}, {"binary_data": True}, {"classification": 3}])
+def test_inference_is_an_error_in_every_form(http, wanted):
+    array = batch()
+    tensor = {"name": "input", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
+    outputs = {"outputs": [{"name": "logits", "parameters": wanted}]} if wanted else {}
+    reply = http.post(INFER, json={"inputs": [tensor], **outputs})
+    assert reply.status_code == 500
+    assert "not a finite number" in strict(reply)["error"]
+
+
+def test_python_raises(pipeline):
+    with pytest.raises(NotFiniteError, match="output 0 for image 0 is nan"):
+        pipeline.run(batch(2))
+
+
+def test_a_batch_that_is_not_finite_is_the_callers_mistake(small_plan):
+    given = batch()
+    given[0, 0, 0, 0] = np.nan
+    with (
+        serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline,
+        pytest.raises(InputError, match="NaN or infinite"),
+    ):
+        pipeline.run(given)

@@ -15,7 +15,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,17 +32,17 @@ from serfer.pipeline import Result
 from serfer.settings import Settings
 from serfer.wiring import open_pipeline
 
-_CREDENTIALS = {"AWS_DEFAULT_REGION": REGION, "AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
-
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the process works on: plan directory, store's URL, the Invoke API's endpoint; its limit, a query's time."""
+    """What the process works on: plan directory, store's URL, Invoke API's endpoint and access, limits."""
 
     directory: str
     store: str
     driver: str
     endpoint: str
+    key_id: str
+    secret: str = field(repr=False)
     concurrency: int
     deadline_s: float
 
@@ -57,7 +57,13 @@ class DriverApart:
         command = dying_with_me(sys.executable, "-P", "-m", __name__)
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             command,
-            env={**os.environ, **_CREDENTIALS, "AWS_ENDPOINT_URL_LAMBDA": configuration.endpoint},
+            env={
+                **os.environ,
+                "AWS_DEFAULT_REGION": REGION,
+                "AWS_ACCESS_KEY_ID": configuration.key_id,
+                "AWS_SECRET_ACCESS_KEY": configuration.secret,
+                "AWS_ENDPOINT_URL_LAMBDA": configuration.endpoint,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

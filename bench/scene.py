@@ -6,11 +6,11 @@ import json
 import os
 import random
 import signal
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,16 +23,18 @@ from bench.driver_apart import Configuration, DriverApart
 from bench.processes import descendants
 from serfer.background import LoopThread
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
+from serfer.local.access import fetch, random_access
 from serfer.local.faults import Faults
 from serfer.local.lambda_service import COUNTS
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import BOOTSTRAP
 from serfer.local.server import free_port
 from serfer.pipeline import Pipeline, Result
-from serfer.settings import Settings
+from serfer.settings import Settings, access_setting
 from serfer.wiring import open_pipeline
 
 _KEYS = "serfer:*"
+_MOST_BYTES = 1 << 20
 _ANSWER_S = 10.0
 _TRIES = 8
 _MS_PER_S = 1000.0
@@ -104,7 +106,9 @@ class Scene:
         self._directory = directory
         self._driver = conditions.driver
         self._random = random.Random(0)  # noqa: S311 - whom it hits is no secret
-        self._settings = settings.model_copy(update={"local_port": settings.local_port or free_port()})
+        self._access = settings.signing_access() or random_access()
+        known = {"local_port": settings.local_port or free_port(), "local_access": access_setting(self._access)}
+        self._settings = settings.model_copy(update=known)
         with ExitStack() as parts:
             self._redis = None if store else OwnRedis()
             if self._redis:
@@ -156,9 +160,8 @@ class Scene:
     def counts(self) -> dict[str, Any]:
         """Return what the Lambda service says of itself; raises UnavailableError where it does not."""
         try:
-            with urllib.request.urlopen(f"{self._endpoint}{COUNTS}", timeout=_ANSWER_S) as answer:  # noqa: S310 - ours
-                counts: dict[str, Any] = json.load(answer)
-        except OSError as error:
+            counts: dict[str, Any] = json.loads(fetch(self._endpoint, COUNTS, self._access, _ANSWER_S, _MOST_BYTES))
+        except (OSError, HTTPException) as error:
             raise UnavailableError(f"the Lambda service at {self._endpoint} does not tell its counts") from error
         return {**counts, "invocations": sum(counts["invocations"].values())}
 
@@ -176,6 +179,7 @@ class Scene:
         return DriverApart(
             Configuration(
                 *(str(self._directory), self._wrapped, self._driver, self._endpoint),
+                *(self._access.key_id, self._access.secret),
                 *(self._settings.local_concurrency, self._deadline_s),
             )
         )

@@ -14,6 +14,7 @@ import asyncio
 import io
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -31,9 +32,10 @@ from PIL import Image
 from bench.overload import Overload, overload, overload_lines
 from bench.processes import processor_s
 from serfer.core.errors import UnavailableError
+from serfer.local.access import random_access
 from serfer.local.redis_server import RedisServer
 from serfer.pipeline import Pipeline
-from serfer.settings import Settings
+from serfer.settings import Settings, access_setting
 from serfer.wiring import open_pipeline
 
 _MS_PER_S = 1000
@@ -102,15 +104,18 @@ def _scene(directory: Path, settings: Settings) -> Iterator[_Scene]:
     with ExitStack() as parts:
         store = parts.enter_context(RedisServer())
         command = [sys.executable, "-m", "serfer", "up", "--plan", str(directory), "--store", store.url]
+        access = access_setting(random_access())
         up = subprocess.Popen(  # noqa: S603 - our own command
-            [*command, "--port", "0", "--log-level", "warning", "--json"], stdout=subprocess.PIPE
+            [*command, "--port", "0", "--log-level", "warning", "--json"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "SERFER_LOCAL_ACCESS": access.get_secret_value()},
         )
         parts.callback(_end, up)
         line = up.stdout.readline() if up.stdout else b""
         if not line:
             raise UnavailableError("serfer up did not start: see above")
         said = json.loads(line)
-        local = settings.model_copy(update={"local_url": said["functions"]["url"]})
+        local = settings.model_copy(update={"local_url": said["functions"]["url"], "local_access": access})
         pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))
         pids = [driver["pid"] for driver in said["drivers"]]
         yield _Scene(pipeline, said["drivers"][0]["url"], said["url"], pids, (up.pid, store.pid), _photograph())

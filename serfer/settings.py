@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.profile import Profiles, parse_profiles, shipped_profiles
+from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text
 from serfer.images import ImageLimits
@@ -58,6 +59,7 @@ class Settings(BaseSettings):
     instance_key: SecretStr = SecretStr("")
     local_concurrency: int = Field(default=16, gt=0)
     local_url: str = Field(default="", pattern=r"^$|^http://[A-Za-z0-9.:\[\]-]+$")
+    local_access: SecretStr = SecretStr("")
     local_port: int = Field(default=0, ge=0, le=65535)
 
     @field_validator("cache_dir", "aws_file", "profiles_file", "keys_file", "scenario_file")
@@ -75,6 +77,18 @@ class Settings(BaseSettings):
             if not _HOST.fullmatch(name):
                 raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
         return found
+
+    @field_validator("local_access")
+    @classmethod
+    def _credentials(cls, access: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"|[A-Za-z0-9_]{4,128}:[\x21-\x7e]{16,128}", access.get_secret_value()):
+            raise ValueError("give ACCESS_KEY_ID:SECRET, the secret of at least 16 characters")
+        return access
+
+    def signing_access(self) -> Access | None:
+        """Return the local Lambda service's credentials, None where they are not set."""
+        key_id, _, secret = self.local_access.get_secret_value().partition(":")
+        return Access(key_id, secret) if key_id else None
 
     def image_limits(self) -> ImageLimits:
         """Return what an image may be."""
@@ -99,6 +113,11 @@ class Settings(BaseSettings):
             return parse_profiles(text, safety)
         except InputError as error:
             raise InputError(f"{name}: {chosen}: {error}") from error
+
+
+def access_setting(access: Access) -> SecretStr:
+    """Return credentials as the field `local_access`, and the variable SERFER_LOCAL_ACCESS, have them."""
+    return SecretStr(f"{access.key_id}:{access.secret}")
 
 
 def _text(name: str, path: Path) -> str:

@@ -34,7 +34,7 @@ from serfer.service_cli import (
     served_models,
     with_hosts,
 )
-from serfer.settings import Settings, load_settings
+from serfer.settings import Settings, access_setting, load_settings
 from serfer.terminal import err, ignore_signals, out
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class _Behind:
             **os.environ,
             ARGUMENTS: json.dumps([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
             "SERFER_LOCAL_URL": self.service.url,
+            "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
             # What the service may run at once, they share.
             "SERFER_LOCAL_CONCURRENCY": str(max(1, self.settings.local_concurrency // self.drivers)),
         }

@@ -35,6 +35,7 @@ from storage.routed import open_routed
 
 if TYPE_CHECKING:
     from serfer.local.faults import Faults
+    from serfer.wiring_local import LocalLambda
 
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
 _OPENING = Retry(unavailable_attempts=4)
@@ -140,21 +141,21 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
         # A store that cannot be used is told of now, not by every query.
         await patiently(lambda: store.exists(probes(plan)), _OPENING, math.inf)
         invoker: InProcessInvoker | LambdaInvoker
-        service, lambda_url = None, ""
+        service, running = None, None
         if choices.workers == "inprocess":
             invoker = _in_process(opening, store)
         elif choices.workers == "local":
             from serfer.wiring_local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
 
-            service, lambda_url = await local_workers(
+            service, running = await local_workers(
                 *(plan, opening.directory, url, choices, opening.settings, opening.faults, parts)
             )
-            invoker = local_invoker(lambda_url)
+            invoker = local_invoker(running)
         else:
             invoker = deployed_functions(plan, opening.settings)
         if choices.driver.startswith("stepfunctions"):
             parts.push_async_callback(invoker.close)
-            driver: Driver = _state_machine(opening, lambda_url, store, parts)
+            driver: Driver = _state_machine(opening, running, store, parts)
         else:
             driver = _driver(opening, invoker, store, parts)
         if service is not None:
@@ -213,15 +214,17 @@ def _handed_on(plan: Plan, inline: str) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def _state_machine(opening: _Opening, lambda_url: str, store: Store, parts: AsyncExitStack) -> StepFunctionsDriver:
+def _state_machine(
+    opening: _Opening, running: LocalLambda | None, store: Store, parts: AsyncExitStack
+) -> StepFunctionsDriver:
     """Put the Step Functions driver together: on a service of its own for local functions, else on the machine set."""
     plan, settings = opening.plan, opening.settings
     kind = "express" if opening.choices.driver.endswith("express") else "standard"
     server = None
-    if lambda_url:
+    if running is not None:
         from serfer.wiring_local import local_machine  # noqa: PLC0415 - not there in AWS
 
-        server, client = local_machine(plan, kind, lambda_url)
+        server, client = local_machine(plan, kind, running)
         arn = server.arn
     elif arn := settings.state_machine:
         client = connect(arn.split(":")[3])

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from drivers.lambda_http import LambdaInvoker
 from serfer.choices import TASK_TIMEOUT_S, Choices
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.core.sigv4 import Access
 from serfer.local.faults import Faults
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
@@ -34,8 +36,15 @@ from splitter.cache import forget_unused, in_use
 from storage import distribution, schemes
 
 _EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
-_ACCESS = Credentials("local", "local")
 _CONNECTIONS = 256
+
+
+@dataclass(frozen=True)
+class LocalLambda:
+    """A local Lambda service that runs: its URL, and the credentials that its callers sign with."""
+
+    url: str
+    access: Access
 
 
 def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> Path:
@@ -108,6 +117,7 @@ def local_service(
         runtime=runtime,
         concurrency=settings.local_concurrency,
         port=settings.local_port,
+        access=settings.signing_access(),
         on_log=on_log,
         faults=faults,
     )
@@ -138,24 +148,24 @@ async def local_workers(
     settings: Settings,
     faults: Faults | None,
     parts: AsyncExitStack,
-) -> tuple[LambdaService | None, str]:
-    """Return the local Lambda service and its URL: one of our own, unless SERFER_LOCAL_URL names one that runs."""
+) -> tuple[LambdaService | None, LocalLambda]:
+    """Return the local Lambda service and where it is: one of our own, unless SERFER_LOCAL_URL names one that runs."""
     if settings.local_url:
-        _check_shared(choices, faults)
-        await asyncio.to_thread(check_functions, settings.local_url, plan)
-        return None, settings.local_url
+        running = LocalLambda(settings.local_url, _shared_access(choices, settings, faults))
+        await asyncio.to_thread(check_functions, running.url, running.access, plan)
+        return None, running
     service = local_service([(plan, directory)], store, settings, objects=choices.objects, faults=faults)
     await start_service(service)
     parts.push_async_callback(service.stop)  # also where what follows fails
-    return service, service.url
+    return service, LocalLambda(service.url, service.access)
 
 
-def local_invoker(url: str) -> LambdaInvoker:
+def local_invoker(at: LocalLambda) -> LambdaInvoker:
     """Return an invoker of a local Lambda service's functions; call it on the event loop that uses it."""
-    return LambdaInvoker(url, REGION, _ACCESS, _CONNECTIONS)
+    return LambdaInvoker(at.url, REGION, Credentials(at.access.key_id, at.access.secret), _CONNECTIONS)
 
 
-def local_machine(plan: Plan, kind: str, lambda_url: str) -> tuple[StepFunctionsServer, Client]:
+def local_machine(plan: Plan, kind: str, at: LocalLambda) -> tuple[StepFunctionsServer, Client]:
     """Start a Step Functions service with the plan's state machine, and return it with a client of it."""
     functions = local_functions(plan)
     definition = compile_plan(
@@ -164,16 +174,20 @@ def local_machine(plan: Plan, kind: str, lambda_url: str) -> tuple[StepFunctions
         task_timeout_s=TASK_TIMEOUT_S,
         timeout_s=_EXECUTION_S[kind],
     )
-    server = StepFunctionsServer(kind, itertools.chain(*functions), lambda_url, definition)
-    return server, connect(REGION, endpoint=server.endpoint, credentials=_ACCESS)
+    server = StepFunctionsServer(kind, itertools.chain(*functions), at.url, definition, at.access)
+    return server, connect(REGION, endpoint=server.endpoint, credentials=Credentials("unused", "unused"))
 
 
-def _check_shared(choices: Choices, faults: Faults | None) -> None:
-    """Refuse what cannot be chosen for functions that were started by somebody else."""
+def _shared_access(choices: Choices, settings: Settings, faults: Faults | None) -> Access:
+    """Return the credentials for a service that runs already; refuse what cannot be chosen for its functions."""
     if choices.store is None:
         raise UsageError("SERFER_LOCAL_URL needs --store: the URL of the store that its functions were started with")
     if faults is not None:
         raise UsageError("faults are those of a local Lambda service of one's own: unset SERFER_LOCAL_URL")
+    access = settings.signing_access()
+    if access is None:
+        raise UsageError("SERFER_LOCAL_URL needs SERFER_LOCAL_ACCESS: the credentials that its service runs with")
+    return access
 
 
 def _access(urls: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from serfer.background import LoopThread
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import PLAN_FILE, Plan
+from serfer.local.access import random_access
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
@@ -68,6 +69,7 @@ class LocalStack:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.access = random_access()
         self._parts = ExitStack()
         self._loop = LoopThread()
         self._parts.callback(self._loop.close)
@@ -87,13 +89,14 @@ class LocalStack:
         return server.url
 
     def start_service(self, functions: Sequence[FunctionConfig]) -> str:
-        """Start a Lambda service with these functions and return its endpoint."""
+        """Start a Lambda service with these functions and return its endpoint; callers sign with `access`."""
         service = LambdaService(
             functions,
             facts=self._settings.facts().functions,
             runtime=runtime_directory(self._settings.cache_dir / "runtime"),
             concurrency=self._settings.local_concurrency,
             port=self._settings.local_port,
+            access=self.access,
         )
         try:
             self._loop.wait(service.start())

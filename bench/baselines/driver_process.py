@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,13 @@ _READY = "ready"
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a driver process needs to know: plan directory, store's URL, the Invoke API's endpoint, kind of tiles."""
+    """What a driver process needs: plan directory, store's URL, the Invoke API's endpoint and access, kind of tiles."""
 
     directory: str
     store: str
     endpoint: str
+    key_id: str
+    secret: str = field(repr=False)
     contiguous: bool
 
 
@@ -92,16 +94,16 @@ class DriverProcess:
         return value
 
 
-def _event_invoker(endpoint: str) -> Callable[[str, bytes], object]:
+def _event_invoker(configuration: Configuration) -> Callable[[str, bytes], object]:
     """Return SerFer's way to invoke: boto3, as an event."""
     import boto3  # noqa: PLC0415 - only a driver's process needs it
 
     client = boto3.client(
         "lambda",
-        endpoint_url=endpoint,
+        endpoint_url=configuration.endpoint,
         region_name=REGION,
-        aws_access_key_id="local",
-        aws_secret_access_key="local",  # noqa: S106 - the local service checks no signature
+        aws_access_key_id=configuration.key_id,
+        aws_secret_access_key=configuration.secret,
     )
     return lambda function, payload: client.invoke(FunctionName=function, InvocationType="Event", Payload=payload)
 
@@ -110,7 +112,7 @@ def main() -> None:
     """Answer queries until standard input ends."""
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     configuration = Configuration(**read_frame(questions))
-    plan, invoke = load_plan(Path(configuration.directory)), _event_invoker(configuration.endpoint)
+    plan, invoke = load_plan(Path(configuration.directory)), _event_invoker(configuration)
     with open_store(configuration.store) as store:
         driver = PollDriver(plan, store, invoke, contiguous=configuration.contiguous)
         write_frame(answers, _READY)

@@ -27,6 +27,7 @@ from bench.baselines.handlers.payload import from_json, to_json
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import TaskFailedError
 from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.core.sigv4 import Access
 from serfer.local.function import REGION, FunctionConfig
 from serfer.settings import Settings
 from splitter.planner import WORKER_MB
@@ -74,7 +75,7 @@ class ForkJoin:
         self._queries = ThreadPoolExecutor(self.in_flight, thread_name_prefix=self.name)
         try:
             self._endpoint = self._stack.start_service(self._functions(directory, memory_mb, settings))
-            self._lambda = _client(self._endpoint, self.in_flight)
+            self._lambda = _client(self._endpoint, self._stack.access, self.in_flight)
         except BaseException:
             self.close()
             raise
@@ -121,6 +122,10 @@ class ForkJoin:
         return from_json(answer["logits"])
 
     def _functions(self, directory: Path, master_mb: int, settings: Settings) -> list[FunctionConfig]:
+        access = self._stack.access
+        # As AWS gives a function its role's. Workers need none, but then the two kinds share one environment.
+        variables = {"AWS_ACCESS_KEY_ID": access.key_id, "AWS_SECRET_ACCESS_KEY": access.secret}
+
         def function(name: str, handler: str, memory_mb: int, parts: list[tuple[int, int]]) -> FunctionConfig:
             return FunctionConfig(
                 name=name,
@@ -128,6 +133,7 @@ class ForkJoin:
                 handler=f"bench.baselines.handlers.gillis_bootstrap.{handler}",
                 memory_mb=memory_mb,
                 timeout_s=TIMEOUT_S,
+                environment=variables,
             )
 
         stages = self.plan.stages
@@ -139,13 +145,13 @@ class ForkJoin:
         ]
 
 
-def _client(endpoint: str, connections: int) -> Any:  # noqa: ANN401 - boto3 makes its clients' classes when asked
+def _client(endpoint: str, access: Access, connections: int) -> Any:  # noqa: ANN401 - boto3 makes its clients' classes when asked
     return boto3.client(
         "lambda",
         endpoint_url=endpoint,
         region_name=REGION,
-        aws_access_key_id="local",
-        aws_secret_access_key="local",  # noqa: S106 - the local service checks no signature
+        aws_access_key_id=access.key_id,
+        aws_secret_access_key=access.secret,
         config=Config(
             max_pool_connections=connections, read_timeout=TIMEOUT_S + _MARGIN_S, retries={"total_max_attempts": 1}
         ),

@@ -46,7 +46,9 @@ class SerFerPaper:
             self.store_url = self._stack.start_redis()
             functions = _functions(self.plan, directory, mechanics, self.store_url, settings)
             endpoint = self._stack.start_service(functions)
-            self._start_drivers(Configuration(str(directory), self.store_url, endpoint, mechanics.contiguous))
+            access = self._stack.access
+            where = (str(directory), self.store_url, endpoint, access.key_id, access.secret)
+            self._start_drivers(Configuration(*where, mechanics.contiguous))
         except BaseException:
             self.close()
             raise

@@ -5,7 +5,8 @@
                      └──────────────> dead <─────────────┘
 
 An init longer than Lambda's limit goes on, as Lambda's own second try does, but on the function's time: the timeout
-starts at the limit and is not extended when the handler begins. The memory limit is on the worker's own process; what
+starts at the limit and is not extended when the handler begins. The Runtime API has no credentials, so it drops what
+other users connect. The memory limit is on the worker's own process; what
 it starts besides is killed with it but not counted.
 """
 
@@ -81,7 +82,7 @@ class Environment:
         self.reaped = asyncio.Event()
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self._server = HttpServer(self._handle, lambda _: host.facts.sync_payload_limit)
+        self._server = HttpServer(self._handle, lambda _: host.facts.sync_payload_limit, ours_only=True)
         self._process: WorkerProcess | None = None
         self._log = LogTail(_prefixed(host.on_log, function.name))
         self._invocation: Invocation | None = None

@@ -39,7 +39,7 @@ class FunctionConfig:
     handler: str
     memory_mb: int = field(default_factory=lambda: shipped_aws().functions.memory_per_vcpu)
     timeout_s: float = 30.0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # passwords too
     layers: tuple[Path, ...] = ()
     python: Path | None = None
 
@@ -130,7 +130,7 @@ def function_name(reference: str) -> str:
 def describe(config: FunctionConfig, code_size: int) -> dict[str, object]:
     """Return the FunctionConfiguration that GetFunctionConfiguration and ListFunctions answer with.
 
-    `code_size` counts the layers too, which AWS lists beside.
+    `code_size` counts the layers too, which AWS lists apart. The variables, which hold passwords, are left out.
     """
     return {
         "FunctionName": config.name,
@@ -142,7 +142,6 @@ def describe(config: FunctionConfig, code_size: int) -> dict[str, object]:
         "Timeout": max(1, round(config.timeout_s)),
         "MemorySize": config.memory_mb,
         "Version": "$LATEST",
-        "Environment": {"Variables": dict(config.environment)},
         "State": "Active",
         "LastUpdateStatus": "Successful",
         "PackageType": "Zip",

@@ -11,11 +11,13 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from serfer.local.peer import is_ours
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 HEAD_LIMIT = 65536  # bytes of a request's line and headers
-_LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", ""})
+_LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])?(:\d{1,5})?", re.ASCII)
 _PIPELINE_LIMIT = 1 << 20  # bytes read ahead of the request that is being answered
 _BARE = re.compile(r"\r(?!\n)|(?<!\r)\n")  # an end of line that is none
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
@@ -45,11 +47,17 @@ class Exchange:
 
 
 class HttpServer:
-    """A listening socket and its connections; `handle` gets each request, `limit` says how long its body may be."""
+    """A listening socket and its connections; `handle` gets each request, `limit` says how long its body may be.
 
-    def __init__(self, handle: Callable[[Exchange], None], limit: Callable[[Exchange], int]) -> None:
+    With `ours_only`, it drops the connections of other users' processes.
+    """
+
+    def __init__(
+        self, handle: Callable[[Exchange], None], limit: Callable[[Exchange], int], *, ours_only: bool = False
+    ) -> None:
         self.handle = handle
         self.limit = limit
+        self.ours_only = ours_only
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -86,6 +94,9 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio types it too widely
         self._transport = transport
         self._server.connections.add(self)
+        ends = (transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
+        if self._server.ours_only and not (all(ends) and is_ours(*ends)):
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._server.connections.discard(self)
@@ -168,8 +179,7 @@ class _Connection(asyncio.Protocol):
         length = headers.get("content-length", "0")
         if len(parts) != 3 or not (length.isascii() and length.isdigit()):  # noqa: PLR2004 - method, target, version
             raise _RefusedError(400)
-        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-        if "origin" in headers or host not in _LOCAL_HOSTS:  # a web page's doing, not an SDK's
+        if "origin" in headers or not _LOCAL_HOST.fullmatch(headers.get("host", "")):  # a web page's, not an SDK's
             raise _RefusedError(403)
         if "transfer-encoding" in headers:
             raise _RefusedError(411)

@@ -9,6 +9,9 @@ It lives on the running event loop and starts its workers from that loop's threa
 qualifier means $LATEST, /tmp is the machine's own, and whether a synchronous payload is JSON is found out by the worker
 that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment. What it has done
 so far it tells at GET /serfer/counts (serfer/local/faults.py).
+
+Every call must be signed with the service's credentials (serfer/local/access.py): loopback is open to all users of the
+machine. What describes a function leaves out its variables, which hold passwords.
 """
 
 from __future__ import annotations
@@ -23,17 +26,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from serfer.core.errors import InputError
+from serfer.local.access import Verifier, random_access
 from serfer.local.environment import Invocation, Outcome
 from serfer.local.events import EventPolicy, EventQueue, Sleep
 from serfer.local.faults import Counts, Faults, Injector
 from serfer.local.function import FunctionConfig, check_function, describe, function_name
 from serfer.local.http1 import Exchange, HttpServer
+from serfer.local.peer import check_supported
 from serfer.local.pool import EnvironmentPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from serfer.core.aws import LambdaFacts
+    from serfer.core.sigv4 import Access
 
 _FUNCTIONS = "/2015-03-31/functions"
 _INVOCATIONS = "/invocations"
@@ -44,7 +50,8 @@ class LambdaService:
     """The service, its functions and all of their workers; `clock` and `sleep` are in seconds.
 
     `runtime` is the directory of `runtime_directory`; functions for other interpreters than this process's find theirs
-    in `runtimes`, by the interpreter's path. `faults` is what it does wrong on purpose.
+    in `runtimes`, by the interpreter's path. `faults` is what it does wrong on purpose. Callers sign with `access`,
+    random unless given; `wall_clock` is in seconds since the epoch.
     """
 
     def __init__(  # noqa: PLR0913 - settings, all but two with defaults
@@ -61,6 +68,8 @@ class LambdaService:
         port: int = 0,
         on_log: Callable[[str], None] | None = None,
         faults: Faults | None = None,
+        access: Access | None = None,
+        wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -80,6 +89,8 @@ class LambdaService:
         self._on_log = on_log
         self._clock = clock
         self._sleep = sleep
+        self.access = access or random_access()
+        self._verifier = Verifier(self.access, wall_clock)
         self._server = HttpServer(self._handle, self._limit)
         self.counts = Counts()
         self._faults = Injector(faults) if faults else None
@@ -107,7 +118,8 @@ class LambdaService:
         return self._pool.environments
 
     async def start(self) -> None:
-        """Open the port; raises OSError if it is taken."""
+        """Open the port; raises OSError if it is taken, UnavailableError if environments could not be guarded."""
+        check_supported()
         host, port = self._address
         self._address = (host, await self._server.listen(host, port))
         self._reaper = asyncio.create_task(self._pool.expire_forever(self._sleep))
@@ -134,7 +146,15 @@ class LambdaService:
         return self._facts.sync_payload_limit
 
     def _handle(self, exchange: Exchange) -> None:
-        """Route a request of the Invoke API or of the few calls that only look."""
+        """Route a request of the Invoke API or of the few calls that only look, if it is signed."""
+        if exchange.oversize:  # without its body, which its signature covers
+            self._refuse_oversize(exchange)
+        elif refusal := self._verifier.refusal(exchange):
+            _refuse(exchange, 403, *refusal)
+        else:
+            self._route(exchange)
+
+    def _route(self, exchange: Exchange) -> None:
         path = exchange.target.partition("?")[0]
         if not path.startswith(_FUNCTIONS):
             self._tell(exchange, path)
@@ -179,10 +199,7 @@ class LambdaService:
         if function is None:
             return
         kind = exchange.headers.get("x-amz-invocation-type", "RequestResponse")
-        if exchange.oversize:
-            message = f"{exchange.length} byte payload is too large for the {kind} invocation type"
-            _refuse(exchange, 413, "RequestTooLargeException", f"{message} (limit {self._limit(exchange)} bytes)")
-        elif kind != "DryRun" and self._faults and self._faults.throttles():
+        if kind != "DryRun" and self._faults and self._faults.throttles():
             self.counts.throttled += 1
             _throttle(exchange)
         elif kind == "RequestResponse":
@@ -195,6 +212,11 @@ class LambdaService:
             self._take_event(exchange, function)
         else:
             exchange.reply(204, b"", {"x-amzn-RequestId": str(uuid.uuid4()), "X-Amz-Executed-Version": "$LATEST"})
+
+    def _refuse_oversize(self, exchange: Exchange) -> None:
+        kind = exchange.headers.get("x-amz-invocation-type", "RequestResponse")
+        message = f"{exchange.length} byte payload is too large for the {kind} invocation type"
+        _refuse(exchange, 413, "RequestTooLargeException", f"{message} (limit {self._limit(exchange)} bytes)")
 
     def _take_event(self, exchange: Exchange, function: FunctionConfig) -> None:
         request_id = str(uuid.uuid4())

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 from urllib.parse import urlsplit
 
 from serfer.core.errors import UnavailableError
 from serfer.core.plan import Plan
+from serfer.core.sigv4 import Access
+from serfer.local.access import fetch
 
 _LOOK_S = 10.0
 _MOST_BYTES = 1 << 24
 
 
-def check_functions(url: str, plan: Plan) -> None:
+def check_functions(url: str, access: Access, plan: Plan) -> None:
     """Look whether the Lambda service at `url` has a plan's functions; raises UnavailableError if not."""
     wanted = {plan.function(*part) for part in plan.functions}
     try:
-        address = urlsplit(url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_LOOK_S)
+        http.client.HTTPConnection(urlsplit(url).hostname or "", urlsplit(url).port)
     except (ValueError, http.client.HTTPException) as error:
         raise UnavailableError(f"SERFER_LOCAL_URL: {url} is no address such as http://127.0.0.1:9001") from error
     try:
-        with contextlib.closing(connection):
-            connection.request("GET", "/2015-03-31/functions/")
-            answer = json.loads(connection.getresponse().read(_MOST_BYTES))
+        answer = json.loads(fetch(url, "/2015-03-31/functions/", access, _LOOK_S, _MOST_BYTES))
         found = {function["FunctionName"] for function in answer["Functions"]}
+    except PermissionError as error:
+        raise UnavailableError(
+            f"SERFER_LOCAL_ACCESS: the Lambda service at {url} refuses these credentials: give those that it runs with"
+        ) from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise UnavailableError(f"SERFER_LOCAL_URL: no Lambda service answers at {url}: {reason}") from error

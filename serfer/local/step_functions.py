@@ -22,11 +22,13 @@ from botocore.config import Config
 from botocore.session import Session
 
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.sigv4 import Access
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.function import REGION
 from serfer.local.server import LocalServer, free_port
 
 KINDS = ("standard", "express")
+_APPS = Path(__file__).with_name("state_machines")
 _TRIES = 5
 _ANSWER_S = 1.0
 _TIMEOUT_S = 900
@@ -38,8 +40,9 @@ class StepFunctionsServer(LocalServer):
     """A Step Functions service with one state machine, started by the constructor and ended by `stop` or `with`.
 
     `kind` is "standard" or "express"; the definition's tasks invoke `functions`, by their names, of the Lambda service
-    at `lambda_url`. The service takes a free port of loopback, is deaf to the terminal's Ctrl-C, writes no files and
-    dies with this process; start it from a thread that lives as long as it should (see `die_with_parent`).
+    at `lambda_url`, signed with `access`. It refuses other users, takes a free port of loopback, is deaf to the
+    terminal's Ctrl-C, writes no files and dies with this process; start it from a thread that lives as long as it
+    should (see `die_with_parent`).
 
     Raises:
         UsageError: there is no such kind.
@@ -48,13 +51,16 @@ class StepFunctionsServer(LocalServer):
 
     READY_S, POLL_S = 60.0, 0.02
 
-    def __init__(self, kind: str, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any]) -> None:
+    def __init__(
+        self, kind: str, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any], access: Access
+    ) -> None:
         if kind not in KINDS:
             raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
         self._kind = kind
         for tries_left in reversed(range(_TRIES)):
             self._port = free_port()
             command, variables = self._command(urlsplit(lambda_url).port or 0)
+            variables |= {"LOCAL_ACCESS_KEY_ID": access.key_id, "LOCAL_SECRET_ACCESS_KEY": access.secret}
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the service
             self._process = self._launch(command, variables)
             if self._comes_up():
@@ -84,9 +90,9 @@ class StepFunctionsServer(LocalServer):
         """Return the service's command line and all that it sees of an environment."""
         address, port = f"127.0.0.1:{self._port}", str(self._port)
         if self._kind == "standard":
-            return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port], {"MOTO_PORT": str(lambda_port)}
+            return [sys.executable, "-P", str(_APPS / "moto_app.py"), port], {"MOTO_PORT": str(lambda_port)}
         # By its web server, in one process: ministack's own command would write a file.
-        command = [str(_ministack()), "-m", "hypercorn", "-w", "0", "--bind", address, "ministack.app:app"]
+        command = [str(_ministack()), "-m", "hypercorn", "-w", "0", "--bind", address, f"{_APPS}/ministack_app.py:app"]
         return command, {"GATEWAY_PORT": port, "SERVICES": "lambda,states", "MINISTACK_REGION": REGION}
 
     def _launch(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -146,8 +152,8 @@ class StepFunctionsServer(LocalServer):
             service,
             region_name=REGION,
             endpoint_url=self.endpoint,
-            aws_access_key_id="local",
-            aws_secret_access_key="local",  # noqa: S106 - whatever it is, nobody looks at it
+            aws_access_key_id="unused",
+            aws_secret_access_key="unused",  # noqa: S106 - neither service verifies signatures
             config=Config(retries={"total_max_attempts": 1}),
         )
         try:

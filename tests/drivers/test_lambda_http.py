@@ -19,6 +19,7 @@ from drivers.lambda_http import LambdaInvoker
 from serfer.core.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.run import Failure, FailureKind
+from serfer.core.sigv4 import Access
 from serfer.core.wire import Crop, Report, Task, TaskError, decode_task, decode_tasks, encode_report, encode_reports
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
@@ -53,7 +54,8 @@ async def service(runtime, **settings):
         )
         for name in NAMES
     ]
-    async with LambdaService(functions, facts=shipped_aws().functions, runtime=runtime, **settings) as running:
+    settings |= {"facts": shipped_aws().functions, "runtime": runtime, "access": Access("AKID", SECRET)}
+    async with LambdaService(functions, **settings) as running:
         calling = invoker(running.url)
         try:
             yield calling

@@ -9,7 +9,9 @@ import serfer
 from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import load_plan
+from serfer.local.access import random_access
 from serfer.local.faults import Faults
+from serfer.settings import access_setting
 from serfer.wiring_local import local_service, start_service
 from tests.e2e.small import batch
 
@@ -31,9 +33,14 @@ def serve(settings, redis):
     loop.close()
 
 
+def sharing(settings, service):
+    """Return settings that use a service that runs already."""
+    return settings.model_copy(update={"local_url": service.url, "local_access": access_setting(service.access)})
+
+
 def test_one_service_runs_the_functions_of_several_plans_for_whoever_knows_its_url(serve, settings, plan, lean, redis):
     service = serve(plan, lean, lean)
-    shared = settings.model_copy(update={"local_url": service.url})
+    shared = sharing(settings, service)
     for directory in (plan, lean):
         with serfer.open(directory) as own:
             expected = own.run(batch())
@@ -43,13 +50,22 @@ def test_one_service_runs_the_functions_of_several_plans_for_whoever_knows_its_u
 
 
 def test_service_without_a_plans_functions_is_refused(serve, settings, plan, lean, redis):
-    shared = settings.model_copy(update={"local_url": serve(lean).url})
+    shared = sharing(settings, serve(lean))
     with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_URL.* has no function serfer-small-"):
         serfer.open(plan, workers="local", store=redis, settings=shared)
 
 
+def test_credentials_of_another_service_are_refused(serve, settings, lean, redis):
+    other = settings.model_copy(update={"local_url": serve(lean).url, "local_access": access_setting(random_access())})
+    with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_ACCESS: the Lambda service at .* refuses"):
+        serfer.open(lean, workers="local", store=redis, settings=other)
+
+
 def test_what_only_a_service_of_ones_own_has_is_refused(settings, lean, redis):
-    shared = settings.model_copy(update={"local_url": "http://127.0.0.1:9"})
+    unsigned = settings.model_copy(update={"local_url": "http://127.0.0.1:9"})
+    with pytest.raises(UsageError, match="SERFER_LOCAL_URL needs SERFER_LOCAL_ACCESS"):
+        serfer.open(lean, workers="local", store=redis, settings=unsigned)
+    shared = unsigned.model_copy(update={"local_access": access_setting(random_access())})
     with pytest.raises(UsageError, match="SERFER_LOCAL_URL needs --store"):
         serfer.open(lean, workers="local", settings=shared)
     with pytest.raises(UsageError, match="unset SERFER_LOCAL_URL"):
@@ -58,7 +74,8 @@ def test_what_only_a_service_of_ones_own_has_is_refused(settings, lean, redis):
 
 def test_address_that_is_no_lambda_service_is_refused(settings, lean, redis):
     def opened(url):
-        serfer.open(lean, workers="local", store=redis, settings=settings.model_copy(update={"local_url": url}))
+        known = {"local_url": url, "local_access": access_setting(random_access())}
+        serfer.open(lean, workers="local", store=redis, settings=settings.model_copy(update=known))
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"http://127.0.0.1:{other.getsockname()[1]}"

@@ -1,6 +1,7 @@
 """Queries through real state machines: moto and ministack run them, the local Lambda service their tasks."""
 
 import itertools
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ class Stack:
     def machine(self, kind):
         functions = local_functions(self.plan)
         definition = compile_plan(self.plan, functions, express=kind == "express", retry=RETRY)
-        return StepFunctionsServer(kind, itertools.chain(*functions), self.service.url, definition)
+        return StepFunctionsServer(kind, itertools.chain(*functions), self.service.url, definition, self.service.access)
 
     def crops(self, images):
         tiles = self.plan.stages[0].tiles
@@ -85,7 +86,7 @@ class Stack:
 
     def push(self, store):
         async def connected():
-            return LambdaInvoker(self.service.url, REGION, NOBODY, 8)
+            return LambdaInvoker(self.service.url, REGION, Credentials(*astuple(self.service.access)), 8)
 
         invoker = self.loop.wait(connected())
         return invoker, PushDriver(self.plan, invoker, store, inline_limit=0)

@@ -3,11 +3,11 @@
 import json
 import signal
 import time
-import urllib.request
 
 import pytest
 
 from serfer.core.errors import UsageError
+from serfer.local.access import fetch
 from serfer.local.bootstrap import slowed
 from serfer.local.faults import Faults, Injector
 from serfer.local.runtime import runtime_directory
@@ -20,9 +20,8 @@ def runtime(tmp_path_factory):
 
 
 def told(local):
-    """Ask the service for its counts as any process may."""
-    with urllib.request.urlopen(f"{local.service.url}/serfer/counts") as answer:  # noqa: S310 - it is http
-        return json.load(answer)
+    """Ask the service for its counts as other processes do."""
+    return json.loads(fetch(local.service.url, "/serfer/counts", local.service.access, 20, 1 << 20))
 
 
 class TestInjector:

@@ -92,8 +92,8 @@ class Local:
             "lambda",
             endpoint_url=self.service.url,
             region_name="us-east-1",
-            aws_access_key_id="none",
-            aws_secret_access_key="none",  # noqa: S106 - no secret: nobody checks it
+            aws_access_key_id=self.service.access.key_id,
+            aws_secret_access_key=self.service.access.secret,
             config=Config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE, max_pool_connections=20),
         )
         return self
@@ -449,12 +449,14 @@ HOST = """
 import asyncio, sys
 from pathlib import Path
 from serfer.core.aws import shipped_aws
+from serfer.core.sigv4 import Access
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 
 async def main(runtime, directory):
     function = FunctionConfig("echo", Path(directory), "handler.echo")
-    async with LambdaService([function], facts=shipped_aws().functions, runtime=Path(runtime)) as service:
+    access, facts = Access("LOCAL", "a-secret-of-the-test"), shipped_aws().functions
+    async with LambdaService([function], facts=facts, runtime=Path(runtime), access=access) as service:
         print(service.url, flush=True)
         await asyncio.Event().wait()
 
@@ -470,8 +472,8 @@ def test_workers_die_with_a_host_that_is_killed(runtime):
             "lambda",
             endpoint_url=host.stdout.readline().strip(),
             region_name="us-east-1",
-            aws_access_key_id="none",
-            aws_secret_access_key="none",  # noqa: S106 - no secret: nobody checks it
+            aws_access_key_id="LOCAL",
+            aws_secret_access_key="a-secret-of-the-test",  # noqa: S106 - the service's, for the length of this test
         )
         worker = os.pidfd_open(json.load(client.invoke(FunctionName="echo")["Payload"])["pid"])
         client.close()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.credentials import Credentials
@@ -15,15 +16,18 @@ from drivers.executions import connect
 from serfer.background import LoopThread
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.sigv4 import Access
 from serfer.local import step_functions
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
+from tests.local.test_access import as_nobody
 
 KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
 PATIENCE = 30.0
 NO_LAMBDA = "http://127.0.0.1:9"
+ACCESS = Access("LOCAL", "a-secret-of-the-test")
 PASS = {"StartAt": "only", "States": {"only": {"Type": "Pass", "End": True}}}
 ECHO = {
     "StartAt": "ask",
@@ -40,8 +44,10 @@ ECHO = {
 ECHOING = "def handler(event, _context):\n    return {'got': event}\n"
 PARENT = f"""
 import json, sys
+from serfer.core.sigv4 import Access
 from serfer.local.step_functions import StepFunctionsServer
-server = StepFunctionsServer(sys.argv[1], [], "{NO_LAMBDA}", json.loads({json.dumps(PASS)!r}))
+from tests.local.test_access import as_nobody
+server = StepFunctionsServer(sys.argv[1], [], "{NO_LAMBDA}", json.loads({json.dumps(PASS)!r}), Access("K", "S"))
 print(server.pid, flush=True)
 sys.stdin.read()
 """
@@ -77,7 +83,8 @@ def lambda_url(tmp_path_factory):
     (directory / "echo.py").write_text(ECHOING, encoding="utf-8")
     runtime = runtime_directory(tmp_path_factory.mktemp("runtime"))
     echo = FunctionConfig("echo", directory, "echo.handler")
-    loop, service = LoopThread(), LambdaService([echo], facts=shipped_aws().functions, runtime=runtime)
+    loop = LoopThread()
+    service = LambdaService([echo], facts=shipped_aws().functions, runtime=runtime, access=ACCESS)
     loop.wait(service.start())
     yield service.url
     loop.wait(service.stop())
@@ -85,14 +92,19 @@ def lambda_url(tmp_path_factory):
 
 
 @KINDS
-def test_tasks_reach_the_local_functions_and_nothing_is_left_behind(kind, lambda_url, tmp_path, monkeypatch):
+def test_tasks_reach_the_local_functions_other_users_reach_nothing_and_nothing_is_left_behind(
+    kind, lambda_url, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    with StepFunctionsServer(kind, ["echo"], lambda_url, ECHO) as server:
+    with StepFunctionsServer(kind, ["echo"], lambda_url, ECHO, ACCESS) as server:
         assert server.endpoint.startswith("http://127.0.0.1:")
         assert server.arn.startswith("arn:aws:states:us-east-1:")
         assert ask(server, kind, '{"colour": "blue"}') == {"got": {"colour": "blue"}}
         assert os.getsid(server.pid) == server.pid != os.getsid(0), "the terminal's interrupt would reach it"
+        if os.geteuid() == 0:  # only root can become another user
+            for path in ("/", "/moto-api/data.json", "/_ministack/health"):
+                assert b" 403 " in as_nobody(urlsplit(server.endpoint).port, "GET", path).splitlines()[0]
         assert b"AWS_" not in Path(f"/proc/{server.pid}/environ").read_bytes()
         process, pid = os.pidfd_open(server.pid), server.pid
     wait_for_end(process)
@@ -115,7 +127,7 @@ def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as snatcher:
         ports = [snatcher.getsockname()[1], step_functions.free_port()]
         monkeypatch.setattr(step_functions, "free_port", iter(ports).__next__)
-        with StepFunctionsServer("express", [], NO_LAMBDA, PASS) as server:
+        with StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS) as server:
             assert server.endpoint.endswith(f":{ports[1]}")
 
 
@@ -124,7 +136,7 @@ def test_what_the_service_says_is_passed_on(monkeypatch):
     with pytest.raises(
         UnavailableError, match=r"^local Step Functions did not start: OverflowError: bind\(\): port must be 0-65535.$"
     ):
-        StepFunctionsServer("express", [], NO_LAMBDA, PASS)
+        StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS)
 
 
 def test_a_definition_that_is_none_is_refused_and_nothing_runs_on(monkeypatch):
@@ -132,16 +144,16 @@ def test_a_definition_that_is_none_is_refused_and_nothing_runs_on(monkeypatch):
     launch = StepFunctionsServer._launch
     monkeypatch.setattr(StepFunctionsServer, "_launch", lambda *given: started.append(launch(*given)) or started[-1])
     with pytest.raises(UnavailableError, match="refuses the state machine"):
-        StepFunctionsServer("standard", [], NO_LAMBDA, {"StartAt": "nowhere"})
+        StepFunctionsServer("standard", [], NO_LAMBDA, {"StartAt": "nowhere"}, ACCESS)
     assert started[0].returncode is not None
 
 
 def test_express_workflows_say_where_to_get_what_they_need(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(UnavailableError, match="make setup"):
-        StepFunctionsServer("express", [], NO_LAMBDA, PASS)
+        StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS)
 
 
 def test_there_is_no_other_kind():
     with pytest.raises(UsageError, match="standard or express, not 'rapid'"):
-        StepFunctionsServer("rapid", [], NO_LAMBDA, PASS)
+        StepFunctionsServer("rapid", [], NO_LAMBDA, PASS, ACCESS)

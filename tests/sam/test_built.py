@@ -26,6 +26,7 @@ from serfer.api.keys import add_key
 from serfer.background import LoopThread
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
+from serfer.core.sigv4 import Access
 from serfer.local.balancer import Balancer
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.function import REGION, check_function
@@ -92,7 +93,10 @@ def running(stack, access, python, runtime, cache, **more):
         check_function(function, facts)
     runtimes = {python: runtime}
     stages = [each for name, each in functions.items() if name != "DriverFunction"]
-    service = LambdaService(stages, facts=facts, runtime=runtime_directory(cache / "runtime"), runtimes=runtimes)
+    signing = Access(access["AWS_ACCESS_KEY_ID"], access["AWS_SECRET_ACCESS_KEY"])
+    service = LambdaService(
+        stages, facts=facts, runtime=runtime_directory(cache / "runtime"), runtimes=runtimes, access=signing
+    )
     loop = LoopThread()
     loop.wait(service.start())
     drivers = None
@@ -148,8 +152,8 @@ def ask(service, event):
         "lambda",
         endpoint_url=service.url,
         region_name=REGION,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",  # noqa: S106 - the local service asks for none
+        aws_access_key_id=service.access.key_id,
+        aws_secret_access_key=service.access.secret,
         config=Config(read_timeout=120, retries={"total_max_attempts": 1}),
     )
     try:
@@ -267,7 +271,7 @@ def test_the_generated_state_machine_and_a_driver_of_the_fleet(  # noqa: PLR0913
         service, _ = opened.enter_context(running(stack, access, python313, runtime313, cache))
         names = [each.name for each in stack.functions({}, python313).values()]
         machine = stack.state_machine(digest12(plan))
-        server = opened.enter_context(StepFunctionsServer(kind, names, service.url, machine))
+        server = opened.enter_context(StepFunctionsServer(kind, names, service.url, machine, service.access))
         keys = tmp_path / "keys.json"
         key = add_key(keys, "test", None)
         more = {

@@ -21,6 +21,7 @@ from sam.layers import function_directory, weights_layer
 from serfer.background import LoopThread
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
+from serfer.core.sigv4 import Access
 from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
@@ -34,11 +35,12 @@ STACK = "cold"
 def served(function, cache, runtimes):
     """A Lambda service that has no environment yet."""
     facts = replace(shipped_aws().functions, package_limit=1 << 40)  # torch would not fit
-    service = LambdaService([function], facts=facts, runtime=runtime_directory(cache / "runtime"), runtimes=runtimes)
+    runtime = runtime_directory(cache / "runtime")
+    service = LambdaService([function], facts=facts, runtime=runtime, runtimes=runtimes, access=Access("x", "x"))
     loop = LoopThread()
     loop.wait(service.start())
     try:
-        yield service.url
+        yield service
     finally:
         loop.wait(service.stop())
         loop.close()
@@ -46,13 +48,13 @@ def served(function, cache, runtimes):
 
 def with_torch(function, cache, runtimes):
     """Return the seconds from a request to the answer of a new environment that imports torch."""
-    with served(function, cache, runtimes) as url:
+    with served(function, cache, runtimes) as service:
         client = boto3.client(
             "lambda",
-            endpoint_url=url,
+            endpoint_url=service.url,
             region_name=REGION,
-            aws_access_key_id="x",
-            aws_secret_access_key="x",  # noqa: S106 - the local service asks for none
+            aws_access_key_id=service.access.key_id,
+            aws_secret_access_key=service.access.secret,
             config=Config(retries={"total_max_attempts": 1}),
         )
         started = time.perf_counter()
@@ -65,8 +67,8 @@ def with_torch(function, cache, runtimes):
 
 def as_built(function, cache, runtimes, plan, store, monkeypatch):
     """Return the seconds from a query to its answer by a new environment of the built function."""
-    with served(function, cache, runtimes) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", url)
+    with served(function, cache, runtimes) as service:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", service.url)
         with serfer.open(plan, workers="aws", store=store) as pipeline:
             values = np.random.default_rng(0).standard_normal((1, 3, 224, 224), dtype=np.float32)
             started = time.perf_counter()

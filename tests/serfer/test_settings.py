@@ -6,6 +6,7 @@ import pytest
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.core.profile import dump_profiles, shipped_profiles
+from serfer.core.sigv4 import Access
 from serfer.settings import Settings, load_settings
 
 
@@ -53,6 +54,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "instance_key": "secret",
         "local_concurrency": 3,
         "local_url": "http://127.0.0.1:9001",
+        "local_access": "LOCAL:a-secret-of-the-test",
         "local_port": 4,
     }
     assert set(values) == set(Settings.model_fields)
@@ -61,8 +63,10 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         monkeypatch.setenv(f"SERFER_{name.upper()}", text)
     settings = load_settings()
     assert "secret" not in repr(settings)
-    assert settings.instance_key.get_secret_value() == values.pop("instance_key")
-    assert settings.model_dump(exclude={"instance_key"}) == values
+    for name in ("instance_key", "local_access"):
+        assert getattr(settings, name).get_secret_value() == values.pop(name)
+    assert settings.model_dump(exclude={"instance_key", "local_access"}) == values
+    assert settings.signing_access() == Access("LOCAL", "a-secret-of-the-test")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,8 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("LOCAL_CONCURRENCY", "x"),
         ("LOCAL_PORT", "65536"),
         ("LOCAL_URL", "https://elsewhere/with/a/path"),
+        ("LOCAL_ACCESS", "an-id-alone"),
+        ("LOCAL_ACCESS", "LOCAL:short"),
         ("API_IN_FLIGHT", "0"),
         ("API_QUEUE", "-1"),
         ("API_MAX_IMAGES", "1025"),

@@ -1,0 +1,96 @@
+"""Who may call the local Lambda service: whoever signs with its credentials, as in AWS.
+
+Loopback is open to every user of the machine, and a function runs with the rights of the one who started the service.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.client
+import re
+import secrets
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from serfer.core.sigv4 import ALGORITHM, Access, sign, signature
+from serfer.local.function import REGION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serfer.local.http1 import Exchange
+
+_CLOCK_SKEW_S = 300.0
+_TIME = "%Y%m%dT%H%M%SZ"
+_AUTHORIZATION = re.compile(
+    ALGORITHM + r" +Credential=([\w-]{1,128})/((\d{8})/[a-z0-9-]{1,32}/lambda/aws4_request), *"
+    r"SignedHeaders=([a-z0-9;-]{1,4096}), *Signature=([0-9a-f]{64})",
+    re.ASCII,
+)
+_DATE = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
+Refusal = tuple[str, str]
+"""An error's name as AWS has it, and its message."""
+
+
+def random_access() -> Access:
+    """Return credentials that were never used."""
+    return Access(f"LOCAL{secrets.token_hex(8).upper()}", secrets.token_hex(20))
+
+
+class Verifier:
+    """Verifies that requests are signed with `access`; `now` is in seconds since the epoch."""
+
+    def __init__(self, access: Access, now: Callable[[], float]) -> None:
+        self._access = access
+        self._now = now
+
+    def refusal(self, exchange: Exchange) -> Refusal | None:
+        """Return why a request is refused, None for one that is signed."""
+        parsed = _AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
+        if parsed is None:
+            return "MissingAuthenticationTokenException", "Requests must have an AWS signature, version 4"
+        key_id, scope, day, signed, given = parsed.groups()
+        if not hmac.compare_digest(key_id, self._access.key_id):
+            return "UnrecognizedClientException", "The access key is not that of this local Lambda service"
+        names, time = signed.split(";"), exchange.headers.get("x-amz-date", "")
+        if (
+            not {"host", "x-amz-date"} <= {*names} <= {*exchange.headers}
+            or not _DATE.fullmatch(time)
+            or time[:8] != day
+        ):
+            return "IncompleteSignatureException", "Host and X-Amz-Date must be signed, and all that is signed be there"
+        if not self._is_recent(time):
+            return "InvalidSignatureException", f"Signature expired: {time} is more than 5 minutes from now"
+        request = (exchange.method, exchange.target, exchange.headers)
+        right = signature(self._access.secret, scope, time, *request, names, exchange.body)
+        if not hmac.compare_digest(given, right):
+            return "InvalidSignatureException", "The signature is not that of this request with this access key"
+        return None
+
+    def _is_recent(self, time: str) -> bool:
+        try:
+            return abs(datetime.fromisoformat(time).timestamp() - self._now()) <= _CLOCK_SKEW_S
+        except ValueError:
+            return False
+
+
+def fetch(url: str, target: str, access: Access, timeout_s: float, most_bytes: int) -> bytes:
+    """GET `target` of the local Lambda service at `url`; raises OSError, ValueError or HTTPException.
+
+    A status other than 200 raises PermissionError or HTTPException.
+    """
+    address, now = urlsplit(url), datetime.now(UTC).strftime(_TIME)
+    headers = sign(access, REGION, now, "GET", target, {"Host": address.netloc}, b"")
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+    try:
+        connection.request("GET", target, headers=headers)
+        response = connection.getresponse()
+        body = response.read(most_bytes)
+        if response.status == http.client.FORBIDDEN:
+            raise PermissionError(f"{url} refuses these credentials")
+        if response.status != http.client.OK:
+            raise http.client.HTTPException(f"status {response.status}")
+        return body
+    finally:
+        connection.close()

@@ -37,6 +37,8 @@ class Graph:
     `half` names the weights whose values are fp16 numbers and are stored as such; they are float32 here as everywhere.
     `places` has the rows' and columns' axes of maps that are not (N, C, H, W): a transposed map's, or a map's whose
     channels are groups. `others` names the activations that are not float32 (a comparison's, say).
+    `rounding` is how far the graph's answer may be from that of the model that it was read from, relative to the range,
+    because the model rounds (to fp16, or to 8 bits) what float32 does not.
     """
 
     nodes: tuple[Node, ...]
@@ -48,6 +50,7 @@ class Graph:
     half: frozenset[str] = frozenset()
     places: dict[str, Axes] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
+    rounding: float = 0.0
 
     def activations(self, node: Node) -> list[str]:
         """Return the inputs of `node` that are computed, not constant, each once."""

@@ -21,6 +21,7 @@ from onnxscript import ir
 
 from serfer.core.errors import ModelError
 from splitter.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
+from splitter.half_floats import ROUNDING, widened
 from splitter.light import LightModel
 from splitter.moves import with_images_first
 from splitter.operators import axes_of_output
@@ -30,6 +31,7 @@ from splitter.windows import floor_pads, pool_scale
 
 _MOST_FOLDED_BYTES = 2 * 1024**3
 """What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
+_IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
 
@@ -42,7 +44,8 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
     light = model if isinstance(model, LightModel) else LightModel.of(ir.from_proto(model))
     light = _with_static_input(light, height, width)
     try:
-        light = _folded(_simplified(_without_late_windows(light)))
+        wide = widened(_simplified(_without_late_windows(light)))
+        light = _folded(wide.model)
         check_kinds(light.proto)
         light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
         check_windows(light.proto)
@@ -53,6 +56,7 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
         check_windows(shape_inference.infer_shapes(light.proto))  # same
         raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
     graph = with_images_first(without_identities(_read(light)))
+    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=ROUNDING if wide.rounded else 0.0)
     check_batch(graph)
     return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
 
@@ -71,8 +75,12 @@ def _with_static_input(model: LightModel, height: int, width: int) -> LightModel
         )
     tensor = inputs[0].type.tensor_type
     dims = tensor.shape.dim
-    if len(dims) != 4 or tensor.elem_type != onnx.TensorProto.FLOAT:  # noqa: PLR2004 - (N, C, H, W)
-        raise ModelError(f"the model's input {inputs[0].name!r} is no float32 image tensor (N, C, H, W)")
+    if len(dims) != 4 or tensor.elem_type not in _IMAGES:  # noqa: PLR2004 - (N, C, H, W)
+        kind, shape = TensorProto.DataType.Name(tensor.elem_type), [dim.dim_param or dim.dim_value for dim in dims]
+        raise ModelError(
+            f"the model's input {inputs[0].name!r} is {kind} {shape}, not an image tensor (N, C, H, W) of float32 or "
+            "float16"
+        )
     for axis, size in ((2, height), (3, width)):
         if dims[axis].HasField("dim_value") and dims[axis].dim_value not in (0, size):
             raise ModelError(

@@ -46,7 +46,7 @@ _SILENT = 4
 class Source:
     """A model as it came: its ONNX form at one input size, and `run`, the unsplit model itself.
 
-    `run` takes (N, C, H, W) float32 and returns (N, K) float32.
+    `run` takes (N, C, H, W) float32 and returns (N, K) float32. `exported` says that `onnx` was made of a module here.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Source:
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     activation: str = "none"
+    exported: bool = True
 
 
 def load(model: Any, example: Array | None) -> tuple[Source, Array]:  # noqa: ANN401 - a module, a path or a name
@@ -250,8 +251,7 @@ def mean_matrix(size: int, outputs: int) -> Array:
 def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
     _check_size(path)
     try:
-        onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
-        model = LightModel.of(ir.load(path))
+        model = _checked(path)
     except Exception as error:  # the checker and the reader raise many kinds, for directories too
         why = str(error).partition("\n")[0]
         if "does not have an ir_version" in why:  # a field that every model has
@@ -264,7 +264,26 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
         model = _upgraded(path, model, opset)
     _check_batch(path, model)
     example = _given(_example_of(path, model) if example is None else example)
-    return Source(path.stem, f"from {path.name}", _with_channels(model, example), _runner(path)), example
+    light = _with_channels(model, example)
+    return Source(path.stem, f"from {path.name}", light, _runner(path), exported=False), example
+
+
+def _checked(path: Path) -> LightModel:
+    """Read an ONNX file, whose operators may stand in any order: ONNX Runtime's fp16 converter leaves them so."""
+    try:
+        onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
+    except onnx.checker.ValidationError as error:
+        if "topologically sorted" not in str(error):
+            raise
+        try:
+            whole = ir.load(path)
+            whole.graph.sort()
+            model = LightModel.of(whole)
+            onnx.checker.check_model(model.proto)
+        except Exception:  # noqa: BLE001 - whatever it is, the order was not all that was wrong
+            raise error from None
+        return model
+    return LightModel.of(ir.load(path))
 
 
 def _dims(model: LightModel) -> Sequence[TensorShapeProto.Dimension]:
@@ -329,8 +348,10 @@ def _runner(path: Path) -> Run:
         nonlocal session
         try:
             session = session or ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            name = session.get_inputs()[0].name
-            return np.concatenate([session.run(None, {name: image[None]})[0] for image in batch])
+            given = session.get_inputs()[0]
+            kind = np.float16 if given.type == "tensor(float16)" else np.float32
+            answers = [session.run(None, {given.name: image[None].astype(kind)})[0] for image in batch]
+            return np.concatenate(answers).astype(np.float32)
         except Exception as error:  # ONNX Runtime has a class for each status
             raise ModelError(f"{path} does not run in ONNX Runtime: {_plainly(error)}") from error
 

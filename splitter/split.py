@@ -124,7 +124,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     with appearing_whole(place) as directory:
         plan = _planned(source, graph, wishes, budget, images, directory, progress)
         progress("checking the parts against the whole")
-        check_exact(plan, directory, source.run, _check_batch(sample))
+        check_exact(plan, directory, source, _check_batch(sample), graph.rounding)
     return plan
 
 

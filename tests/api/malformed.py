@@ -29,7 +29,7 @@ class Case:
 
 def head(target="/v1/classify", *lines, method="POST"):
     """Return a request's head without the line that ends it."""
-    said = "".join(f"{line}\r\n" for line in ("Host: x", "Connection: close", *lines))
+    said = "".join(f"{line}\r\n" for line in ("Host: localhost", "Connection: close", *lines))
     return f"{method} {target} HTTP/1.1\r\n{said}".encode("latin-1")
 
 
@@ -384,19 +384,19 @@ def inference():
 
 
 def broken_http():
-    line, host = b"POST /v1/classify HTTP/1.1\r\n", b"Host: x\r\nContent-Type: image/png\r\n"
+    line, host = b"POST /v1/classify HTTP/1.1\r\n", b"Host: localhost\r\nContent-Type: image/png\r\n"
     chunked = line + host + b"Transfer-Encoding: chunked\r\n\r\n"
     for name, message in {
         "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
         "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        "another version": b"GET / HTTP/7.3\r\nHost: x\r\n\r\n",
+        "another version": b"GET / HTTP/7.3\r\nHost: localhost\r\n\r\n",
         "words": b"hello, is anybody there?\r\n\r\n",
         "zeros": bytes(1000),
         "noise": RANDOM.bytes(1000),
         "no host": line + b"\r\n",
         "two hosts": line + host + b"Host: y\r\n\r\n",
-        "two spaces": b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n",
-        "no target": b"GET HTTP/1.1\r\nHost: x\r\n\r\n",
+        "two spaces": b"GET  / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "no target": b"GET HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "a blank before a colon": line + host + b"X : y\r\n\r\n",
         "nul in a header": line + host + b"X: \0\r\n\r\n",
         "no name of a header": line + host + b": y\r\n\r\n",
@@ -422,9 +422,9 @@ def broken_http():
         "huge trailers": chunked + b"0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
         "chunks of no image": chunked + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n",
         "a length below the body": line + host + LENGTH % 500 + b"\r\n" + PNG,
-        "CONNECT": b"CONNECT example:443 HTTP/1.1\r\nHost: x\r\n\r\n",
-        "an asterisk": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
-        "a whole address": b"GET http://example/etc HTTP/1.1\r\nHost: x\r\n\r\n",
+        "CONNECT": b"CONNECT example:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "an asterisk": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "a whole address": b"GET http://example/etc HTTP/1.1\r\nHost: localhost\r\n\r\n",
     }.items():
         yield f"http: {name}", Case((message,))
     yield "more than 20 MiB in chunks", Case((chunked, *[b"100000\r\n" + bytes(1 << 20) + b"\r\n"] * 21))
@@ -449,7 +449,7 @@ def all_cases():
 
 def slow_cases():
     """Return requests that stop in the middle, and then trickle on or stay silent for ever."""
-    line = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+    line = b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
     return {
         "silent in its first line": b"POST /v1/cl",
         "silent in its head": line,
@@ -457,5 +457,5 @@ def slow_cases():
         "silent in its body": line + LENGTH % len(PNG) + b"\r\n" + PNG[:100],
         "a length above the body": line + LENGTH % (len(PNG) + 1000) + b"\r\n" + PNG,
         "silent in its chunks": line + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",
-        "silent in an inference": b"POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        "silent in an inference": b"POST /v2/models/small/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
     }

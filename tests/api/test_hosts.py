@@ -35,7 +35,7 @@ def http(opened):
 
 @pytest.fixture(scope="module")
 def anywhere(opened):
-    with client(make_app(opened, Settings(), hosts=("0.0.0.0",)))  # noqa: S104 as http:
+    with client(make_app(opened, Settings(), hosts=("0.0.0.0",))) as http:  # noqa: S104 - a name
         yield http
 
 

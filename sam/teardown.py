@@ -11,11 +11,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from serfer.core.errors import UnavailableError, UsageError
+from sam.stacks import our_stack
+from serfer.core.errors import UnavailableError
 
 BUCKETS = ("AWS::S3::Bucket", "AWS::S3Express::DirectoryBucket")
-_TAG, _OUTPUTS = "serfer:stack", frozenset({"FunctionPrefix", "Store"})
-"""What samconfig.toml gives the stack, and what its template says of it: others' stacks are left alone."""
 _TRIES = 3
 _WAIT_S, _WAITS = 15, 240
 _AT_ONCE = 1000  # keys that one request deletes
@@ -29,7 +28,7 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
     Raises UsageError where there is no such stack, UnavailableError with what is left where it cannot be deleted.
     """
     formation, store = session.client("cloudformation"), session.client("s3")
-    identity = _find(formation, stack)
+    identity = our_stack(formation, stack).identity
     for attempt in range(_TRIES):
         for bucket in _buckets(formation, identity):
             progress(f"emptying {bucket}")
@@ -44,26 +43,6 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
     raise UnavailableError(
         f"{stack} is not gone: {', '.join(left)} could not be deleted; see its events, and try again"
     )
-
-
-def _find(formation: Any, stack: str) -> str:  # noqa: ANN401 - same
-    """Return the stack's id, by which it can be asked for when it is gone."""
-    try:
-        found = formation.describe_stacks(StackName=stack)["Stacks"][0]
-    except ClientError as error:
-        if error.response["Error"]["Code"] == "ValidationError":
-            raise UsageError(
-                f"there is no stack {stack} in {formation.meta.region_name}: is samconfig.toml right, or AWS_PROFILE?"
-            ) from error
-        raise
-    outputs = {each["OutputKey"] for each in found.get("Outputs", ())}
-    if _TAG not in {each["Key"] for each in found.get("Tags", ())} and not outputs >= _OUTPUTS:
-        raise UsageError(
-            f"{stack} is no stack of serfer package: it has neither the tag {_TAG} nor the outputs "
-            f"{' and '.join(sorted(_OUTPUTS))}: is samconfig.toml right, or AWS_PROFILE?"
-        )
-    identity: str = found["StackId"]
-    return identity
 
 
 def _buckets(formation: Any, identity: str) -> Iterator[str]:  # noqa: ANN401 - same
@@ -87,8 +66,9 @@ def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 -
             failed = store.delete_objects(Bucket=bucket, Delete={"Objects": named, "Quiet": True}).get("Errors")
             if failed:
                 raise UnavailableError(f"{bucket}: {failed[0]['Key']} cannot be deleted: {failed[0]['Code']}")
-    for upload in store.list_multipart_uploads(Bucket=bucket, Prefix=prefix).get("Uploads", ()):
-        store.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+    for page in store.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
+        for upload in page.get("Uploads", ()):
+            store.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same

@@ -23,8 +23,9 @@ from sam.intrinsics import Properties, resources
 from sam.options import RUNTIMES, Options
 from sam.quotas import check_deployable, check_region, check_template, find_sam
 from sam.samconfig import StackSettings, stacks
+from sam.stacks import TAG, check_update, find_stack
 from serfer.core.aws import AwsFacts
-from serfer.core.errors import SerferError, UnavailableError
+from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.doctor import Check
 
@@ -35,7 +36,6 @@ _ACTIONS_A_CALL = 50
 _BURST = 1000
 _SHOWN = 6
 _GB = 1024**3
-_TAG = "serfer:stack"
 _UNKNOWN = "could not be checked"
 _REFUSED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"})
 _MAKING = threading.Lock()  # a session makes one client at a time
@@ -257,7 +257,7 @@ def _needed(build: Build | None) -> Sequence[_Look]:
     if build is None:
         return ()
     kinds = [kind for kind, _ in build.resources.values()]
-    looks: list[_Look] = [_stack(settings) for settings in build.stacks]
+    looks: list[_Look] = [_stack(settings, build.deployment) for settings in build.stacks]
     looks += [_reached(*asked) for prefix, asked in _REACHED.items() if _any(kinds, prefix)]
     looks += [_quota(quota, kinds.count(quota.kind)) for quota in _QUOTAS if quota.kind in kinds]
     if build.deployment.options.gpu:
@@ -271,24 +271,30 @@ def _any(kinds: Iterable[str], prefix: str) -> bool:
     return any(kind.startswith(prefix) for kind in kinds)
 
 
-def _stack(settings: StackSettings) -> _Look:
-    """Return a look at whether a stack's name is free, or ours."""
+_STUCK = frozenset({"ROLLBACK_COMPLETE", "DELETE_FAILED", "UPDATE_ROLLBACK_FAILED"})
+
+
+def _stack(settings: StackSettings, deployment: Deployment) -> _Look:
+    """Return a look at whether a stack's name is free, or its stack ours and fit to be updated."""
     name, label = settings.stack, f"stack {settings.stack}"
 
     @_asked(label, "give the deployment another --name")
     def look(account: Account, _build: Build | None) -> Check:
+        stack = find_stack(account.client("cloudformation", settings.region), name)
+        if stack is None:
+            return Check(label, ok=True, found="the name is free")
+        if not stack.ours:
+            return Check(label, ok=False, found=f"{stack.status}, and not SerFer's", remedy="choose another --name")
+        if stack.status.endswith("_IN_PROGRESS") or stack.status in _STUCK:
+            return Check(
+                label, ok=False, found=stack.status, remedy="wait until it is done, or delete it with make destroy"
+            )
+        serves = f", serves the plan {stack.serving}" if stack.serving else ""
         try:
-            [stack] = account.client("cloudformation", settings.region).describe_stacks(StackName=name)["Stacks"]
-        except ClientError as error:
-            if "does not exist" in error.response["Error"].get("Message", ""):
-                return Check(label, ok=True, found="the name is free")
-            raise
-        state, ours = stack["StackStatus"], any(tag["Key"] == _TAG for tag in stack.get("Tags", []))
-        if not ours:
-            return Check(label, ok=False, found=f"{state}, and not SerFer's", remedy="choose another --name")
-        if state.endswith("_IN_PROGRESS") or state in {"ROLLBACK_COMPLETE", "DELETE_FAILED", "UPDATE_ROLLBACK_FAILED"}:
-            return Check(label, ok=False, found=state, remedy="wait until it is done, or delete it with make destroy")
-        return Check(label, ok=True, found=f"ours, {state}: it would be updated")
+            check_update(stack, deployment)
+        except UsageError as error:
+            return Check(label, ok=False, found=f"ours, {stack.status}{serves}", remedy=str(error))
+        return Check(label, ok=True, found=f"ours, {stack.status}{serves}: it would be updated")
 
     return look
 
@@ -384,12 +390,12 @@ def _limit(account: Account, quota: _Quota) -> int | None:
 @_asked("cost tag", "activate the tag in the Billing console under Cost allocation tags")
 def _cost_tag(account: Account, build: Build | None) -> Check:
     """Say whether a budget can tell the stack's cost from the account's."""
-    said = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[_TAG], Status="Active")
+    said = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[TAG], Status="Active")
     if said["CostAllocationTags"]:
-        return Check("cost tag", ok=True, found=f"{_TAG} is active")
+        return Check("cost tag", ok=True, found=f"{TAG} is active")
     wanted = build is not None and any(kind == "AWS::Budgets::Budget" for kind, _ in build.resources.values())
-    remedy = f"activate {_TAG} in the Billing console under Cost allocation tags, once a stack has it"
-    return Check("cost tag", not wanted, f"{_TAG} is not active: MonthlyBudgetUsd would count nothing", remedy)
+    remedy = f"activate {TAG} in the Billing console under Cost allocation tags, once a stack has it"
+    return Check("cost tag", not wanted, f"{TAG} is not active: MonthlyBudgetUsd would count nothing", remedy)
 
 
 _GPU_QUOTA = ("ec2", "L-DB2E81BA")  # Running On-Demand G and VT instances, in vCPUs (K)

@@ -5,6 +5,7 @@ import re
 from itertools import count
 
 import boto3
+import httpx
 import pytest
 from botocore.stub import Stubber
 from moto.server import ThreadedMotoServer
@@ -51,6 +52,7 @@ def moto(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    httpx.post(f"http://{host}:{port}/moto-api/reset")  # what it keeps is the process's, not the server's
     yield
     server.stop()
 
@@ -165,6 +167,25 @@ def test_a_stack_of_somebody_else_is_in_the_way(tmp_path):
     found = named(examine_aws(FACTS, build(tmp_path / "b")))
     assert (found["stack demo-dev"].ok, "--name" in found["stack demo-dev"].remedy) == (False, True)
     assert found["stack demo-prod"].found == "ours, CREATE_COMPLETE: it would be updated"
+
+
+@pytest.mark.usefixtures("moto")
+def test_a_build_that_would_delete_what_a_stack_serves_is_told(tmp_path):
+    """The doctor said that such a stack "would be updated", and the update deleted the functions in use."""
+    formation = boto3.client("cloudformation", region_name="us-east-1")
+    place, served = build(tmp_path / "b"), "0" * 12
+    [plan] = Build.load(place).deployment.plans
+    for stack, plans in (("demo-dev", [served]), ("demo-prod", [plan, served])):
+        outputs = {"FunctionPrefix": stack, "Store": "s3://b/serfer", "Plans": ",".join(plans), "Serving": plans[0]}
+        body = {
+            "Resources": {"Topic": {"Type": "AWS::SNS::Topic"}},
+            "Outputs": {name: {"Value": value} for name, value in outputs.items()},
+        }
+        formation.create_stack(StackName=stack, TemplateBody=json.dumps(body))
+    found = named(examine_aws(FACTS, place))
+    assert found["stack demo-dev"].found == f"ours, CREATE_COMPLETE, serves the plan {served}"
+    assert (found["stack demo-dev"].ok, "--previous-of demo-dev" in found["stack demo-dev"].remedy) == (False, True)
+    assert found["stack demo-prod"].ok
 
 
 def test_credentials_that_aws_refuses_are_told(monkeypatch):

@@ -136,7 +136,7 @@ class Pipeline:
         """Run one query and return (N, K) float32 logits.
 
         `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
-        the workers preprocess. Raises InputError for any other array.
+        the workers preprocess. Raises InputError for any other array, and for values that are not finite.
         """
         return result_of(self.submit(batch, deadline_s=deadline_s)).logits
 
@@ -181,6 +181,7 @@ class Pipeline:
         shape, count = self.plan.input, len(array) if array.ndim else 0
         if 1 <= count <= MAX_BATCH:
             if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
+                _check_finite(array)
                 return
             if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
                 self._preprocess()
@@ -365,6 +366,16 @@ class Pipeline:
 
 def _now() -> float:
     return time.monotonic()  # as the event loop's, and so the driver's, clock
+
+
+def _check_finite(batch: NDArray[np.float32]) -> None:
+    """Raise InputError for a batch, (N, C, H, W) float32, in which some value is NaN or infinite: its answer is too."""
+    finite = np.isfinite(batch).all(axis=(1, 2, 3))
+    if not finite.all():
+        raise InputError(
+            f"image {int(finite.argmin())} of the batch has values that are NaN or infinite: its answer would be NaN; "
+            "check how it was preprocessed"
+        )
 
 
 def _ready(result: Result) -> Future[Result]:

@@ -68,7 +68,7 @@ def test_a_package_asks_for_the_versions_that_were_tested_and_for_no_next_major_
 def recipe(*variables):
     """Return the commands that set everything up, which make only prints."""
     done = subprocess.run(
-        ["make", "--dry-run", "--always-make", "setup", *variables],
+        ["/usr/bin/env", "make", "--dry-run", "--always-make", "setup", *variables],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"]},
         capture_output=True,

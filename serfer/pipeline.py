@@ -138,7 +138,10 @@ class Pipeline:
         `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
         the workers preprocess. Raises InputError for any other array, and for values that are not finite.
         """
-        return result_of(self.submit(batch, deadline_s=deadline_s)).logits
+        array = np.asarray(batch)
+        self._check_array(array)
+        _check_finite(array)
+        return result_of(self.submit(array, deadline_s=deadline_s)).logits
 
     def submit(
         self,
@@ -181,7 +184,6 @@ class Pipeline:
         shape, count = self.plan.input, len(array) if array.ndim else 0
         if 1 <= count <= MAX_BATCH:
             if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
-                _check_finite(array)
                 return
             if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
                 self._preprocess()
@@ -368,8 +370,8 @@ def _now() -> float:
     return time.monotonic()  # as the event loop's, and so the driver's, clock
 
 
-def _check_finite(batch: NDArray[np.float32]) -> None:
-    """Raise InputError for a batch, (N, C, H, W) float32, in which some value is NaN or infinite: its answer is too."""
+def _check_finite(batch: NDArray[Any]) -> None:
+    """Raise InputError for a batch, (N, ...), in which some value is NaN or infinite: its answer would be, too."""
     finite = np.isfinite(batch).all(axis=(1, 2, 3))
     if not finite.all():
         raise InputError(

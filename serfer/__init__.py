@@ -18,7 +18,33 @@ from serfer import torchvision_import
 if TYPE_CHECKING:
     from serfer.client import AsyncClient as AsyncClient
     from serfer.client import Client as Client
+    from serfer.core.errors import CeilingError as CeilingError
+    from serfer.core.errors import DeadlineError as DeadlineError
+    from serfer.core.errors import ImageError as ImageError
+    from serfer.core.errors import ImageTooLargeError as ImageTooLargeError
+    from serfer.core.errors import InputError as InputError
+    from serfer.core.errors import KeyRefusedError as KeyRefusedError
+    from serfer.core.errors import LambdaUnavailableError as LambdaUnavailableError
+    from serfer.core.errors import MissingKeyError as MissingKeyError
+    from serfer.core.errors import ModelError as ModelError
+    from serfer.core.errors import OverloadedError as OverloadedError
+    from serfer.core.errors import PlanError as PlanError
+    from serfer.core.errors import PlanWarning as PlanWarning
+    from serfer.core.errors import QueryError as QueryError
+    from serfer.core.errors import RequestRefusedError as RequestRefusedError
+    from serfer.core.errors import SerferError as SerferError
+    from serfer.core.errors import ServiceDeadlineError as ServiceDeadlineError
+    from serfer.core.errors import ServiceError as ServiceError
+    from serfer.core.errors import ServiceUnavailableError as ServiceUnavailableError
+    from serfer.core.errors import StoreError as StoreError
+    from serfer.core.errors import StoreUnavailableError as StoreUnavailableError
+    from serfer.core.errors import TaskFailedError as TaskFailedError
+    from serfer.core.errors import UnavailableError as UnavailableError
+    from serfer.core.errors import UsageError as UsageError
+    from serfer.core.errors import ValueTooLargeError as ValueTooLargeError
+    from serfer.core.errors import WrongAnswerError as WrongAnswerError
     from serfer.core.plan import Plan as Plan
+    from serfer.core.plan import Preprocess as Preprocess
     from serfer.pipeline import Pipeline as Pipeline
     from serfer.wiring import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
     from splitter.split import split as split
@@ -29,20 +55,60 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 torchvision_import.install()
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "Pipeline", "Plan", "__version__", "open", "split"]
+__all__ = [
+    "AsyncClient",
+    "CeilingError",
+    "Client",
+    "DeadlineError",
+    "ImageError",
+    "ImageTooLargeError",
+    "InputError",
+    "KeyRefusedError",
+    "LambdaUnavailableError",
+    "MissingKeyError",
+    "ModelError",
+    "OverloadedError",
+    "Pipeline",
+    "Plan",
+    "PlanError",
+    "PlanWarning",
+    "Preprocess",
+    "QueryError",
+    "RequestRefusedError",
+    "SerferError",
+    "ServiceDeadlineError",
+    "ServiceError",
+    "ServiceUnavailableError",
+    "StoreError",
+    "StoreUnavailableError",
+    "TaskFailedError",
+    "UnavailableError",
+    "UsageError",
+    "ValueTooLargeError",
+    "WrongAnswerError",
+    "__version__",
+    "open",
+    "split",
+]
 
 _HOMES = {
     "AsyncClient": ("serfer.client", "AsyncClient"),
     "Client": ("serfer.client", "Client"),
     "Pipeline": ("serfer.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
+    "Preprocess": ("serfer.core.plan", "Preprocess"),
     "open": ("serfer.wiring", "open_pipeline"),
     "split": ("splitter.split", "split"),
 }
+_ERRORS = "serfer.core.errors"
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'serfer' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
+    module, attribute = _HOMES.get(name, (_ERRORS, name))
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

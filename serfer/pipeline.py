@@ -136,10 +136,13 @@ class Pipeline:
         """Run one query and return (N, K) float32 logits.
 
         `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
-        the workers preprocess. Raises InputError for any other array, NotFiniteError where the network's output has
-        NaN or infinity.
+        the workers preprocess. Raises InputError for any other array and for values that are not finite, NotFiniteError
+        where the network's output has NaN or infinity.
         """
-        return result_of(self.submit(batch, deadline_s=deadline_s)).logits
+        array = np.asarray(batch)
+        self._check_array(array)
+        _check_finite(array)
+        return result_of(self.submit(array, deadline_s=deadline_s)).logits
 
     def submit(
         self,
@@ -379,6 +382,16 @@ def _finite(logits: Logits, batch: NDArray[Any]) -> Logits:
 
 def _now() -> float:
     return time.monotonic()  # as the event loop's, and so the driver's, clock
+
+
+def _check_finite(batch: NDArray[Any]) -> None:
+    """Raise InputError for a batch, (N, ...), in which some value is NaN or infinite: its answer would be, too."""
+    finite = np.isfinite(batch).all(axis=(1, 2, 3))
+    if not finite.all():
+        raise InputError(
+            f"image {int(finite.argmin())} of the batch has values that are NaN or infinite: its answer would be NaN; "
+            "check how it was preprocessed"
+        )
 
 
 def _ready(result: Result) -> Future[Result]:

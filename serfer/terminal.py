@@ -7,16 +7,17 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from serfer.core.errors import SerferError, UnavailableError, UsageError
+from serfer.core.errors import PlanWarning, SerferError, UnavailableError, UsageError
 
 _TERMINATED = 128 + signal.SIGTERM
 _INTERRUPTED = 128 + signal.SIGINT
@@ -62,6 +63,24 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+_python_warns = warnings.showwarning
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning of our own as any other message: where it was raised means nothing to the user of a command."""
+    if issubclass(category, PlanWarning):
+        complain(message)
+    else:
+        _python_warns(message, category, filename, lineno, file, line)
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
 
@@ -69,6 +88,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 def run(app: typer.Typer) -> NoReturn:
     """Run the command line and exit with a code that says how it went."""
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.showwarning = _warn
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text

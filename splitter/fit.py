@@ -7,6 +7,7 @@ to fit the new head to; and where there is none, the head's columns go to severa
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,7 +15,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import ModelError, UsageError
+from serfer.core.errors import ModelError, PlanWarning, UsageError
+from serfer.core.geometry import Grid
 from serfer.core.plan import Change, Way
 from splitter import precision
 from splitter.assemble import Decision
@@ -28,13 +30,14 @@ from splitter.graph import Graph
 from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.heads import find_head
 from splitter.load import Progress
-from splitter.planner import Budget, Choice, Storage, choices_of, prepare, why_nothing_fits
-from splitter.reasons import alternatives, goal_of, out_of_reach, unsplit, why
+from splitter.planner import MEMORY_MB, Budget, Choice, Storage, choices_of, prepare, why_nothing_fits
+from splitter.reasons import Freedom, alternatives, goal_of, out_of_reach, unsplit, why
 from splitter.search import Goal, Search
 
 GAP_MODES = ("auto", "never", "always")
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
+_CALLER_OF_SPLIT = 4  # frames up from fit: _planned, split, its caller
 _Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
@@ -68,6 +71,8 @@ def fit(
 ) -> Decision:
     """Choose stages for a network so that each fits its functions, changing the network only where it must be.
 
+    Warns (PlanWarning) where one grid was asked for and no stage can have it.
+
     Raises ModelError where nothing fits (it says which bound is in the way), or a GAP head was asked for and there is
     none to replace; UsageError for wishes that contradict each other.
     """
@@ -91,6 +96,9 @@ def fit(
     if chain is None:
         raise out_of_reach(search, wishes.goal)
     choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
+    unspread = _unspread(graph, cuts, wishes.grids.wanted, choices, budget.max_tiles)
+    if unspread:
+        warnings.warn(unspread, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
     half = _half_weights(graph, choices)
     if half:
         graph = precision.with_half(graph, half)
@@ -102,7 +110,9 @@ def fit(
         choices,
         changes,
         _ways(original, wishes, budget, changes),
-        _unspread(graph, cuts, wishes, choices) + why(wishes.objective, wishes.goal, chain, others, budget.profiles),
+        unspread[:1].upper()
+        + unspread[1:]
+        + why(wishes.objective, wishes.goal, chain, others, budget.profiles, _freedom(wishes, budget)),
         others,
     )
 
@@ -119,15 +129,47 @@ def _check(wishes: Wishes) -> None:
         raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
 
 
-def _unspread(graph: Graph, cuts: Sequence[Cut], wishes: Wishes, choices: Sequence[Choice]) -> str:
-    """Say that a grid that was asked for wherever it can be can be nowhere; nothing where it is somewhere."""
-    wanted = wishes.grids.wanted
+def _unspread(
+    graph: Graph, cuts: Sequence[Cut], wanted: Grid | None, choices: Sequence[Choice], max_tiles: int | None
+) -> str:
+    """Say why no stage has the grid that was asked for wherever it can be; nothing where one has it."""
     if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices):
         return ""
-    maps = [shape for cut in cuts[1:] for name in cut.tensors if not (shape := graph.shape(name)).flat]
-    largest = max(maps, key=lambda shape: shape.height * shape.width, default=None)
-    what = f"the largest map at a cut is {largest.height} x {largest.width}" if largest else "no cut has a map"
-    return f"No stage can be spread {wanted}: {what}. "
+    if max_tiles is not None and wanted.tiles > max_tiles:
+        what = f"it has {wanted.tiles} tiles, and at most {max_tiles} are allowed"
+    elif wanted.columns:
+        what = "no fully connected layer between two cuts has so many columns, or fits its functions so"
+    else:
+        maps = [shape for cut in cuts[1:] for name in cut.tensors if not (shape := graph.shape(name)).flat]
+        largest = max(maps, key=lambda shape: shape.height * shape.width, default=None)
+        what = f"the largest map at a cut is {largest.height} x {largest.width}" if largest else "no cut has a map"
+    return f"no stage can be spread {wanted}: {what}; ask for another grid. "
+
+
+def _count(stages: int) -> str:
+    return f"{stages} stage" if stages == 1 else f"{stages} stages"
+
+
+def _freedom(wishes: Wishes, budget: Budget) -> Freedom:
+    """Say what the user fixed of a plan, and what was chosen."""
+    grids, memory = wishes.grids, budget.memory_mb
+    fixed = {
+        "grids": f"grids {', '.join(map(str, grids.per_stage))}" if grids.per_stage else "",
+        "grid": f"grid {grids.wanted} for every stage that can have it" if grids.wanted else "",
+        "cuts": f"cuts after {', '.join(wishes.cuts)}" if wishes.cuts else "",
+        "stages": _count(wishes.stages) if wishes.stages and not (grids.per_stage or wishes.cuts) else "",
+        "memory": f"{' or '.join(map(str, memory))} MB of memory" if set(memory) != set(MEMORY_MB) else "",
+        "tiles": f"at most {budget.max_tiles} tasks a stage" if budget.max_tiles else "",
+        "precision": f"weights in {wishes.precision}" if wishes.precision != "auto" else "",
+        "head": {"auto": "", "never": "no pooled head", "always": "a pooled head"}[wishes.gap],
+    }
+    free = {
+        "cuts": not wishes.cuts,
+        "grids": not (grids.per_stage or grids.wanted),
+        "memory": not fixed["memory"] or len(memory) > 1,
+        "how stages hand on": True,
+    }
+    return Freedom(tuple(filter(None, fixed.values())), tuple(name for name, open_ in free.items() if open_))
 
 
 def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage]:

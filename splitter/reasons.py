@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from serfer.core.errors import ModelError, UsageError
@@ -22,9 +22,18 @@ _MEANINGS = {
     "balanced": "the least product of latency and dollars",
     "work": "the fewest multiply-accumulates, and of those the least latency",
 }
+_LEAST_SHOWN = 0.01  # times as much: below it two decimals say nothing
 _ENDLESS = PackageLimit(1 << 62, 0)
 _MS_PER_S = 1000
 _MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """What of a plan the user fixed, and what was left to the planner, each in words; `fixed` may be empty."""
+
+    fixed: tuple[str, ...]
+    chosen: tuple[str, ...]
 
 
 def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) -> Goal:
@@ -91,8 +100,10 @@ def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
     return found
 
 
-def why(objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative], profiles: Profiles) -> str:
-    """Return a paragraph that says why this plan, what it beat, and by what its compute was predicted."""
+def why(
+    objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative], profiles: Profiles, freedom: Freedom
+) -> str:
+    """Return a paragraph: why this plan, among which, what it is better or worse than, and by what it was predicted."""
     bounds = []
     if goal.most_seconds < float("inf"):
         bounds.append(f"within {_ms(goal.most_seconds)} ms")
@@ -100,11 +111,18 @@ def why(objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative]
         bounds.append(f"for at most ${goal.most_usd * _MILLION:.2f} a million queries")
     wanted = " ".join([_MEANINGS[objective], *bounds])
     mine = _price(chosen.seconds, chosen.usd)
-    first = f"{_stages(choices_of(chosen))} has {wanted} of all plans that fit: {mine}, predicted, warm."
-    beaten = [_compared(chosen, other) for other in others if other.tasks == 1 and not other.chosen]
+    among = "of all plans that fit"
+    if freedom.fixed:
+        among = f"of the plans that fit with what was given ({'; '.join(freedom.fixed)})"
+    first = f"{_stages(choices_of(chosen))} has {wanted} {among}: {mine}, predicted, warm."
+    left = [f"The planner chose {_listed(freedom.chosen)}."] if freedom.fixed else []
+    whole = [other for other in others if other.tasks == 1 and not other.chosen]
+    beaten = [_compared(chosen, other) for other in whole]
+    if freedom.fixed and any(_beats(other, chosen) for other in whole):
+        beaten.append("This plan loses to that in both, because of what was given.")
     safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
     source = f"Compute is predicted by profiles of {profiles.date} from {profiles.machine}{safety}."
-    return " ".join([first[:1].upper() + first[1:], *_apart(choices_of(chosen)), *beaten, source])
+    return " ".join([first[:1].upper() + first[1:], *left, *_apart(choices_of(chosen)), *beaten, source])
 
 
 def _apart(choices: Sequence[Choice]) -> list[str]:
@@ -115,11 +133,24 @@ def _apart(choices: Sequence[Choice]) -> list[str]:
     return [f"What stage {' and '.join(numbers)} hand{'s' if len(numbers) == 1 else ''} on goes to the object store."]
 
 
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _beats(other: Alternative, chosen: Chain) -> bool:
+    """Say whether another plan fits, and is predicted to be faster and cheaper."""
+    return other.fits and other.ms < chosen.seconds * _MS_PER_S and other.usd < chosen.usd
+
+
 def _compared(chosen: Chain, other: Alternative) -> str:
     seconds, usd = other.ms / _MS_PER_S, other.usd
-    times, dollars = seconds / chosen.seconds, usd / chosen.usd
-    verdict = f"takes {times:.2f} times as long and costs {dollars:.2f} times as much ({_price(seconds, usd)})"
+    times, dollars = _times(seconds / chosen.seconds), _times(usd / chosen.usd)
+    verdict = f"takes {times} times as long and costs {dollars} times as much ({_price(seconds, usd)})"
     return f"Unsplit, {other.stages} {verdict}" + ("." if other.fits else ", and does not fit a function's package.")
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= _LEAST_SHOWN else f"{ratio:.1g}"
 
 
 def _alternative(chain: Chain, *, chosen: bool) -> Alternative:

@@ -19,6 +19,7 @@ from splitter.assemble import PackageOverflowError, assemble
 from splitter.bundle import DEPENDENCY_ALLOWANCE
 from splitter.calibration import Calibration, read_calibration
 from splitter.check import check_exact
+from splitter.description import read_labels, read_preprocess
 from splitter.directory import appearing_whole, place_for
 from splitter.fit import Wishes, fit
 from splitter.graph import Graph
@@ -52,12 +53,12 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
     dependency_bytes: int = DEPENDENCY_ALLOWANCE,
-    preprocess: Preprocess | None = None,
-    labels: Sequence[str] = (),
+    preprocess: Preprocess | Path | str | None = None,
+    labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
     facts: AwsFacts | None = None,
     profiles: Profiles | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress | None = None,
 ) -> Plan:
     """Split a model into stages and tiles and write the plan directory `out`.
 
@@ -77,15 +78,23 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     fitted to `calibration`, a folder with a folder of images for each class. What either loses is measured and kept in
     the plan.
 
+    `preprocess` says how an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
+    (docs/preprocess.md). `labels` are the names of the outputs, or the path of a file with one a line. `activation`
+    turns the outputs into scores: "softmax", "sigmoid" or "none". A zoo model has all three. `progress` is called with
+    each step in words.
+
     `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
     (default: AWS's 250) what a package may be, of which `dependency_bytes` are reserved for code and dependencies (the
     default covers every layer that `serfer package` builds). The plan is run
     against the model before it appears: a directory that exists is exact, and complete. An empty directory or a plan at
     `out` is replaced.
 
+    Where one grid was asked for and no stage can be spread like that, the stages have one tile: warns (PlanWarning).
     Raises ModelError, UsageError, InputError for an `out` that cannot be a plan's place, UnavailableError for a full
     disk, or WrongAnswerError if the parts do not equal the whole.
     """
+    progress = progress or _in_silence
+    preprocess, labels = _described(preprocess, labels)
     place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses what is none
@@ -126,6 +135,23 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         progress("checking the parts against the whole")
         check_exact(plan, directory, source, _check_batch(sample), graph.rounding)
     return plan
+
+
+def _in_silence(_step: str) -> None:
+    """Let no one know how far a split is."""
+
+
+def _described(
+    preprocess: Preprocess | Path | str | None, labels: Sequence[str] | Path | str
+) -> tuple[Preprocess | None, Sequence[str]]:
+    """Read what was given as a path; raises InputError for a file that cannot be used, UsageError for another type."""
+    if isinstance(preprocess, Path | str):
+        preprocess = read_preprocess(Path(preprocess))
+    if preprocess is not None and not isinstance(preprocess, Preprocess):
+        raise UsageError(
+            f"preprocess must be a serfer.Preprocess or the path of a TOML file, not {type(preprocess).__name__}"
+        )
+    return preprocess, read_labels(Path(labels)) if isinstance(labels, Path | str) else labels
 
 
 def _planned(

@@ -1,3 +1,4 @@
+import inspect
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import serfer
+from serfer.core import errors
 from serfer.core.plan import load_plan
 from tests.e2e.small import split_small
 
@@ -68,7 +71,7 @@ def test_a_package_asks_for_the_versions_that_were_tested_and_for_no_next_major_
 def recipe(*variables):
     """Return the commands that set everything up, which make only prints."""
     done = subprocess.run(
-        ["make", "--dry-run", "--always-make", "setup", *variables],
+        ["/usr/bin/env", "make", "--dry-run", "--always-make", "setup", *variables],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
@@ -95,8 +98,19 @@ def wheel(tmp_path_factory):
 
 def test_a_wheel_carries_the_data_files_that_the_code_reads(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"serfer/core/aws.toml", "serfer/py.typed", "serfer/local/bootstrap.py", "sam/locks/worker.txt"} <= names
+    assert {
+        f"{top}/py.typed" for top in ("bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage")
+    } <= names
+    assert {"serfer/core/aws.toml", "serfer/local/bootstrap.py", "sam/locks/worker.txt"} <= names
     assert not any(name.startswith(("tests/", "examples/", "docs/")) for name in names)
+
+
+def test_what_users_import_is_exported_and_help_shows_no_addresses():
+    tree = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert tree | {"split", "open", "Plan", "Preprocess", "Pipeline", "Client", "AsyncClient"} <= set(dir(serfer))
+    assert all(getattr(serfer, name) is getattr(errors, name) for name in tree)
+    for function in (serfer.split, serfer.open):
+        assert " at 0x" not in str(inspect.signature(function))
 
 
 NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")
@@ -147,6 +161,32 @@ def test_a_wheel_that_plain_pip_installed_classifies_on_local_workers(elsewhere,
     split_small(tmp_path)  # writes small.onnx
     serfer("split", tmp_path / "small.onnx", "--out", tmp_path / "own", "--json")
     assert load_plan(tmp_path / "own").limit.dependencies >= installed
+
+
+USER = """
+import numpy as np
+import serfer
+plan = serfer.split("net.onnx", np.zeros((1, 3, 8, 8), np.float32), preprocess="own.toml")
+reveal_type(plan)
+with serfer.open("plan") as pipeline:
+    reveal_type(pipeline.last_report)
+try:
+    plan = serfer.split(7, grids=(2, 2), stages="auto")
+except serfer.ModelError as error:
+    reveal_type(error)
+"""
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("installed", ["editable", "wheel"])
+def test_a_users_own_file_passes_strict_type_checks(installed, request, tmp_path):
+    python = sys.executable if installed == "editable" else request.getfixturevalue("elsewhere") / "python"
+    (tmp_path / "user.py").write_text(USER)
+    check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "user.py"]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    for kind in ("serfer.core.plan.Plan", "serfer.core.report.QueryReport", "serfer.core.errors.ModelError"):
+        assert f'Revealed type is "{kind}' in done.stdout
 
 
 def test_continuous_integration_runs_what_the_readme_explains():

@@ -31,6 +31,10 @@ A message names what was wrong and what to do about it, in one line: the command
 """
 
 
+class PlanWarning(UserWarning):
+    """A plan is another one than was asked for, for the reason that is given."""
+
+
 class SerferError(Exception):
     """Base of every error that SerFer raises on purpose."""
 

@@ -152,6 +152,16 @@ def test_arrays_that_the_plan_does_not_take_are_refused(plan, settings, array):
         pipeline.run(array)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_batch_with_values_that_are_no_numbers_is_refused_by_its_image(plan, settings, value):
+    array = batch(3)
+    array[1, 2, 3, 4] = value
+    with serfer.open(plan, settings=settings) as pipeline:
+        with pytest.raises(InputError, match="image 1 of the batch has values that are NaN or infinite"):
+            pipeline.run(array)
+        assert np.isfinite(pipeline.run(batch(3))).all()
+
+
 def test_the_parameters_of_classify_are_checked(plan, settings, examples):
     with serfer.open(plan, settings=settings) as pipeline:
         for images, top_k in [([], 1), ([examples / PICTURES[0]], 0), ([examples / PICTURES[0]], CLASSES + 1)]:

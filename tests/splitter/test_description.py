@@ -250,3 +250,23 @@ def test_what_the_reference_says_of_other_libraries_can_be_copied(write):
             read_preprocess(write(recipe if "crop" in values or "resize" in values else f"{recipe}\nresize = 9"))
         )
         assert all(read[key] == value for key, value in values.items() if key != "crop")
+
+
+def test_split_takes_the_paths_of_descriptions_as_well_as_what_they_say(tmp_path):
+    net = Net(3, 8, 8)
+    (tmp_path / "net.onnx").write_bytes(net.model(net.linear(net.flat("x"), 192, 2)).SerializeToString())
+    (tmp_path / "own.toml").write_text(toml(IMAGENET))
+    (tmp_path / "own.txt").write_text("cat\ndog\n")
+    for kind in (str, Path):
+        plan = serfer.split(
+            kind(tmp_path / "net.onnx"),
+            out=tmp_path / "plan",
+            preprocess=kind(tmp_path / "own.toml"),
+            labels=kind(tmp_path / "own.txt"),
+        )
+        assert (plan.preprocess, plan.labels) == (IMAGENET, ("cat", "dog"))
+    assert serfer.Preprocess(**unstructure(IMAGENET) | {"mean": IMAGENET.mean, "std": IMAGENET.std}) == IMAGENET
+    with pytest.raises(serfer.UsageError, match=r"preprocess must be a serfer\.Preprocess or the path .* not dict"):
+        serfer.split(str(tmp_path / "net.onnx"), out=tmp_path / "plan", preprocess={"resize": 9})
+    with pytest.raises(InputError, match=r"absent\.toml does not exist"):
+        serfer.split(str(tmp_path / "net.onnx"), out=tmp_path / "plan", preprocess="absent.toml")

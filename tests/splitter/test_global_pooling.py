@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from serfer.core.errors import PlanWarning
 from serfer.core.geometry import Grid
 from splitter.global_pooling import with_grid, with_tile_pools
 from splitter.ingest import from_onnx
@@ -134,7 +135,8 @@ def test_a_mean_over_other_axes_is_exact(tmp_path, axes):
     x = net.op("ReduceMean", net.op("Relu", "x"), net.constant(np.array(axes)), keepdims=1)
     model = net.model(net.flat(x))
     assert "TilePool" not in [node.kind for node in with_tile_pools(from_onnx(model, 6, 7)).nodes]
-    plan = cut(model, (6, 7), tmp_path / "plan", "2x2")
+    with pytest.warns(PlanWarning, match="no stage can be spread 2x2"):
+        plan = cut(model, (6, 7), tmp_path / "plan", "2x2")
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 

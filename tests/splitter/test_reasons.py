@@ -1,0 +1,69 @@
+"""What a plan says of itself is true: what was given, what was chosen, and against what."""
+
+import pytest
+
+from serfer.core.errors import PlanWarning
+from splitter.split import split
+from tests.splitter.models import Net
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    net = Net(3, 16, 16)
+    model = net.model(net.linear(net.flat(net.conv("x", 3, 4, [3, 3])), 4 * 14 * 14, 5))
+    path = tmp_path_factory.mktemp("network") / "net.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def why(network, tmp_path):
+    return lambda **wishes: split(str(network), out=tmp_path / "plan", **wishes).why
+
+
+def test_a_plan_that_was_chosen_among_all_says_so(why):
+    said = why()
+    assert "the least product of latency and dollars of all plans that fit" in said
+    assert "given" not in said
+
+
+@pytest.mark.parametrize(
+    ("wishes", "given", "chosen"),
+    [
+        ({"grids": (2, 2)}, "grid 2x2 for every stage that can have it", "cuts, memory"),
+        ({"grids": [(2, 2), "1"]}, "grids 2x2, 1", "cuts, memory"),
+        ({"stages": 2}, "2 stages", "cuts, grids, memory"),
+        ({"memory_mb": 1769}, "1769 MB of memory", "cuts, grids"),
+        ({"memory_mb": [1769, 3538]}, "1769 or 3538 MB of memory", "cuts, grids, memory"),
+        ({"max_tiles": 4, "precision": "fp32"}, "at most 4 tasks a stage; weights in fp32", "cuts, grids, memory"),
+        ({"gap": "never", "grids": "1"}, "grid 1 for every stage that can have it; no pooled head", "cuts, memory"),
+        ({"objective": "cost", "stages": 1}, "1 stage", "cuts, grids, memory"),
+    ],
+)
+def test_a_plan_with_something_given_names_it_and_what_was_chosen(why, wishes, given, chosen):
+    said = why(**wishes)
+    assert "of all plans" not in said
+    assert f"of the plans that fit with what was given ({given})" in said
+    assert f"The planner chose {chosen} and how stages hand on." in said
+
+
+def test_a_grid_that_loses_to_one_function_says_that_it_does(why):
+    said = why(grids=(2, 2), memory_mb=1769)
+    assert "This plan loses to that in both, because of what was given." in said
+    assert "costs 0.00 times" not in said
+    assert "loses" not in why(grids="1", memory_mb=1769)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "reason"),
+    [
+        ({"grids": (64, 64)}, "no stage can be spread 64x64: the largest map at a cut is 14 x 14"),
+        ({"grids": "col7"}, "no stage can be spread col7: no fully connected layer"),
+        ({"grids": (2, 2), "max_tiles": 3}, "no stage can be spread 2x2: it has 4 tiles, and at most 3 are allowed"),
+    ],
+)
+def test_a_grid_that_no_stage_can_have_is_never_passed_over_in_silence(why, wishes, reason):
+    with pytest.warns(PlanWarning, match=reason) as warned:
+        said = why(**wishes)
+    assert warned[0].filename == __file__
+    assert reason[1:] in said

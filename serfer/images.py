@@ -41,6 +41,15 @@ class ImageLimits:
     max_pixels: int = 100_000_000
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a file becomes a network's input: its preprocessing, the input's shape, and what a file may be."""
+
+    preprocess: Preprocess
+    shape: Shape
+    limits: ImageLimits
+
+
 def image_files(folder: Path) -> list[Path]:
     """Return the images in a folder and the folders in it, by their suffixes, in the order of their paths.
 

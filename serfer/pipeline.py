@@ -23,7 +23,7 @@ from serfer.core.errors import DeadlineError, InputError, NotFiniteError, PlanEr
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
-from serfer.images import ImageLimits, decode_image, read_image
+from serfer.images import ImageLimits, Recipe, decode_image, read_image
 from serfer.probe import Health, Probe
 from serfer.report import best_classes, cached_report, gpu_report, make_report
 from serfer.result_cache import ResultCache
@@ -214,9 +214,15 @@ class Pipeline:
             )
         return self.plan.preprocess
 
+    @property
+    def recipe(self) -> Recipe:
+        """How an image becomes the input; raises PlanError where the plan does not say."""
+        return Recipe(self._preprocess(), self.plan.input, self._limits)
+
     def pixels(self, images: Sequence[Image], names: Sequence[str] | None = None) -> NDArray[np.uint8]:
         """Decode images (encoded bytes, or paths) to the (N, H, W, C) uint8 pixels that the network takes."""
-        preprocess, shape, limits = self._preprocess(), self.plan.input, self._limits
+        recipe = self.recipe
+        preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
         named = zip(images, names or _names(images), strict=True)
         loaded = [
             (read_image(Path(image), limits) if not isinstance(image, bytes) else image, name) for image, name in named
@@ -249,26 +255,71 @@ class Pipeline:
         deadline_s: float = DEADLINE_S,
         asker: Asker = NOBODY,
     ) -> Future[Result]:
-        """Decode what `classify` takes, in this thread, and return the result to come, as `submit` does."""
+        """Decode what `classify` takes, in this thread, and return the result to come, as `submit` does.
+
+        What decoding takes counts towards the deadline; raises DeadlineError where that leaves no time.
+        """
+        started = _now()
+        self.check_images(images, names, top_k)
+        self._check(deadline_s)
+        names = _names(images) if names is None else names
+        if self._cache is not None:
+            images = [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
+        key = self.cache_key(images)
+        kept = self.kept(key, names, top_k)
+        if kept is not None:
+            return _ready(kept)
+        pixels = self.pixels(images, names)
+        decoded_s = _now() - started
+        if decoded_s >= deadline_s:
+            raise DeadlineError("no answer by the deadline: it passed while the images were decoded; allow more")
+        left_s = deadline_s - decoded_s
+        return self.ask_pixels(pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, asker=asker, key=key)
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether answers are kept, and looked up."""
+        return self._cache is not None
+
+    def cache_key(self, images: Sequence[Image]) -> str | None:
+        """Return what a query of encoded images is kept under, None where answers are not kept."""
+        if self._cache is None:
+            return None
+        return self._cache.key([image for image in images if isinstance(image, bytes)])
+
+    def kept(self, key: str | None, names: Sequence[str], top_k: int) -> Result | None:
+        """Return the result of a query that was answered before, if its answer is kept."""
+        return self._found(key, len(names), names, top_k, _now())
+
+    def ask_pixels(
+        self,
+        pixels: NDArray[np.uint8],
+        names: Sequence[str],
+        *,
+        top_k: int,
+        deadline_s: float,
+        decoded_s: float,
+        asker: Asker = NOBODY,
+        key: str | None = None,
+    ) -> Future[Result]:
+        """Classify images that are decoded, as `pixels` returns them, and return the result to come.
+
+        `decoded_s` is how long that took, for the report; `key` is what `cache_key` returned.
+        """
+        self._check(deadline_s)
+        started = _now() - decoded_s
+        crops = self._cut_now(pixels)
+        asked = _Asked(pixels, crops, names, top_k, (started, _now()), deadline_s, key, asker)
+        return self._loop.submit(self._answer(asked))
+
+    def check_images(self, images: Sequence[Image], names: Sequence[str] | None, top_k: int) -> None:
+        """Raise UsageError for what no query has: too many classes or images, or names that do not match."""
         if not 1 <= top_k <= self.plan.output.elements:
             raise UsageError(f"top-k must be 1 to {self.plan.output.elements}, not {top_k}")
         if not 1 <= len(images) <= MAX_BATCH:
             raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
         if names is not None and len(names) != len(images):
             raise UsageError(f"{len(names)} names were given for {len(images)} images")
-        self._check(deadline_s)
-        started = _now()
-        names = _names(images) if names is None else names
-        key, count = None, len(images)
-        if self._cache is not None:
-            loaded = [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
-            images, key = loaded, self._cache.key(loaded)
-        found = self._found(key, count, names, top_k, started)
-        if found is not None:
-            return _ready(found)
-        pixels = self.pixels(images, names)
-        asked = _Asked(pixels, self._cut_now(pixels), names, top_k, (started, _now()), deadline_s, key, asker)
-        return self._loop.submit(self._answer(asked))
 
     def health(self, *, start: bool = False) -> Future[Health]:
         """Look whether store and functions are there; with `start`, every function has to get an environment ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,17 +26,24 @@ class ApiLimits:
     body_timeout_s: float = 10.0
 
 
-async def read_body(request: Request, limits: ApiLimits, codings: Collection[str] = ()) -> bytes:
+async def read_body(
+    request: Request, limits: ApiLimits, codings: Collection[str] = (), left_s: float = math.inf
+) -> bytes:
     """Return the whole body, still in its coding if that is one of `codings`.
 
-    Raises Problem: 400 for an odd Content-Length, 408 for a slow body, 413 for a large one, 415 for a coded one;
-    starlette's ClientDisconnect where the client goes away.
+    Raises Problem: 400 for an odd Content-Length, 408 for a slow body, 413 for a large one, 415 for a coded one, 504
+    where it has not arrived when the `left_s` seconds until the deadline have passed; starlette's ClientDisconnect
+    where the client goes away.
     """
     _check_headers(request.headers, limits, codings)
     try:
-        async with asyncio.timeout(limits.body_timeout_s):
+        async with asyncio.timeout(min(limits.body_timeout_s, left_s)):
             return await _collect(request, limits)
     except TimeoutError:
+        if left_s < limits.body_timeout_s:
+            raise Problem(
+                504, "no answer by the deadline: the body had not arrived; allow more", headers={"Connection": "close"}
+            ) from None
         raise Problem(
             408,
             f"the body did not arrive within {limits.body_timeout_s:g} s: send less, or over a faster connection",

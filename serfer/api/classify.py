@@ -14,13 +14,21 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from drivers.driver import Asker
 from serfer.api import documents
 from serfer.api.body import ApiLimits
 from serfer.api.held import Hold
 from serfer.api.idempotency import Replies
 from serfer.api.problems import Problem
-from serfer.api.requests import Once, check_parameters, digest_of, idempotency_key, unless_gone, wants_async
+from serfer.api.requests import (
+    Once,
+    TimelyResponse,
+    check_parameters,
+    digest_of,
+    idempotency_key,
+    question_of,
+    unless_gone,
+    wants_async,
+)
 from serfer.api.results import Job, Results, Watch
 from serfer.api.service import Question, Service
 from serfer.api.timeline import progress, served_report
@@ -86,8 +94,8 @@ def classify_router(routes: Classifying) -> APIRouter:
         """Classify the images of one request, as one query."""
         check_parameters(request, _PARAMETERS)
         asked = _asked(routes, request, top_k=top_k, model=model, deadline_ms=deadline_ms, explain=explain)
-        service.admission.check(asked.question.deadline_s)  # before the body is read
-        images = await read_images(request, routes.limits)
+        service.check(asked.question)  # before the body is read
+        images = await read_images(request, routes.limits, asked.question.left_s)
         if wants_async(request):
             return await _later(routes, asked, images)
         return await unless_gone(request, _now(routes, asked, images))
@@ -120,25 +128,23 @@ def _asked(
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY, f"deadline_ms should be 1 to {routes.longest_ms}, not {deadline_ms}"
         )
-    asker = Asker(getattr(request.state, "request_id", ""))
-    deadline_s = (deadline_ms or routes.deadline_ms) / _MS_PER_S
-    return _Asked(request, Question(name, deadline_s, asker), top_k, explain, idempotency_key(request))
+    question = question_of(request, name, (deadline_ms or routes.deadline_ms) / _MS_PER_S)
+    return _Asked(request, question, top_k, explain, idempotency_key(request))
 
 
 async def _now(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:
-    once = asked.once(images)
-    deadline_s = asked.question.deadline_s
+    once, headers = asked.once(images), {}
     if once is None:
-        return _json(await _answer(routes, asked, images, deadline_s))
-    reply = await routes.replies.once(once, lambda left_s: _answer(routes, asked, images, left_s), deadline_s)
-    return _json(reply.body, {"Idempotent-Replayed": "true"} if reply.replayed else {})
+        body = await _answer(routes, asked, images)
+    else:
+        reply = await routes.replies.once(once, lambda _: _answer(routes, asked, images), asked.question.left_s)
+        body, headers = reply.body, {"Idempotent-Replayed": "true"} if reply.replayed else {}
+    return TimelyResponse(asked.question, body, "application/json", headers)
 
 
-async def _answer(
-    routes: Classifying, asked: _Asked, images: Sequence[Upload], left_s: float, watch: Watch | None = None
-) -> bytes:
+async def _answer(routes: Classifying, asked: _Asked, images: Sequence[Upload], watch: Watch | None = None) -> bytes:
     """Return the body of the answer; whoever watches wants it explained."""
-    question = Question(asked.question.model, left_s, replace(asked.question.asker, watch=watch))
+    question = replace(asked.question, asker=replace(asked.question.asker, watch=watch))
     data, names = [image.data for image in images], [image.name for image in images]
     answered = await routes.service.classify(question, data, names, asked.top_k)
     asked.request.state.answered = answered
@@ -156,7 +162,7 @@ async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -
         owner=owner(asked.request),
         model=question.model,
         digest=once.digest if once else "",
-        deadline=time.time() + question.deadline_s,
+        deadline=time.time() + question.left_s,
     )
     hold: Hold = asked.request.state.hold
 
@@ -179,10 +185,9 @@ async def _answer_once(
     routes: Classifying, asked: _Asked, images: Sequence[Upload], once: Once | None, watch: Watch
 ) -> bytes:
     """Return the answer's body, which a request that waits for it, with the same key, gets as well."""
-    deadline_s = asked.question.deadline_s
     if once is None:
-        return await _answer(routes, asked, images, deadline_s, watch)
-    answer = await routes.replies.once(once, lambda left_s: _answer(routes, asked, images, left_s, watch), deadline_s)
+        return await _answer(routes, asked, images, watch)
+    answer = await routes.replies.once(once, lambda _: _answer(routes, asked, images, watch), asked.question.left_s)
     return answer.body
 
 
@@ -195,7 +200,3 @@ def _checked(result_id: str) -> str:
     if not _RESULT_ID.fullmatch(result_id):
         raise Problem(HTTPStatus.NOT_FOUND, "no such result: its id is 32 hexadecimal digits")
     return result_id
-
-
-def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, headers=headers, media_type="application/json")

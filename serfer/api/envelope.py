@@ -101,6 +101,7 @@ class _Exchange:
         self.state: dict[str, Any] = scope.setdefault("state", {})
         self.record = Record(_request_id(scope))
         self.state["request_id"] = self.record.request_id
+        self.state["arrived"] = time.monotonic()  # deadlines count from here
         self._receive = receive
         self._send = send
 

@@ -67,7 +67,12 @@ def open_application(variables: Mapping[str, str], settings: Settings, opened: E
     Raises UsageError that names the wrong variable, and what opening a plan raises.
     """
     opening = named_opening(variables)
-    alone = {"api_in_flight": 1, "api_queue": 0, "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS)}
+    alone = {
+        "api_in_flight": 1,
+        "api_queue": 0,
+        "api_decoders": 1,
+        "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS),
+    }
     settings = settings.model_copy(update=alone)
     pipelines = {
         name: opened.enter_context(open_model(directory, opening, settings))

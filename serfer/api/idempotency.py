@@ -51,16 +51,18 @@ class Replies:
             # The same request, sent again: its answer is on its way here.
             await asyncio.wait((other,), timeout=deadline - loop.time())
             if loop.time() >= deadline:
-                raise DeadlineError(
-                    f"no answer by the deadline of {deadline_s * 1000:.0f} ms: the same request still runs"
-                )
+                raise DeadlineError("no answer by the deadline: the same request still runs")
         ended = self._under_way[once.name] = asyncio.get_running_loop().create_future()
         try:
-            known = await asyncio.to_thread(self._find, once)
+            async with asyncio.timeout_at(deadline):
+                known = await asyncio.to_thread(self._find, once)
             if known is not None:
                 return Reply(known, replayed=True)
             body = await answer(deadline - loop.time())
-            return await asyncio.to_thread(self._keep, once, body)
+            async with asyncio.timeout_at(deadline):
+                return await asyncio.to_thread(self._keep, once, body)
+        except TimeoutError:
+            raise DeadlineError("no answer by the deadline: the store did not answer in time") from None
         finally:
             del self._under_way[once.name]
             ended.set_result(None)

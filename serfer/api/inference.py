@@ -18,13 +18,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic_core import from_json
 
-from drivers.driver import Asker
 from serfer import __version__
 from serfer.api import inference_documents as documents
 from serfer.api.body import ApiLimits, read_body
 from serfer.api.codings import CODINGS, accepted, coding_of, compress, decompress
 from serfer.api.problems import Problem
-from serfer.api.requests import unless_gone
+from serfer.api.requests import TimelyResponse, question_of, unless_gone
 from serfer.api.service import Answered, Question, Service
 from serfer.api.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.core.plan import Plan
@@ -159,13 +158,13 @@ async def _infer(routes: Inferring, request: Request) -> Response:
     name = _model(request, service)
     plan = service.pipelines[name].plan
     signature = signature_of(plan, routes.limits.max_images)
-    service.admission.check(routes.longest_ms / _MS_PER_S)  # before the body is read
+    service.admission.check(routes.longest_ms / _MS_PER_S)  # before the body is read: its deadline is in there
     inference = await _read(routes, request, signature)
-    deadline_s = _deadline_s(routes, inference.parameters)
-    question = Question(name, deadline_s, Asker(getattr(request.state, "request_id", "")))
+    question = question_of(request, name, _deadline_s(routes, inference.parameters))
     answered = await unless_gone(request, service.run(question, inference.array))
     request.state.answered = answered
-    return await asyncio.to_thread(_answer, request, inference, name, plan, answered)
+    async with question.in_time("the answer was written"):
+        return await asyncio.to_thread(_answer, request, question, inference, plan, answered)
 
 
 async def _read(routes: Inferring, request: Request, signature: Signature) -> Inference:
@@ -207,9 +206,9 @@ def _deadline_s(routes: Inferring, parameters: Mapping[str, Any]) -> float:
     return min([*asked, longest / _MS_PER_S] if asked else [routes.deadline_ms / _MS_PER_S])
 
 
-def _answer(request: Request, inference: Inference, name: str, plan: Plan, answered: Answered) -> Response:
+def _answer(request: Request, question: Question, inference: Inference, plan: Plan, answered: Answered) -> Response:
     """Return the response to a request, compressed if the client wants that; what an instance answered says how."""
-    named: dict[str, Any] = {"model_name": name, "model_version": VERSION}
+    named: dict[str, Any] = {"model_name": question.model, "model_version": VERSION}
     if served := answered.result.served:
         named["parameters"] = {"batch": served.batch, "computed_ms": round(served.computed_ms, 3)}
     form = signature_of(plan, 1).gives
@@ -220,4 +219,4 @@ def _answer(request: Request, inference: Inference, name: str, plan: Plan, answe
     coding = accepted(request.headers, len(body))
     if coding:
         body, headers["Content-Encoding"] = compress(body, coding), coding
-    return Response(body, headers=headers, media_type="application/json" if header is None else documents.BINARY)
+    return TimelyResponse(question, body, "application/json" if header is None else documents.BINARY, headers)

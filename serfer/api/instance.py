@@ -15,12 +15,13 @@ from prometheus_client.registry import Collector
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
+from serfer.api.decoders import Decoders
 from serfer.api.idle import IdleWatch
 from serfer.api.keys import KeyRing
 from serfer.api.logs import write
 from serfer.api.server import serve
 from serfer.api.service import Service
-from serfer.api.serving import Address
+from serfer.api.serving import Address, decode_limits
 from serfer.api.telemetry import open_telemetry
 from serfer.instance.engine import Engine
 from serfer.instance.network import processors
@@ -28,7 +29,6 @@ from serfer.instance.opening import Instance, InstanceChoices, open_instance
 from serfer.settings import Settings
 
 _NO_BOUND = 10_000  # queries: the engine refuses by time, and memory for bodies is bounded beside that
-_LEAST_DECODERS = 2
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ def serve_instance(
         pipelines = {model: instance.pipeline}
         telemetry = open_telemetry(pipelines)
         telemetry.metrics.registry.register(EngineMetrics(instance.engine))
-        decoders = max(_LEAST_DECODERS, processors())
-        service = Service(pipelines, Admission(_NO_BOUND, 0), telemetry, decoders=decoders)
+        bounds = decode_limits(settings, processes=max(settings.api_decoders, processors()), waiting=_NO_BOUND)
+        service = Service(pipelines, Admission(_NO_BOUND, 0), telemetry, Decoders(bounds))
+        service.decoders.launch()
         app = make_app(service, settings, keys, telemetry, address.answers_to(settings))
         watch = IdleWatch(app, idle.seconds if idle else float("inf"))
         ending: list[asyncio.Task[None]] = []

@@ -191,7 +191,7 @@ class _Now(Collector):
         yield GaugeMetricFamily("serfer_draining", "1 while no new queries should come.", float(service.draining))
         yield GaugeMetricFamily("serfer_ready", "1 if store and functions are there.", float(self._ready))
         shed = CounterMetricFamily("serfer_shed", "Requests answered 429.", labels=["reason"])
-        shed.add_metric(["overloaded"], admission.shed)
+        shed.add_metric(["overloaded"], admission.shed + service.decoders.slots.refused)
         shed.add_metric(["quota"], self._metrics.over_quota)
         yield shed
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from serfer.api.problems import Problem
+from drivers.driver import Asker
+from serfer.api.problems import Problem, problem_of, problem_response
+from serfer.api.service import Question
 
 _KEY = re.compile(r"[!-~]{1,255}")
+_NETWORK_BITS = 64  # of an IPv6 address: what one customer of a provider has
 _Value = TypeVar("_Value")
 
 
@@ -30,6 +37,51 @@ class Once:
     def name(self) -> str:
         """Return 64 hex digits that are this key's alone, of which nobody learns the key."""
         return hashlib.sha256(f"{len(self.owner)}:{self.owner}:{self.key}".encode()).hexdigest()
+
+
+def question_of(request: Request, model: str, allowed_s: float) -> Question:
+    """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
+    state = request.state
+    asker = Asker(getattr(state, "request_id", ""))
+    return Question(model, arrival(request) + allowed_s, allowed_s, asker, client_of(request))
+
+
+def arrival(request: Request) -> float:
+    """Return when a request's head had been read, on time.monotonic's clock."""
+    arrived: float = getattr(request.state, "arrived", None) or time.monotonic()
+    return arrived
+
+
+def client_of(request: Request) -> str:
+    """Return who shares the service with others: the owner of an API key, else an address, of IPv6 its network."""
+    known = getattr(request.state, "client", None)
+    if known is not None:
+        return f"key {known.name}"
+    host = request.client.host if request.client else ""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return "unknown"
+    if isinstance(address, IPv6Address):
+        address = IPv6Address(int(address) >> _NETWORK_BITS << _NETWORK_BITS)
+    return str(address)
+
+
+class TimelyResponse(Response):
+    """An answer that is sent by its question's deadline or not at all: after it, a problem 504 goes in its place."""
+
+    def __init__(self, question: Question, body: bytes, media_type: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(body, headers=headers, media_type=media_type)
+        self._question = question
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, unless it is too late."""
+        if self._question.left_s > 0:
+            await super().__call__(scope, receive, send)
+            return
+        error = self._question.late("the answer was written")
+        scope.setdefault("state", {})["error"] = error
+        await problem_response(problem_of(error), Request(scope))(scope, receive, send)
 
 
 def check_parameters(request: Request, known: Iterable[str]) -> None:

@@ -1,17 +1,23 @@
-"""What the routes call: models by name, a turn for each query, decoding off the event loop, an answer or an error."""
+"""What the routes call: models by name, decoding in processes, a turn for each query, an answer or an error in time.
+
+arrives ──▶ decoded (serfer/api/decoders.py) ──▶ its turn (serfer/api/admission.py) ──▶ runs ──▶ answer
+└──────────────────────── one deadline over all of it: DeadlineError ───────────────────────┘
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from drivers.driver import Asker
 from serfer.api.admission import Admission
+from serfer.api.decoders import Decoded, Decoders
 from serfer.api.problems import Problem
 from serfer.core.errors import DeadlineError, LambdaUnavailableError, StoreUnavailableError, TaskFailedError
 from serfer.pipeline import Pipeline, Result
@@ -19,21 +25,54 @@ from serfer.probe import Health
 from storage.store import Store
 
 _PROBE_EVERY_S = 2.0
+_THREADS = 4  # that cut queries into crops, and look up answers that are kept
+_MS_PER_S = 1000
 _UNSOUND = (TaskFailedError, LambdaUnavailableError, StoreUnavailableError)  # these say something of more than a query
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asks of a model: `deadline_s` counts from its arrival, the time that it waits included."""
+    """What a request asks of a model, and the deadline of its answer, on time.monotonic's clock.
+
+    `allowed_s` is the time between the request's arrival and its deadline; `client` names who shares the decoders
+    fairly with other clients: an API key's name, or an address.
+    """
 
     model: str
-    deadline_s: float
+    deadline: float
+    allowed_s: float
     asker: Asker
+    client: str = ""
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left until the deadline, less than 0 after it."""
+        return self.deadline - time.monotonic()
+
+    def late(self, doing: str) -> DeadlineError:
+        """Return the error of a deadline that has passed while something was still to be done."""
+        return DeadlineError(f"no answer by the deadline of {self.allowed_s * _MS_PER_S:.0f} ms: {doing}; allow more")
+
+    @asynccontextmanager
+    async def in_time(self, doing: str) -> AsyncIterator[None]:
+        """Stop what is done within at the deadline; raises DeadlineError then."""
+        if self.left_s <= 0:
+            raise self.late(doing)
+        try:
+            async with asyncio.timeout(self.left_s) as bound:
+                yield
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise self.late(doing) from None
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A query's result, and how long it waited for its turn, in seconds on the pipeline's clock."""
+    """A query's result, and how long it waited for decoders and its turn, in seconds on the pipeline's clock.
+
+    An image is decoded before its query's turn has come; here, as in the report, that counts after `admitted`.
+    """
 
     result: Result
     admitted: float
@@ -56,13 +95,18 @@ class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named."""
 
     def __init__(
-        self, pipelines: Mapping[str, Pipeline], admission: Admission, observer: Observer, *, decoders: int = 2
+        self,
+        pipelines: Mapping[str, Pipeline],
+        admission: Admission,
+        observer: Observer,
+        decoders: Decoders | None = None,
     ) -> None:
         self.pipelines = dict(pipelines)
         self.admission = admission
+        self.decoders = decoders or Decoders()
         self.draining = False
         self._observer = observer
-        self._decoders = ThreadPoolExecutor(decoders, thread_name_prefix="serfer-decode")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="serfer-query")
         self._health = Health()
         self._looked = float("-inf")
         self._looking: asyncio.Task[Health] | None = None
@@ -88,28 +132,35 @@ class Service:
             raise Problem(HTTPStatus.NOT_FOUND, f"no model {asked[:80]!r} here: there is {', '.join(self.pipelines)}")
         return asked
 
+    def check(self, question: Question) -> None:
+        """Refuse a query that could not be answered in time: Problem 429, DeadlineError where no time is left."""
+        left_s = question.left_s
+        if left_s <= 0:
+            raise question.late("nothing was begun")
+        self.admission.check(left_s)
+        self.decoders.slots.check(question.client, left_s)
+
     async def classify(self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int) -> Answered:
-        """Answer what a query's images show; raises Problem 429 where there is no room, else as `Pipeline.ask`."""
-        pipeline = self.pipelines[question.model]
-        return await self._in_turn(
-            question,
-            lambda left_s: pipeline.ask(images, names=names, top_k=top_k, deadline_s=left_s, asker=question.asker),
-        )
+        """Answer what a query's images show.
+
+        Raises Problem 429 where there is no room, DeadlineError, ImageError that names the image, else as
+        `Pipeline.ask`.
+        """
+        return await self._observed(question, self._classify(question, images, names, top_k))
 
     async def run(self, question: Question, batch: Any) -> Answered:  # noqa: ANN401 - as Pipeline.run's
-        """Return what the network makes of an array, as `Pipeline.submit` takes it."""
+        """Return what the network makes of an array, as `Pipeline.submit` takes it; raises as `classify` does."""
         pipeline = self.pipelines[question.model]
-        return await self._in_turn(
-            question, lambda left_s: pipeline.submit(batch, deadline_s=left_s, asker=question.asker)
-        )
 
-    async def _in_turn(self, question: Question, begin: Callable[[float], Future[Result]]) -> Answered:
-        """Wait for a turn, begin a query in a thread, and wait for it; whoever stops waiting cancels it."""
-        deadline = time.monotonic() + question.deadline_s
+        def begin(left_s: float) -> Future[Result]:
+            return pipeline.submit(batch, deadline_s=left_s, asker=question.asker)
+
+        return await self._observed(question, self._in_turn(question, begin))
+
+    async def _observed(self, question: Question, work: Coroutine[Any, Any, Answered]) -> Answered:
+        """Await a query's answer, and note how it ended."""
         try:
-            async with self.admission.turn(question.deadline_s) as queued_s:
-                admitted = time.monotonic()
-                result = await self._begun(begin, deadline)
+            answered = await work
         except Problem:
             raise  # whom it refuses the admission counts
         except BaseException as error:
@@ -117,22 +168,77 @@ class Service:
             self._doubtful = self._doubtful or isinstance(error, _UNSOUND)
             raise
         self._doubtful = False
-        answered = Answered(result, admitted, queued_s)
         self._observer.answered(question.model, answered)
         return answered
 
-    async def _begun(self, begin: Callable[[float], Future[Result]], deadline: float) -> Result:
+    async def _classify(
+        self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int
+    ) -> Answered:
+        pipeline = self.pipelines[question.model]
+        pipeline.check_images(images, names, top_k)
+        key, kept = await self._kept(question, images, names, top_k)
+        if kept is not None:
+            return Answered(kept, kept.split[0], 0.0)
+        self.check(question)
+        async with question.in_time("its images were not decoded"):
+            decoded = await self.decoders.decode(images, names, pipeline.recipe, question.client)
+
+        def begin(left_s: float) -> Future[Result]:
+            return pipeline.ask_pixels(
+                decoded.pixels,
+                names,
+                top_k=top_k,
+                deadline_s=left_s,
+                decoded_s=decoded.busy_s,
+                asker=question.asker,
+                key=key,
+            )
+
+        return await self._in_turn(question, begin, decoded)
+
+    async def _kept(
+        self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int
+    ) -> tuple[str | None, Result | None]:
+        """Return what the answer is kept under, if answers are, and the one that is kept."""
+        pipeline = self.pipelines[question.model]
+        if not pipeline.keeps_answers:
+            return None, None
+
+        def find() -> tuple[str | None, Result | None]:
+            key = pipeline.cache_key(images)
+            return key, pipeline.kept(key, names, top_k)
+
+        async with question.in_time("it was looked up"):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, find)
+
+    async def _in_turn(
+        self, question: Question, begin: Callable[[float], Future[Result]], decoded: Decoded | None = None
+    ) -> Answered:
+        """Wait for a turn, begin a query in a thread, and wait for it; whoever stops waiting cancels it."""
+        waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
+        async with AsyncExitStack() as turn:
+            async with question.in_time("it waited for its turn"):
+                try:
+                    queued_s = await turn.enter_async_context(self.admission.turn(question.left_s))
+                except DeadlineError:  # of the time that was left, which no client knows
+                    raise question.late("it waited for its turn") from None
+            admitted = time.monotonic() - busy_s
+            async with question.in_time("it was running"):
+                result = await self._begun(question, begin)
+        return Answered(result, admitted, queued_s + waited_s)
+
+    async def _begun(self, question: Question, begin: Callable[[float], Future[Result]]) -> Result:
         def in_time() -> Future[Result]:
-            left_s = deadline - time.monotonic()
+            left_s = question.left_s
             if left_s <= 0:
-                raise DeadlineError("no answer by the deadline: it passed before the query could begin")
+                raise question.late("it waited for its turn")
             return begin(left_s)
 
-        started = self._decoders.submit(in_time)
+        started = self._threads.submit(in_time)
         try:
             query = await asyncio.wrap_future(started)
         except asyncio.CancelledError:
-            started.add_done_callback(_cancel)  # decoding goes on; what it begins must not
+            started.add_done_callback(_cancel)  # what it begins must not go on
             raise
         return await asyncio.wrap_future(query)
 
@@ -165,7 +271,8 @@ class Service:
         """End what runs and close every model."""
         for pipeline in self.pipelines.values():
             await asyncio.to_thread(pipeline.close)
-        self._decoders.shutdown()
+        await self.decoders.close()
+        self._threads.shutdown()
 
 
 def _cancel(started: Future[Future[Result]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
+from serfer.api.decoders import DecodeLimits, Decoders
 from serfer.api.keys import KeyRing
 from serfer.api.pool_metrics import PoolMetrics
 from serfer.api.server import serve
@@ -111,4 +112,14 @@ def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple
         if isinstance(pipeline.target, RunningPool):
             telemetry.metrics.registry.register(PoolMetrics(pipeline.target))
     admission = Admission(settings.api_in_flight, settings.api_queue)
-    return Service(pipelines, admission, telemetry), telemetry
+    bounds = decode_limits(
+        settings, processes=settings.api_decoders, waiting=settings.api_in_flight + settings.api_queue
+    )
+    service = Service(pipelines, admission, telemetry, Decoders(bounds))
+    service.decoders.launch()
+    return service, telemetry
+
+
+def decode_limits(settings: Settings, *, processes: int, waiting: int) -> DecodeLimits:
+    """Return how images are decoded, by so many processes for so many requests that wait."""
+    return DecodeLimits(processes, waiting, settings.api_max_request_pixels, settings.api_decode_cpu_s)

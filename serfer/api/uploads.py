@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,14 +39,14 @@ class Upload:
     data: bytes = field(repr=False)
 
 
-async def read_images(request: Request, limits: ApiLimits) -> list[Upload]:
+async def read_images(request: Request, limits: ApiLimits, left_s: float = math.inf) -> list[Upload]:
     """Return the 1 to `max_images` images of a request, each of an accepted format by its first bytes.
 
-    Raises Problem: 400 for a body that is not what it says, 408 and 413 as `read_body` does, 413 for too many images,
-    415 for other types, 422 for what the body or an image should not hold; starlette's ClientDisconnect.
+    Raises Problem: 400 for a body that is not what it says, 408, 413 and 504 as `read_body` does, 413 for too many
+    images, 415 for other types, 422 for what the body or an image should not hold; starlette's ClientDisconnect.
     """
     content_type = _content_type(request)
-    body = await read_body(request, limits)
+    body = await read_body(request, limits, left_s=left_s)
     if _kind(content_type) == JSON and len(body) > _LARGE:
         images = await asyncio.to_thread(_images_in, content_type, body, limits)
     else:

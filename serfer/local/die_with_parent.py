@@ -16,12 +16,17 @@ def dying_with_me(*command: str) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def main(parent: str, *command: str) -> None:
-    """Ask to be killed with the parent, check that it was not too late, and become `command`."""
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, and exit where that has happened already."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != int(parent):
+    if os.getppid() != parent:
         sys.exit(f"parent {parent} is gone")
+
+
+def main(parent: str, *command: str) -> None:
+    """Become `command`, killed with the parent."""
+    die_with(int(parent))
     os.execv(command[0], command)  # noqa: S606  no shell is wanted
 
 

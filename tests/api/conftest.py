@@ -12,6 +12,8 @@ from PIL import Image
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
+from serfer.api.decoders import Decoders
+from serfer.api.fork_server import ForkServer
 from serfer.api.service import Service
 from serfer.settings import Settings
 from tests.e2e.small import split_small
@@ -63,6 +65,14 @@ def small_plan(tmp_path_factory):
     return split_small(tmp_path_factory.mktemp("served"))
 
 
+@pytest.fixture(scope="session")
+def forks():
+    """The process that image decoders are forked from: one for all services of the tests, as its imports take time."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def observed():
     return Observed()
@@ -74,10 +84,10 @@ def settings():
 
 
 @pytest.fixture
-def service(small_plan, observed):
+def service(small_plan, observed, forks):
     """One model, "small", with workers in this process; the application closes it."""
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    yield Service({"small": pipeline}, Admission(4, 8), observed)
+    yield Service({"small": pipeline}, Admission(4, 8), observed, Decoders(forks=forks))
     pipeline.close()
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
 
 from drivers.driver import Asker
 from serfer.api.admission import Admission
+from serfer.api.decoders import Decoded
+from serfer.api.fair_slots import FairSlots
 from serfer.api.problems import Problem
 from serfer.api.service import Question, Service
 from serfer.core.errors import DeadlineError, LambdaUnavailableError
@@ -24,8 +27,12 @@ class Pipeline:
         self.may_begin.set()
         self.found = Health()
 
-    def ask(self, images, *, deadline_s, asker, **_):
+    keeps_answers, recipe = False, None
+
+    def check_images(self, images, _names, _top_k):
         assert images
+
+    def ask_pixels(self, _pixels, _names, *, deadline_s, asker, **_):
         assert self.may_begin.wait(60)
         future = Future()
         self.begun.append((future, deadline_s, asker))
@@ -38,8 +45,23 @@ class Pipeline:
         return future
 
 
+class NoDecoders:
+    """Decoders that have nothing to do, or wait until they are cancelled."""
+
+    def __init__(self):
+        self.slots, self.endless, self.cancelled = FairSlots(1, 4), False, 0
+
+    async def decode(self, images, _names, _recipe, _client):
+        try:
+            await asyncio.sleep(1e6 if self.endless else 0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return Decoded(images, 0.0, 0.0)
+
+
 def question(deadline_s=60.0):
-    return Question("m", deadline_s, Asker("request-1"))
+    return Question("m", time.monotonic() + deadline_s, deadline_s, Asker("request-1"))
 
 
 async def until(condition):
@@ -59,7 +81,7 @@ def observed():
 
 @pytest.fixture
 def service(pipeline, observed):
-    return Service({"m": pipeline}, Admission(1, 4), observed)
+    return Service({"m": pipeline}, Admission(1, 4), observed, NoDecoders())
 
 
 def classify(service, **changes):
@@ -118,10 +140,45 @@ class TestQueries:
 
         asyncio.run(check())
 
+    def test_a_deadline_stops_decoding(self, service, pipeline, observed):
+        async def check():
+            service.decoders.endless = True
+            with pytest.raises(DeadlineError, match="deadline of 20 ms: its images were not decoded; allow more"):
+                await classify(service, deadline_s=0.02)
+            assert (service.decoders.cancelled, service.admission.running, pipeline.begun) == (1, 0, [])
+            assert [type(error) for _, error in observed.failures] == [DeadlineError]
+
+        asyncio.run(check())
+
+    def test_a_deadline_stops_a_query_that_runs(self, service, pipeline):
+        async def check():
+            with pytest.raises(DeadlineError, match="deadline of 50 ms: it was running"):
+                await classify(service, deadline_s=0.05)
+            assert pipeline.begun[0][0].cancelled()
+
+        asyncio.run(check())
+
+    def test_images_that_wait_for_a_decoder_keep_no_query_from_running(self, service, pipeline):
+        async def check():
+            service.decoders.endless = True
+            hostile = [classify(service) for _ in range(3)]
+            await until(lambda: all(not task.done() for task in hostile))
+            await asyncio.sleep(0)
+            service.decoders.endless = False
+            served = classify(service)
+            await until(lambda: pipeline.begun)
+            pipeline.begun[0][0].set_result("served")
+            assert (await served).result == "served"
+            for task in hostile:
+                task.cancel()
+            await asyncio.wait(hostile)
+
+        asyncio.run(check())
+
     def test_a_deadline_that_has_passed_already_is_told_as_one(self, service, pipeline):
         async def check():
             for deadline_s in (0.0, -1.0):
-                with pytest.raises(DeadlineError, match="before the query could begin"):
+                with pytest.raises(DeadlineError, match="nothing was begun"):
                     await classify(service, deadline_s=deadline_s)
             assert not pipeline.begun
 

@@ -1,0 +1,287 @@
+"""Decoder processes: the same pixels as in process, and an end to whatever takes too much."""
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serfer.api import decoders as decoders_module
+from serfer.api.decoders import DecodeLimits, Decoders
+from serfer.api.fork_server import ForkServer
+from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, UnavailableError
+from serfer.core.plan import Preprocess, Shape
+from serfer.images import ImageLimits, Recipe, decode_image
+from tests.api.conftest import png
+
+PREPROCESS = Preprocess(26, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
+RECIPE = Recipe(PREPROCESS, Shape(3, 24, 24, flat=False), ImageLimits(max_pixels=1_000_000))
+EXAMPLES = Path(__file__).parents[2] / "examples" / "images"
+
+
+@pytest.fixture
+def forks():
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def slow_bmp():
+    """A BMP whose run-length decoder, written in Python, takes seconds: runs of one pixel each."""
+    width, height = 1000, 1000
+    runs = (b"\x01\x05" * width + b"\0\0") * height
+    sizes = [54 + 1024 + len(runs), 0, 54 + 1024, 40, width, height]
+    head = b"BM" + b"".join(size.to_bytes(4, "little") for size in sizes)
+    rest = [(1, 2), (8, 2), (1, 4), (len(runs), 4), (0, 4), (0, 4), (256, 4), (0, 4)]
+    return head + b"".join(value.to_bytes(size, "little") for value, size in rest) + bytes(1024) + runs
+
+
+def decode(forks, images, recipe=RECIPE, limits=None, client="me"):
+    async def once():
+        pool = Decoders(limits, forks)
+        try:
+            return await pool.decode(images, [f"image {number}" for number in range(len(images))], recipe, client)
+        finally:
+            await pool.close()
+
+    return asyncio.run(once())
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - what other processes do
+        await asyncio.sleep(0.001)
+
+
+def test_a_decoder_gives_the_pixels_that_decoding_in_process_gives(forks):
+    images = [path.read_bytes() for path in sorted(EXAMPLES.iterdir()) if path.suffix in (".jpg", ".png")]
+    found = decode(forks, images)
+    assert np.array_equal(found.pixels, [decode_image(data, "x", *_parts(RECIPE)) for data in images])
+    assert found.busy_s > 0
+
+
+def _parts(recipe):
+    return recipe.preprocess, recipe.shape, recipe.limits
+
+
+def test_what_is_wrong_with_an_image_is_told_as_in_process(forks):
+    with pytest.raises(ImageError, match="image 1 cannot be decoded"):
+        decode(forks, [png(), png()[:200]])
+    with pytest.raises(ImageTooLargeError, match="image 0 has 1001 x 1000 pixels, more than the 1,000,000"):
+        decode(forks, [png(1001, 1000)])
+    with pytest.raises(PlanError, match="takes 1 channels"):
+        decode(forks, [png()], replace(RECIPE, shape=Shape(1, 24, 24, flat=False)))
+
+
+def test_the_pixels_of_a_requests_images_are_bounded_together(forks):
+    limits = DecodeLimits(request_pixels=3 * 48 * 40)
+    assert len(decode(forks, [png()] * 3, limits=limits).pixels) == 3
+    with pytest.raises(ImageTooLargeError, match="the request's images have more than the 5,760 pixels"):
+        decode(forks, [png()] * 4, limits=limits)
+
+
+def test_the_processor_time_of_a_requests_images_is_bounded_together(forks, slow_bmp):
+    """A decoder that takes longer is ended, and another one takes its place."""
+
+    async def check():
+        pool = Decoders(DecodeLimits(1, request_processor_s=0.1), forks)
+        with pytest.raises(ImageTooLargeError, match=r"image 1: decoding takes more than the 0\.1 s of processor time"):
+            await pool.decode([png(), slow_bmp], ["image 0", "image 1"], RECIPE, "me")
+        assert len((await pool.decode([png()], ["x"], RECIPE, "me")).pixels) == 1
+        await pool.close()
+
+    asyncio.run(check())
+
+
+def test_memory_is_bounded(forks, monkeypatch):
+    """An image that needs more than its decoder has is refused, and the decoder goes on."""
+    monkeypatch.setattr(decoders_module, "BYTES_PER_PIXEL", 0)
+    monkeypatch.setattr(decoders_module, "_MARGIN_BYTES", 2 * 1024 * 1024)
+    buffer = io.BytesIO()
+    Image.new("RGBA", (1000, 1000)).save(buffer, "PNG")
+
+    async def check():
+        pool = Decoders(DecodeLimits(1), forks)
+        with pytest.raises(ImageError, match=r"x takes more memory to decode|the decoder failed"):
+            await pool.decode([buffer.getvalue()], ["x"], RECIPE, "me")
+        assert len((await pool.decode([png()], ["x"], RECIPE, "me")).pixels) == 1
+        await pool.close()
+
+    asyncio.run(check())
+
+
+def busy(forks):
+    """Say whether a decoder has computed for a while."""
+    for pid in children(forks._process.pid) if forks._process else ():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if int(fields[11]) * 10 > os.sysconf("SC_CLK_TCK"):
+            return True
+    return False
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp):
+    async def check():
+        pool, ended = Decoders(DecodeLimits(1), forks), []
+        end = forks.end
+        forks.end = lambda pid: ended.append((pid, end(pid)))
+        task = asyncio.create_task(pool.decode([slow_bmp], ["slow"], RECIPE, "me"))
+        await until(lambda: busy(forks))
+        waiting = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, "other"))
+        await until(lambda: pool.slots.waiting)
+        task.cancel()
+        await asyncio.wait([task])
+        assert [status for _, status in ended] == [-signal.SIGKILL]
+        assert len((await waiting).pixels) == 1
+        assert not _lives(ended[0][0])
+        forks.end = end
+        await pool.close()
+
+    asyncio.run(check())
+
+
+def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_next(forks):
+    async def check():
+        pool = Decoders(DecodeLimits(1), forks)
+        task = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, "me"))
+        await until(lambda: pool._background)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: pool._idle)
+        first = pool._idle[0].pid
+        await pool.decode([png()], ["x"], RECIPE, "me")
+        assert [one.pid for one in pool._idle] == [first]
+        await pool.close()
+
+    asyncio.run(check())
+
+
+def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
+    async def check():
+        pool = Decoders(DecodeLimits(1, request_processor_s=1000), forks)
+        hostile = asyncio.create_task(pool.decode([slow_bmp] * 16, ["slow"] * 16, RECIPE, "hostile"))
+        await until(lambda: pool.slots._free == 0)
+        served = await pool.decode([png()], ["x"], RECIPE, "alice")
+        assert len(served.pixels) == 1
+        assert not hostile.done()
+        hostile.cancel()
+        await asyncio.wait([hostile])
+        await pool.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("who", ["decoder", "server"])
+def test_what_dies_while_it_is_idle_is_replaced(forks, who):
+    async def check():
+        pool = Decoders(DecodeLimits(1), forks)
+        await pool.decode([png()], ["x"], RECIPE, "me")
+        pid = pool._idle[0].pid if who == "decoder" else forks._process.pid
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not pool._idle[0].alive)
+        assert len((await pool.decode([png()], ["x"], RECIPE, "me")).pixels) == 1
+        await pool.close()
+
+    asyncio.run(check())
+
+
+def test_a_decoder_that_is_killed_is_no_fault_of_the_image(forks, slow_bmp):
+    async def check():
+        pool = Decoders(DecodeLimits(1), forks)
+        await pool.decode([png()], ["x"], RECIPE, "me")
+        pid = pool._idle[0].pid
+        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, "me"))
+        await until(lambda: not pool._idle)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="killed"):
+            await task
+        await pool.close()
+
+    asyncio.run(check())
+
+
+def described(pid):
+    """Return a process's variables, what it writes to, and its limits."""
+    place = Path(f"/proc/{pid}")
+    lines = (place / "limits").read_text().splitlines()[1:]
+    limits = {line[:25].strip(): line[25:].split()[0] for line in lines}
+    return (place / "environ").read_bytes(), {(place / "fd" / str(number)).readlink() for number in range(3)}, limits
+
+
+def test_decoders_have_no_secrets_and_write_nowhere(forks, monkeypatch):
+    monkeypatch.setenv("SERFER_STORE", "redis://:hush@host/0")
+
+    async def check():
+        pool = Decoders(DecodeLimits(1), forks)
+        await pool.decode([png()], ["x"], RECIPE, "me")
+        found = [described(pid) for pid in (forks._process.pid, pool._idle[0].pid)]
+        await pool.close()
+        return found
+
+    found = asyncio.run(check())
+    for variables, outputs, _ in found:
+        assert b"hush" not in variables
+        assert outputs == {Path("/dev/null")}
+    limits = found[1][2]
+    assert (limits["Max file size"], limits["Max core file size"]) == ("0", "0")
+    assert int(limits["Max address space"]) > 0
+
+
+def test_decoders_end_with_the_process_that_started_them():
+    """Also those that are busy, when it is killed."""
+    code = """
+import asyncio, sys
+from tests.api.test_decoders import RECIPE
+from serfer.api.decoders import Decoders
+async def main():
+    pool, data = Decoders(), sys.stdin.buffer.read()
+    task = asyncio.create_task(pool.decode([data], ["x"], RECIPE, "me"))
+    while not pool._background:
+        await asyncio.sleep(0.001)
+    while pool._background:
+        await asyncio.sleep(0.001)
+    print(pool._forks._process.pid, flush=True)
+    await asyncio.sleep(1e6)
+asyncio.run(main())
+"""
+    with tempfile.TemporaryFile() as given:
+        given.write(png())
+        given.seek(0)
+        root = Path(__file__).parents[2]
+        driver = subprocess.Popen([sys.executable, "-c", code], stdin=given, stdout=subprocess.PIPE, cwd=root)
+        server = int(driver.stdout.readline())
+        decoders = children(server)
+        assert decoders
+        driver.kill()
+        driver.communicate()
+    deadline = time.monotonic() + 60
+    while any(_lives(pid) for pid in (server, *decoders)):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_server_that_cannot_start_is_told(monkeypatch):
+    monkeypatch.setattr("serfer.api.fork_server._RUN", "raise SystemExit(7)")
+    server = ForkServer()
+    with pytest.raises(UnavailableError, match="image decoders cannot be started: their server ended with exit code 7"):
+        decode(server, [png()])
+    server.close()

@@ -62,7 +62,7 @@ def null_service(directory: Path) -> Iterator[str]:
 
 async def _serve(directory: Path) -> None:
     server = HttpServer(NullService(load_plan(directory)).handle, lambda _: _MOST_BYTES)
-    port = await server.listen("127.0.0.1")
+    port = server.listen("127.0.0.1")
     sys.stdout.write(f"http://127.0.0.1:{port}\n")
     sys.stdout.flush()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

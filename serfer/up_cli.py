@@ -69,6 +69,7 @@ def up(
     """Start store, Lambda service, drivers and a load balancer before them; Ctrl-C ends all of it (docs/api.md)."""
     from serfer.api.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
     from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
+    from serfer.local.descriptors import raise_limit  # noqa: PLC0415 - same
     from serfer.local.server import listen  # noqa: PLC0415 - same
 
     if driver.startswith("stepfunctions"):
@@ -90,6 +91,7 @@ def up(
     options += _given(
         {"route": route, "instances": instances, "scenario": scenario, "max-usd-per-hour": max_usd_per_hour}
     )
+    _check_descriptors(raise_limit())
     with status_line() as progress, ExitStack() as parts:
         progress("starting the store")
         embedded = None if store else _embedded(parts)
@@ -98,6 +100,14 @@ def up(
         service = _service(models.values(), urls, settings)
         behind = _Behind(drivers, options, urls, service, embedded, settings)
         asyncio.run(_run(behind, (host, port), progress, _tell_json if as_json else _tell))
+
+
+def _check_descriptors(limit: int) -> None:
+    """Warn of a limit of open files that ordinary load would reach."""
+    from serfer.local.descriptors import FEW  # noqa: PLC0415 - the command line starts fast
+
+    if limit < FEW:
+        _say(f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)")
 
 
 def _given(options: Mapping[str, object]) -> list[str]:

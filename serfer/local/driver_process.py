@@ -99,13 +99,19 @@ class DriverProcess:
     def _launch(self) -> None:
         self._again = None
         self._since = self._loop.time()
-        self._process = WorkerProcess(
-            dying_with_me(*self._command, "--port", str(self.port)),
-            cwd=Path.cwd(),
-            env=self._variables,
-            log=LogTail(self._heard),
-            on_exit=self._ended,
-        )
+        try:
+            self._process = WorkerProcess(
+                dying_with_me(*self._command, "--port", str(self.port)),
+                cwd=Path.cwd(),
+                env=self._variables,
+                log=LogTail(self._heard),
+                on_exit=self._ended,
+            )
+        except OSError as error:  # of descriptors, memory or processes, there may be more later
+            if self._came_up.done():
+                self._retry(f"could not be started ({error.strerror})")
+            else:
+                self._came_up.set_exception(UnavailableError(f"{self.name} cannot be started: {error.strerror}"))
 
     def _heard(self, line: str) -> None:
         url = _listens_at(line)
@@ -132,10 +138,14 @@ class DriverProcess:
         if not self._came_up.done():
             self._came_up.set_exception(UnavailableError(f"{self.name}: {self._last or exit_reason(status)}"))
         elif not self._stopping:
-            self._ends = 1 if self._loop.time() - self._since > _STEADY_S else self._ends + 1
-            wait_s = pause(self._ends)
-            self._say(f"{self.name} has ended ({_reason(status)}): it is started again in {wait_s:g} s")
-            self._again = self._loop.call_later(wait_s, self._launch)
+            self._retry(f"has ended ({_reason(status)})")
+
+    def _retry(self, problem: str) -> None:
+        """Start the process again after a pause, which grows with each end that follows another soon."""
+        self._ends = 1 if self._loop.time() - self._since > _STEADY_S else self._ends + 1
+        wait_s = pause(self._ends)
+        self._say(f"{self.name} {problem}: it is started again in {wait_s:g} s")
+        self._again = self._loop.call_later(wait_s, self._launch)
 
 
 def pause(ends: int) -> float:

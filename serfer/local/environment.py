@@ -98,7 +98,7 @@ class Environment:
     async def start(self) -> None:
         """Open the Runtime API and start the worker; what goes wrong ends the invocation, not the service."""
         try:
-            port = await self._server.listen("127.0.0.1")
+            port = self._server.listen("127.0.0.1")
             if not self.dead:
                 self._process = self._spawn(port)
         except OSError as error:

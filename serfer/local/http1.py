@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from serfer.local.descriptors import PAUSE_S, Shortage
 from serfer.local.peer import is_ours
 
 if TYPE_CHECKING:
@@ -59,20 +61,49 @@ class HttpServer:
         self.limit = limit
         self.ours_only = ours_only
         self.connections: set[_Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = None
+        self._starting: set[asyncio.Task[object]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._shortage = Shortage()
 
-    async def listen(self, host: str, port: int = 0) -> int:
+    def listen(self, host: str, port: int = 0) -> int:
         """Open the port (0: any free one) and return it; raises OSError if it is taken."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
-        return int(self._server.sockets[0].getsockname()[1])
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        self._socket.settimeout(0)
+        self._loop.add_reader(self._socket, self._accept, self._socket)
+        return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Close the port and drop every connection at once."""
-        if self._server is not None:
-            self._server.close()
+        """Close the port and drop every connection at once; a second call does nothing."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        for task in self._starting:
+            task.cancel()
         for connection in list(self.connections):
             connection.abort()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept a connection; without descriptors, pause: asyncio's own server logs 1,024 tracebacks a second then."""
+        try:
+            accepted, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._shortage.log(error)
+            self._loop.remove_reader(listener)
+            self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, listener, self._accept, listener)
+            return
+        accepted.settimeout(0)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = self._loop.create_task(self._loop.connect_accepted_socket(lambda: _Connection(self), accepted))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
 
 class _RefusedError(Exception):
@@ -94,9 +125,15 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio types it too widely
         self._transport = transport
         self._server.connections.add(self)
-        ends = (transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
-        if self._server.ours_only and not (all(ends) and is_ours(*ends)):
+        if self._server.ours_only and not self._is_ours():
             transport.abort()
+
+    def _is_ours(self) -> bool:
+        ends = (self._transport.get_extra_info("peername"), self._transport.get_extra_info("sockname"))
+        try:
+            return all(ends) and is_ours(*ends)
+        except OSError:  # no descriptor left to look it up with
+            return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._server.connections.discard(self)

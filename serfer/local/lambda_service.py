@@ -34,6 +34,7 @@ from serfer.local.function import FunctionConfig, check_function, describe, func
 from serfer.local.http1 import Exchange, HttpServer
 from serfer.local.peer import check_supported
 from serfer.local.pool import EnvironmentPool
+from serfer.local.server import local_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -91,7 +92,7 @@ class LambdaService:
         self._sleep = sleep
         self.access = access or random_access()
         self._verifier = Verifier(self.access, wall_clock)
-        self._server = HttpServer(self._handle, self._limit)
+        self._server: HttpServer | None = None
         self.counts = Counts()
         self._faults = Injector(faults) if faults else None
         self._pool = EnvironmentPool(
@@ -110,7 +111,7 @@ class LambdaService:
     @property
     def url(self) -> str:
         """The endpoint URL for boto3; of use once the service has started."""
-        return f"http://{self._address[0]}:{self._address[1]}"
+        return local_url(*self._address)
 
     @property
     def environments(self) -> int:
@@ -121,12 +122,14 @@ class LambdaService:
         """Open the port; raises OSError if it is taken, UnavailableError if environments could not be guarded."""
         check_supported()
         host, port = self._address
-        self._address = (host, await self._server.listen(host, port))
+        self._server = HttpServer(self._handle, self._limit)
+        self._address = (host, self._server.listen(host, port))
         self._reaper = asyncio.create_task(self._pool.expire_forever(self._sleep))
 
     async def stop(self) -> None:
         """Close every port, drop what is in flight, kill every worker and wait for its end."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         if self._reaper is not None:
             self._reaper.cancel()
         await self._pool.stop()

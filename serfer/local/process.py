@@ -46,12 +46,16 @@ class WorkerProcess:
         os.set_blocking(self._output.fileno(), False)
         self._log = log
         self._on_exit = on_exit
+        self._statm = -1
         try:
             self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY)
             self._pidfd = os.pidfd_open(self._popen.pid)
-        except OSError:  # out of descriptors: leave no process that nobody watches
+        except OSError:  # out of descriptors: leave no process that is not watched
+            if self._statm >= 0:
+                os.close(self._statm)
             self.kill()
-            self._popen.communicate()
+            self._output.close()
+            self._popen.wait()
             raise
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._output, self.drain)

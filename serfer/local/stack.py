@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from serfer.core.errors import UnavailableError
 from serfer.local.balancer import Balancer
-from serfer.local.driver_process import DriverProcess
+from serfer.local.driver_process import DriverProcess, pause
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
 from serfer.local.server import LocalServer
@@ -63,6 +63,7 @@ class Stack:
         self.drivers = [DriverProcess(name, order.command, order.variables, on_line, say) for name in names]
         self._balancer: Balancer | None = None
         self._guards: set[int] = set()  # pidfds
+        self._retries: dict[str, asyncio.TimerHandle] = {}
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()  # ends with what cannot be mended
 
@@ -101,6 +102,8 @@ class Stack:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
         self._guards.clear()
+        for retry in self._retries.values():
+            retry.cancel()
         self.failed.cancel()
         try:
             ends = [driver.stop() for driver in self.drivers]
@@ -128,15 +131,23 @@ class Stack:
             self._guards.discard(pidfd)
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
-            try:
-                self._guard(name, restart(), restart)
-                self._say(f"the {name} had ended and is back")
-            except UnavailableError as error:
-                if not self.failed.done():
-                    self.failed.set_exception(error)
+            self._start_again(name, restart)
 
         self._guards.add(pidfd)
         self._loop.add_reader(pidfd, ended)
+
+    def _start_again(self, name: str, restart: Callable[[], LocalServer], tries: int = 1) -> None:
+        """Start a server that has ended; later, where there are no descriptors or processes to be had."""
+        try:
+            self._guard(name, restart(), restart)
+            self._say(f"the {name} had ended and is back")
+        except OSError as error:
+            wait_s = pause(tries)
+            self._say(f"the {name} has ended and cannot be started ({error.strerror}): again in {wait_s:g} s")
+            self._retries[name] = self._loop.call_later(wait_s, self._start_again, name, restart, tries + 1)
+        except UnavailableError as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
 
     def _restart_balancer(self) -> Balancer:
         balancer = self._running()

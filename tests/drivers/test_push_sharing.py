@@ -327,7 +327,7 @@ def test_an_invoker_that_knows_no_shared_invocations_is_refused(store):
     cancelled={1, 5, 6},
     seed=304,
 )
-def test_whatever_happens_every_query_ends_with_its_own_answer_or_an_error_and_every_slot_comes_back(  # noqa: PLR0913, PLR0917 - drawn
+def test_whatever_happens_every_query_ends_with_its_own_answer_or_an_error_and_every_slot_comes_back(
     concurrency, stages, most, inline, batches, cancelled, seed
 ):
     chances = random.Random(seed)  # noqa: S311 - no secret

@@ -18,7 +18,7 @@ def talk(*sent, until_close=False, replies=1):
 
     async def run():
         server = HttpServer(echo, lambda _: LIMIT)
-        port = await server.listen("127.0.0.1")
+        port = server.listen("127.0.0.1")
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             for piece in sent:

@@ -78,11 +78,11 @@ class Doses:
 
 
 @dataclass(frozen=True)
-class _Scene:
-    """What is compared: a pipeline, the addresses of one driver and of the balancer, the processes behind them."""
+class Scene:
+    """What is measured: a pipeline, the addresses of drivers and of the balancer, the processes behind them."""
 
     pipeline: Pipeline
-    driver: str
+    driver_urls: Sequence[str]
     balancer: str
     drivers: Sequence[int]
     roots: tuple[int, ...]
@@ -92,12 +92,12 @@ class _Scene:
 def measure(directory: Path, settings: Settings, doses: Doses, progress: Progress) -> ServiceCost:
     """Compare the pipeline with the service before it; raises UnavailableError where that does not come up."""
     progress("starting the service: a Lambda service, two drivers and a balancer")
-    with _scene(directory, settings) as scene:
+    with running_service(directory, settings) as scene:
         return asyncio.run(_measure(scene, doses, progress))
 
 
 @contextmanager
-def _scene(directory: Path, settings: Settings) -> Iterator[_Scene]:
+def running_service(directory: Path, settings: Settings) -> Iterator[Scene]:
     """Start `serfer up`, and open a pipeline on the same functions and store."""
     with ExitStack() as parts:
         store = parts.enter_context(RedisServer())
@@ -112,8 +112,8 @@ def _scene(directory: Path, settings: Settings) -> Iterator[_Scene]:
         said = json.loads(line)
         local = settings.model_copy(update={"local_url": said["functions"]["url"]})
         pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))
-        pids = [driver["pid"] for driver in said["drivers"]]
-        yield _Scene(pipeline, said["drivers"][0]["url"], said["url"], pids, (up.pid, store.pid), _photograph())
+        pids, urls = ([driver[each] for driver in said["drivers"]] for each in ("pid", "url"))
+        yield Scene(pipeline, urls, said["url"], pids, (up.pid, store.pid), _photograph())
 
 
 def _end(up: subprocess.Popen[bytes]) -> None:
@@ -129,7 +129,7 @@ def _photograph() -> bytes:
     return buffer.getvalue()
 
 
-async def _measure(scene: _Scene, doses: Doses, progress: Progress) -> ServiceCost:
+async def _measure(scene: Scene, doses: Doses, progress: Progress) -> ServiceCost:
     timeout = aiohttp.ClientTimeout(total=300)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
@@ -150,7 +150,7 @@ async def _measure(scene: _Scene, doses: Doses, progress: Progress) -> ServiceCo
 class _Asks:
     """One query, asked in each of the three ways."""
 
-    def __init__(self, scene: _Scene, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, scene: Scene, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
         self._scene = scene
         self._http = http
         self._threads = threads
@@ -162,7 +162,7 @@ class _Asks:
 
     async def driver(self) -> None:
         """Ask a driver over HTTP."""
-        await self._post(self._scene.driver)
+        await self._post(self._scene.driver_urls[0])
 
     async def balancer(self) -> None:
         """Ask the balancer."""
@@ -188,7 +188,7 @@ class _Asks:
         return queries / (time.perf_counter() - started)
 
 
-async def _compare(scene: _Scene, asks: _Asks, doses: Doses, progress: Progress) -> ServiceCost:
+async def _compare(scene: Scene, asks: _Asks, doses: Doses, progress: Progress) -> ServiceCost:
     progress(f"{doses.pairs} pairs, one request in flight")
     alone = [(await _ms(asks.pipeline), await _ms(asks.driver)) for _ in range(doses.pairs)]
     rates: list[tuple[float, float]] = []

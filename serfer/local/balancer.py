@@ -54,7 +54,7 @@ defaults
   timeout http-keep-alive 60s
   timeout queue 5s
   timeout server {longest_ms:.0f}ms
-  timeout check 1s
+  timeout check 2s
   retries 3
   option redispatch 1
   retry-on conn-failure empty-response

@@ -21,7 +21,8 @@ from serfer.core.errors import UnavailableError
 from serfer.settings import Settings
 
 _FEW = 32  # clients while capacity is measured: as many as two drivers run at once
-_CAPACITY_S = 8.0
+_CAPACITY_S = 10.0
+_WARM_UPS = 6
 _CHECK_EVERY_S, _CHECK_PATIENCE_S = 0.5, 1.0
 _RECOVERS_S = 2.0
 _GIVE_UP_S = 60.0
@@ -246,7 +247,9 @@ async def _flood(
 ) -> Flood:
     patient, request = _request(scene.image, 60_000), _request(scene.image, deadline_ms)
     progress("warming up")
-    await _crowd(scene.balancer, patient, _FEW, _CAPACITY_S)
+    for _ in range(_WARM_UPS):
+        if (await _crowd(scene.balancer, patient, _FEW, _CAPACITY_S)).ms.get(_OK):
+            break
     progress("capacity")
     before = await _crowd(scene.balancer, patient, _FEW, _CAPACITY_S)
     alone_ms = min([await _alone_ms(scene.balancer, patient) for _ in range(5)])

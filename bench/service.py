@@ -49,7 +49,7 @@ class ServiceCost:
 
     Ratios are medians of neighbours in time: `time_ratio` of HTTP's time to the pipeline's, `rate_ratio` of their rates
     at 64 in flight, `processor_ratio` of all processes' time a request, through the balancer to two drivers against
-    straight to one.
+    straight to one. `kept_ratio` is the time of GET /healthz on a kept-alive connection against a new one.
     """
 
     model: str
@@ -64,6 +64,9 @@ class ServiceCost:
     driver_cpu_ms: float
     balancer_cpu_ms: float
     processor_ratio: float
+    kept_ms: float
+    new_ms: float
+    kept_ratio: float
     overload: Overload | None
 
 
@@ -191,6 +194,7 @@ class _Asks:
 async def _compare(scene: Scene, asks: _Asks, doses: Doses, progress: Progress) -> ServiceCost:
     progress(f"{doses.pairs} pairs, one request in flight")
     alone = [(await _ms(asks.pipeline), await _ms(asks.driver)) for _ in range(doses.pairs)]
+    connections = await _connections(scene.driver_urls[0], doses.pairs)
     rates: list[tuple[float, float]] = []
     processor: list[tuple[float, float]] = []
     for number in range(doses.rounds):
@@ -212,8 +216,26 @@ async def _compare(scene: Scene, asks: _Asks, doses: Doses, progress: Progress) 
         driver_cpu_ms=median(one for one, _ in processor),
         balancer_cpu_ms=median(other for _, other in processor),
         processor_ratio=median(other / one for one, other in processor),
+        kept_ms=median(one for one, _ in connections),
+        new_ms=median(other for _, other in connections),
+        kept_ratio=median(one / other for one, other in connections),
         overload=None,
     )
+
+
+async def _connections(url: str, pairs: int) -> list[tuple[float, float]]:
+    """Return milliseconds of GET /healthz on a kept-alive connection, and on a new one, in turn."""
+    async with (
+        aiohttp.ClientSession() as kept,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as new,
+    ):
+
+        async def look(http: aiohttp.ClientSession) -> None:
+            async with http.get(f"{url}/healthz") as reply:
+                await reply.read()
+
+        await look(kept)
+        return [(await _ms(lambda: look(kept)), await _ms(lambda: look(new))) for _ in range(pairs)]
 
 
 async def _ms(ask: Callable[[], Awaitable[None]]) -> float:
@@ -240,6 +262,10 @@ def text(found: ServiceCost) -> str:
         (
             f"{_AT_ONCE} in flight:    pipeline {found.pipeline_rate:.1f}/s, HTTP {found.http_rate:.1f}/s: "
             f"{found.rate_ratio:.3f} times the rate"
+        ),
+        (
+            f"GET /healthz:    kept-alive connection {found.kept_ms:.2f} ms, new one {found.new_ms:.2f} ms: "
+            f"{found.kept_ratio:.3f} times"
         ),
         (
             f"processor time:  one driver {found.driver_cpu_ms:.1f} ms a request, two behind the balancer "

@@ -89,6 +89,35 @@ def service(
 
 
 @bench_app.command()
+def flood(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    connections: Annotated[int, typer.Option(min=1, max=4000, help="Clients that never wait.")] = 500,
+    seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 20.0,
+    deadline_ms: Annotated[float, typer.Option(min=1, help="Of every query.")] = 5000.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Flood the HTTP service with clients that never wait; exit with 1 where it misses a criterion (docs/api.md)."""
+    from bench.flood import lines, measure  # noqa: PLC0415 - only this command needs it
+
+    directory = plan_directory(plan, model or (None if plan else "alexnet"))
+    with status_line() as progress:
+        found = measure(
+            *(directory, load_settings()),
+            connections=connections,
+            seconds=seconds,
+            deadline_ms=deadline_ms,
+            progress=progress,
+        )
+    if as_json:
+        print_json({**asdict(found), "faults": found.faults()})
+    else:
+        typer.echo("\n".join(lines(found)))
+    if faults := found.faults():
+        raise SerferError("; ".join(faults))
+
+
+@bench_app.command()
 def orchestration(
     plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "alexnet",
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 15,

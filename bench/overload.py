@@ -20,7 +20,9 @@ from bench.processes import resident
 _DEADLINE_S = 10.0
 _OK, _REFUSED, _LATE = 200, 429, 504
 _OBEYS = 10  # one in so many
+_MOST_TRIES = 20  # of one that obeys; then it gives up
 _TICK_S = 0.25
+_GIVE_UP_S = 120.0  # after the load, on a service that is never again as fast as before
 _NORMAL = 2.0  # as before: no more than so many times the time
 _MB = 1 << 20
 _MS_PER_S = 1000
@@ -33,7 +35,8 @@ class Overload:
     `accepted_p50_ms`, `accepted_p99_ms` and `late` (504) are of queries that were let in at their first try;
     `refused_p99_ms` is how long it took to say no. Of the refused, `obeyed` came again as told: `answered_later` were
     answered, after `tries` tries in the median, `most_tries` at most. `other` are all other ends: there should be none.
-    Memory is the drivers' together, in MB: before the load, most of the time during it, and after.
+    Memory is the drivers' together, in MB: before the load, most of the time during it, and after. `normal_after_s` is
+    None where the service was not as fast as before within two minutes.
     """
 
     offered_rate: float
@@ -51,7 +54,7 @@ class Overload:
     most_tries: int
     other: int
     memory_mb: tuple[float, float, float]
-    normal_after_s: float
+    normal_after_s: float | None
 
 
 @dataclass
@@ -120,7 +123,7 @@ class _Client:
     async def _obey(self, ends: _Ends, wait_s: float) -> None:
         ends.obeyed += 1
         status, tries = _REFUSED, 1
-        while status == _REFUSED:
+        while status == _REFUSED and tries < _MOST_TRIES:
             await asyncio.sleep(wait_s)
             status, _, wait_s = await self.send()
             tries += 1
@@ -131,6 +134,15 @@ class _Client:
         """Return how long a query takes; one that is not answered takes for ever."""
         status, took, _ = await self.send()
         return took if status == _OK else float("inf")
+
+    async def normal_after(self, most_ms: float, give_up_s: float = _GIVE_UP_S) -> float | None:
+        """Return the seconds until a query takes at most so long; None where it does not within `give_up_s`."""
+        started = time.perf_counter()
+        while (passed_s := time.perf_counter() - started) < give_up_s:
+            if await self.alone_ms() <= most_ms:
+                return passed_s
+            await asyncio.sleep(_TICK_S)
+        return None
 
 
 async def overload(
@@ -146,10 +158,7 @@ async def overload(
     for due in arrivals:
         await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
         asking.append(asyncio.create_task(client.ask(ends)))
-    ended = time.perf_counter()
-    while await client.alone_ms() > _NORMAL * before_ms:  # noqa: ASYNC110 - what another process does
-        await asyncio.sleep(_TICK_S)
-    normal_after_s = time.perf_counter() - ended
+    normal_after_s = await client.normal_after(_NORMAL * before_ms)
     await asyncio.gather(*asking)
     watching.cancel()
     return Overload(
@@ -178,12 +187,13 @@ def overload_lines(found: Overload) -> list[str]:
     offered = f"{found.offered} queries at {found.offered_rate:.1f}/s, twice what can be answered"
     in_time = f"p50 {found.accepted_p50_ms:.0f} ms, p99 {found.accepted_p99_ms:.0f} ms, {found.late} late"
     later = f"{found.answered_later} of {found.obeyed} that obeyed were answered later, at try {found.tries:g}"
+    again = "never" if found.normal_after_s is None else f"{found.normal_after_s:.1f} s after the load's end"
     return [
         f"overload:        {offered}; deadline {found.deadline_ms:.0f} ms",
         f"  accepted       {found.accepted}: {in_time}, {found.other} failed",
         f"  refused        {found.refused}, p99 {found.refused_p99_ms:.0f} ms; {later} ({found.most_tries} at most)",
         f"  drivers hold   {before:.0f} MB before, {most:.0f} at most, {after:.0f} after",
-        f"  normal again   {found.normal_after_s:.1f} s after the load's end",
+        f"  normal again   {again}",
     ]
 
 

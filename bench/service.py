@@ -51,7 +51,7 @@ class ServiceCost:
 
     Ratios are medians of neighbours in time: `time_ratio` of HTTP's time to the pipeline's, `rate_ratio` of their rates
     at 64 in flight, `processor_ratio` of all processes' time a request, through the balancer to two drivers against
-    straight to one.
+    straight to one. `kept_ratio` is the time of GET /healthz on a kept-alive connection against a new one.
     """
 
     model: str
@@ -66,6 +66,9 @@ class ServiceCost:
     driver_cpu_ms: float
     balancer_cpu_ms: float
     processor_ratio: float
+    kept_ms: float
+    new_ms: float
+    kept_ratio: float
     overload: Overload | None
 
 
@@ -80,11 +83,11 @@ class Doses:
 
 
 @dataclass(frozen=True)
-class _Scene:
-    """What is compared: a pipeline, the addresses of one driver and of the balancer, the processes behind them."""
+class Scene:
+    """What is measured: a pipeline, the addresses of drivers and of the balancer, the processes behind them."""
 
     pipeline: Pipeline
-    driver: str
+    driver_urls: Sequence[str]
     balancer: str
     drivers: Sequence[int]
     roots: tuple[int, ...]
@@ -94,12 +97,12 @@ class _Scene:
 def measure(directory: Path, settings: Settings, doses: Doses, progress: Progress) -> ServiceCost:
     """Compare the pipeline with the service before it; raises UnavailableError where that does not come up."""
     progress("starting the service: a Lambda service, two drivers and a balancer")
-    with _scene(directory, settings) as scene:
+    with running_service(directory, settings) as scene:
         return asyncio.run(_measure(scene, doses, progress))
 
 
 @contextmanager
-def _scene(directory: Path, settings: Settings) -> Iterator[_Scene]:
+def running_service(directory: Path, settings: Settings) -> Iterator[Scene]:
     """Start `serfer up`, and open a pipeline on the same functions and store."""
     with ExitStack() as parts:
         store = parts.enter_context(RedisServer())
@@ -117,8 +120,8 @@ def _scene(directory: Path, settings: Settings) -> Iterator[_Scene]:
         said = json.loads(line)
         local = settings.model_copy(update={"local_url": said["functions"]["url"], "local_access": access})
         pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))
-        pids = [driver["pid"] for driver in said["drivers"]]
-        yield _Scene(pipeline, said["drivers"][0]["url"], said["url"], pids, (up.pid, store.pid), _photograph())
+        pids, urls = ([driver[each] for driver in said["drivers"]] for each in ("pid", "url"))
+        yield Scene(pipeline, urls, said["url"], pids, (up.pid, store.pid), _photograph())
 
 
 def _end(up: subprocess.Popen[bytes]) -> None:
@@ -134,7 +137,7 @@ def _photograph() -> bytes:
     return buffer.getvalue()
 
 
-async def _measure(scene: _Scene, doses: Doses, progress: Progress) -> ServiceCost:
+async def _measure(scene: Scene, doses: Doses, progress: Progress) -> ServiceCost:
     timeout = aiohttp.ClientTimeout(total=300)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
@@ -155,7 +158,7 @@ async def _measure(scene: _Scene, doses: Doses, progress: Progress) -> ServiceCo
 class _Asks:
     """One query, asked in each of the three ways."""
 
-    def __init__(self, scene: _Scene, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, scene: Scene, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
         self._scene = scene
         self._http = http
         self._threads = threads
@@ -167,7 +170,7 @@ class _Asks:
 
     async def driver(self) -> None:
         """Ask a driver over HTTP."""
-        await self._post(self._scene.driver)
+        await self._post(self._scene.driver_urls[0])
 
     async def balancer(self) -> None:
         """Ask the balancer."""
@@ -193,9 +196,10 @@ class _Asks:
         return queries / (time.perf_counter() - started)
 
 
-async def _compare(scene: _Scene, asks: _Asks, doses: Doses, progress: Progress) -> ServiceCost:
+async def _compare(scene: Scene, asks: _Asks, doses: Doses, progress: Progress) -> ServiceCost:
     progress(f"{doses.pairs} pairs, one request in flight")
     alone = [(await _ms(asks.pipeline), await _ms(asks.driver)) for _ in range(doses.pairs)]
+    connections = await _connections(scene.driver_urls[0], doses.pairs)
     rates: list[tuple[float, float]] = []
     processor: list[tuple[float, float]] = []
     for number in range(doses.rounds):
@@ -217,8 +221,26 @@ async def _compare(scene: _Scene, asks: _Asks, doses: Doses, progress: Progress)
         driver_cpu_ms=median(one for one, _ in processor),
         balancer_cpu_ms=median(other for _, other in processor),
         processor_ratio=median(other / one for one, other in processor),
+        kept_ms=median(one for one, _ in connections),
+        new_ms=median(other for _, other in connections),
+        kept_ratio=median(one / other for one, other in connections),
         overload=None,
     )
+
+
+async def _connections(url: str, pairs: int) -> list[tuple[float, float]]:
+    """Return milliseconds of GET /healthz on a kept-alive connection, and on a new one, in turn."""
+    async with (
+        aiohttp.ClientSession() as kept,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as new,
+    ):
+
+        async def look(http: aiohttp.ClientSession) -> None:
+            async with http.get(f"{url}/healthz") as reply:
+                await reply.read()
+
+        await look(kept)
+        return [(await _ms(lambda: look(kept)), await _ms(lambda: look(new))) for _ in range(pairs)]
 
 
 async def _ms(ask: Callable[[], Awaitable[None]]) -> float:
@@ -245,6 +267,10 @@ def text(found: ServiceCost) -> str:
         (
             f"{_AT_ONCE} in flight:    pipeline {found.pipeline_rate:.1f}/s, HTTP {found.http_rate:.1f}/s: "
             f"{found.rate_ratio:.3f} times the rate"
+        ),
+        (
+            f"GET /healthz:    kept-alive connection {found.kept_ms:.2f} ms, new one {found.new_ms:.2f} ms: "
+            f"{found.kept_ratio:.3f} times"
         ),
         (
             f"processor time:  one driver {found.driver_cpu_ms:.1f} ms a request, two behind the balancer "

@@ -142,7 +142,9 @@ class _Behind:
             # What the service may run at once, they share.
             "SERFER_LOCAL_CONCURRENCY": str(max(1, self.settings.local_concurrency // self.drivers)),
         }
-        return Order(self.drivers, command, variables, host, port, self.settings.api_header_timeout_s)
+        settings = self.settings
+        requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it
+        return Order(self.drivers, command, variables, host, port, settings.api_header_timeout_s, requests)
 
 
 async def _run(

@@ -6,7 +6,8 @@
                 queue ◀── room, and time enough before its deadline?   no ──▶ 429, Retry-After
 
 Whoever is refused is told when there should be room: after what waits, and after those who were told so before. So
-clients that obey come back one after the other, and not all at once.
+clients that obey come back one after the other, and not all at once. Refusals of many that do not obey are held back
+(`RefusalPace`), so that those who ask again at once do not take the time of those who were let in.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from http import HTTPStatus
 
-from serfer.api.problems import Problem
+from serfer.api.problems import OVERLOADED, Problem
 from serfer.core.errors import DeadlineError
 
 _ROUNDS = 4  # of as many departures as run at once are what a rate is taken from: they come in clumps
@@ -27,6 +29,55 @@ _GUESS_S = 0.25  # between departures, where nothing is known
 _MARGIN = 1.3  # a query may take so much longer than the mean says
 _STALE_S = 10.0  # what was measured longer ago says nothing of now
 _LONGEST_WAIT_S = 60.0
+_REFUSALS_PER_S = 50.0  # that go out at once
+_LONGEST_HOLD_S = 1.0  # no more than the least Retry-After
+
+
+class Reservation:
+    """A place among those that run or wait, for a query that is to ask for its turn later; `release` gives it up."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission: Admission | None = admission
+
+    def release(self) -> None:
+        """Give the place up; a second call does nothing."""
+        if self._admission is not None:
+            self._admission.reserved -= 1
+            self._admission = None
+
+
+_RESERVED: ContextVar[Reservation | None] = ContextVar("serfer_reservation", default=None)
+
+
+@contextmanager
+def using(reservation: Reservation) -> Iterator[None]:
+    """Let a query that asks for its turn in here take the place that was reserved for it."""
+    token = _RESERVED.set(reservation)
+    try:
+        yield
+    finally:
+        _RESERVED.reset(token)
+
+
+class RefusalPace:
+    """Holds refusals back for at most a second where there are more than 50 a second; `clock` is in seconds."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._next = -math.inf
+
+    async def hold(self) -> None:
+        """Return when the next refusal may go out."""
+        now = self._clock()
+        due = min(max(self._next, now), now + _LONGEST_HOLD_S)
+        self._next = due + 1 / _REFUSALS_PER_S
+        if due > now:
+            await self._sleep(due - now)
 
 
 class Admission:
@@ -43,6 +94,7 @@ class Admission:
         self._learnt = -math.inf
         self._promised = -math.inf
         self.running = 0
+        self.reserved = 0
         self.shed = 0
 
     @property
@@ -57,25 +109,47 @@ class Admission:
             return None
         return len(self._gaps) / max(sum(self._gaps), 1e-6)
 
+    @property
+    def promised(self) -> bool:
+        """Whether the query that asks has a place that was reserved for it (`using`)."""
+        return _RESERVED.get() is not None
+
     def check(self, deadline_s: float) -> None:
         """Refuse a query that could not be answered within `deadline_s`: Problem 429 that says when to come again."""
-        full = self.running >= self._in_flight
-        rate = self.rate
-        late = rate is not None and (self.running + self.waiting + 1) / rate * _MARGIN > deadline_s
-        if (full and self.waiting >= self._queue) or (late and self.running):
+        known, rate = self.running + self.waiting + self.reserved, self.rate
+        late = rate is not None and (known + 1) / rate * _MARGIN > deadline_s
+        if known >= self._in_flight + self._queue or (late and known):
             self.shed += 1
             self._pressed = True
             raise self._refusal()
 
+    def reserve(self, deadline_s: float) -> Reservation:
+        """Reserve a place for a query that is answered later; raises Problem 429 as `check`."""
+        self.check(deadline_s)
+        self.reserved += 1
+        return Reservation(self)
+
     @asynccontextmanager
     async def turn(self, deadline_s: float) -> AsyncIterator[float]:
-        """Wait for a slot and hold it; yields the seconds waited. Raises Problem 429, DeadlineError after waiting."""
-        self.check(deadline_s)
+        """Wait for a slot and hold it; yields the seconds waited.
+
+        Raises Problem 429, unless a place was reserved (`using`), and DeadlineError after waiting.
+        """
+        reservation = _RESERVED.get()
+        if reservation is None:
+            self.check(deadline_s)
+        else:
+            reservation.release()
         waited = await self._take(deadline_s)
         try:
             yield waited
-        finally:
+        except asyncio.CancelledError:
+            self._hand_on()  # its client has left: that is not how fast queries are answered
+            raise
+        except BaseException:
             self._depart()
+            raise
+        self._depart()
 
     async def _take(self, deadline_s: float) -> float:
         if self.running < self._in_flight:
@@ -91,7 +165,7 @@ class Admission:
             if mine in self._waiting:
                 self._waiting.remove(mine)
             elif not mine.cancelled():
-                self._depart()  # the slot came when nobody wanted it any more
+                self._hand_on()  # the slot came when nobody wanted it any more
             if not isinstance(end, TimeoutError):
                 raise
             raise DeadlineError(f"no answer by the deadline of {deadline_s * 1000:.0f} ms: it waited") from None
@@ -102,6 +176,10 @@ class Admission:
             self._learn(self._clock())
         else:
             self._departed = None
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Give the slot to the query that has waited longest, if any waits."""
         self._pressed = bool(self._waiting)
         while self._waiting:
             following = self._waiting.popleft()
@@ -127,4 +205,4 @@ class Admission:
         self._promised = min(self._promised, now + _LONGEST_WAIT_S)
         wait_s = max(1, math.ceil(self._promised - now))
         detail = f"more queries than can be answered in time: come again in {wait_s} s"
-        return Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, slug="overloaded", headers={"Retry-After": str(wait_s)})
+        return Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, slug=OVERLOADED, headers={"Retry-After": str(wait_s)})

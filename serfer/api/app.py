@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from serfer import __version__
+from serfer.api.admission import RefusalPace
 from serfer.api.body import ApiLimits
 from serfer.api.classify import Classifying, classify_router
 from serfer.api.envelope import Envelope
@@ -27,7 +28,7 @@ from serfer.api.keys import KeyRing, authorise
 from serfer.api.metrics import metrics_router
 from serfer.api.models import models_router
 from serfer.api.page import page_router
-from serfer.api.problems import Problem, problem_of, problem_response
+from serfer.api.problems import OVERLOADED, Problem, problem_of, problem_response
 from serfer.api.results import Results
 from serfer.api.server import FINISH_S
 from serfer.api.service import Service
@@ -96,7 +97,7 @@ def make_app(
         app.include_router(router, dependencies=guarded)
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
-    _answer_errors(app)
+    _answer_errors(app, RefusalPace())
     app.add_middleware(HeldBytes, most=settings.api_held_bytes)
     if hosts is not None:
         app.add_middleware(HostCheck, allowed=hosts)
@@ -111,12 +112,14 @@ def _guard(keys: KeyRing) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
     return guard
 
 
-def _answer_errors(app: FastAPI) -> None:
+def _answer_errors(app: FastAPI, pace: RefusalPace) -> None:
     """Let every error become a problem, or what the inference protocol has in its place."""
 
     async def answer(request: Request, error: Exception) -> Response:
         problem = problem_of(error)
         request.state.error = error
+        if problem.slug == OVERLOADED:
+            await pace.hold()
         return problem_response(problem, request)
 
     async def http(request: Request, error: Exception) -> Response:

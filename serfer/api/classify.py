@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from serfer.api import documents
+from serfer.api.admission import using
 from serfer.api.body import ApiLimits
 from serfer.api.held import Hold
 from serfer.api.idempotency import Replies
@@ -29,7 +29,7 @@ from serfer.api.requests import (
     unless_gone,
     wants_async,
 )
-from serfer.api.results import Job, Results, Watch
+from serfer.api.results import Results, Watch, new_job
 from serfer.api.service import Question, Service
 from serfer.api.timeline import progress, served_report
 from serfer.api.uploads import Upload, read_images
@@ -157,26 +157,26 @@ async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -
     question, once = asked.question, asked.once(images)
     if once is not None:
         await routes.replies.check(once)
-    job = Job(
-        id=once.name[:32] if once else secrets.token_hex(16),
-        owner=owner(asked.request),
-        model=question.model,
-        digest=once.digest if once else "",
-        deadline=time.time() + question.left_s,
-    )
+    job = new_job(owner(asked.request), question.model, once, time.time() + question.left_s)
+    place = routes.service.admission.reserve(question.left_s)  # what is promised is not refused afterwards
     hold: Hold = asked.request.state.hold
 
     async def work(watch: Watch) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(await _answer_once(routes, asked, images, once, watch))
+        with using(place):
+            found: dict[str, Any] = json.loads(await _answer_once(routes, asked, images, once, watch))
         return found
+
+    def ended() -> None:
+        place.release()
+        hold.give_back()
 
     hold.keep()
     try:
-        state = await routes.results.begin(job, work, _progress_of(routes, question.model), hold.give_back)
+        state = await routes.results.begin(job, work, _progress_of(routes, question.model), ended)
     except BaseException:
-        hold.give_back()
+        ended()
         raise
-    location = f"/v1/results/{job.id}"
+    location = f"/v1/results/{state['id']}"
     headers = {"Location": location, "Retry-After": "1", "Preference-Applied": "respond-async"}
     return JSONResponse(state, HTTPStatus.ACCEPTED, headers)
 

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serfer.api.problems import Problem
+from serfer.api.problems import OVERLOADED, Problem
 
 
 class Hold:
@@ -23,7 +23,7 @@ class Hold:
             raise Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "the requests that are here hold all the memory that there is for them: come again in 1 s",
-                slug="overloaded",
+                slug=OVERLOADED,
                 headers={"Retry-After": "1"},
             )
         self._bytes += size

@@ -25,6 +25,7 @@ from serfer.core.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+OVERLOADED = "overloaded"  # the type of a 429 for lack of room, not for a quota
 _PROTOCOL = re.compile(r"/v2(/|$)")  # paths of the Open Inference Protocol
 _RETRY_S = "1"  # after something was unavailable: it may be back soon, and asking is cheap
 _OUTSIDE = (
@@ -63,7 +64,7 @@ def problem_of(error: Exception) -> Problem:
         return error
     if isinstance(error, OverloadedError):
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-        slug = "ceiling" if isinstance(error, CeilingError) else "overloaded"
+        slug = "ceiling" if isinstance(error, CeilingError) else OVERLOADED
         return Problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), slug=slug, headers=wait)
     for kind, status in _OUTSIDE:
         if isinstance(error, kind):

@@ -27,6 +27,7 @@ from storage.store import Store
 _PROBE_EVERY_S = 2.0
 _THREADS = 4  # that cut queries into crops, and look up answers that are kept
 _MS_PER_S = 1000
+_KNOWN_S = 20.0  # how long what was seen last is told while somebody looks again
 _UNSOUND = (TaskFailedError, LambdaUnavailableError, StoreUnavailableError)  # these say something of more than a query
 
 
@@ -137,8 +138,9 @@ class Service:
         left_s = question.left_s
         if left_s <= 0:
             raise question.late("nothing was begun")
-        self.admission.check(left_s)
-        self.decoders.slots.check(question.client, left_s)
+        if not self.admission.promised:
+            self.admission.check(left_s)
+            self.decoders.slots.check(question.client, left_s)
 
     async def classify(self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int) -> Answered:
         """Answer what a query's images show.
@@ -247,10 +249,14 @@ class Service:
         self.draining = True
 
     async def health(self) -> Health:
-        """Say whether store and functions are there, as last seen: they are looked at every two seconds at most."""
-        if self._looking is None and time.monotonic() - self._looked > _PROBE_EVERY_S:
+        """Say whether store and functions are there, as last seen: they are looked at every two seconds at most.
+
+        Whoever asks waits for a look only where there was none lately: a busy service must not seem dead.
+        """
+        age_s = time.monotonic() - self._looked
+        if self._looking is None and age_s > _PROBE_EVERY_S:
             self._looking = asyncio.create_task(self._look())
-        if self._looking is not None:
+        if self._looking is not None and age_s > _KNOWN_S:
             return await asyncio.shield(self._looking)
         return self._health
 

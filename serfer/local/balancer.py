@@ -3,7 +3,12 @@
 It plays the part that an Application Load Balancer plays in AWS: it asks every driver's /readyz twice a second, gives a
 request to the ready driver with the fewest under way, gives it to another where a driver cannot be reached, and says
 503 where none is ready. A driver that drains gets nothing new and ends what it has. What has reached a driver that dies
-is asked again only where that can do no harm: GET, DELETE, and what carries an Idempotency-Key and fits its buffer.
+is asked again only where that can do no harm: GET, DELETE, and what carries an Idempotency-Key and fits its buffer of
+256 KiB. Other requests of a dead driver get 503, or, if the client's connection was used before, have it closed, which
+is how HAProxy says that a kept-alive connection has failed.
+
+Where drivers have as many requests as they could let in, further POSTs are held for a second and then refused with 429,
+so that clients that ignore Retry-After cost the drivers nothing.
 
 Its refusals are problem+json like the drivers', but for two that HAProxy 2.8 words itself: 400 for what is no HTTP, 408
 for a head that does not come. It shows no statistics: every driver tells its own metrics at its own address.
@@ -31,6 +36,7 @@ HEADER_S = 10.0
 LONGEST_S = 900.0
 _TRIES = 5
 _ANSWER_S = 1.0
+_FULL_S = 5  # Retry-After of what is refused here
 _TAKEN = "Address already in use"  # a port that was free a moment ago
 _PROBLEMS = {
     408: ("Request Timeout", "the body of the request came too slowly"),
@@ -45,7 +51,7 @@ global
   no strict-limits
   noreuseport
   nbthread 1
-  tune.bufsize 65536
+  tune.bufsize 262144
 defaults
   mode http
   timeout connect 2s
@@ -54,7 +60,8 @@ defaults
   timeout http-keep-alive 60s
   timeout queue 5s
   timeout server {longest_ms:.0f}ms
-  timeout check 1s
+  timeout check 2s
+  timeout tarpit 1s
   retries 3
   option redispatch 1
   retry-on conn-failure empty-response
@@ -65,6 +72,7 @@ frontend clients
   http-request set-header X-Request-Id %[uuid] unless {{ req.fhdr(X-Request-Id,1) -m reg ^[A-Za-z0-9._-]{{1,64}}$ }}
   http-request set-header X-Request-Id %[req.fhdr(X-Request-Id,1)]
   http-request set-var(txn.request) req.fhdr(X-Request-Id,1)
+{full}
   http-request del-header Forwarded
   http-request set-header X-Forwarded-For %[src]
   http-request set-header X-Forwarded-Proto http
@@ -87,7 +95,8 @@ class Balancer(LocalServer):
     """HAProxy before the drivers that listen at `drivers`, ports of loopback; ended by `stop` or `with`.
 
     Clients reach it at `host` and `port` (0: any free one). A request's head may take `header_s` seconds, an answer
-    `longest_s`; a driver that fails `fall` looks in a row gets nothing new. It is deaf to the terminal's Ctrl-C, writes
+    `longest_s`; a driver that fails `fall` looks in a row gets nothing new, and while drivers have `most` requests,
+    POSTs are refused. It is deaf to the terminal's Ctrl-C, writes
     no files, and dies with this process; start it from a thread that lives as long as it should (see
     `die_with_parent`).
 
@@ -106,9 +115,11 @@ class Balancer(LocalServer):
         header_s: float = HEADER_S,
         longest_s: float = LONGEST_S,
         fall: int = FALL,
+        most: int | None = None,
     ) -> None:
         self._binary = _binary()
         self._fall = fall
+        self._most = most
         self._drivers = drivers
         self._times = {"header_ms": header_s * 1000, "longest_ms": longest_s * 1000}
         self._token = secrets.token_urlsafe(24)  # the path where only our own server answers
@@ -176,6 +187,7 @@ class Balancer(LocalServer):
             port=self._port,
             token=self._token,
             errors="\n".join(map(_error, _PROBLEMS)),
+            full="" if self._most is None else _refusal(self._most),
             drivers="\n".join(drivers),
             check_ms=CHECK_S * 1000,
             fall=self._fall,
@@ -201,6 +213,19 @@ def _error(status: int) -> str:
     body = json.dumps(problem)
     retry = " hdr Retry-After 1" if shown == 503 else ""  # noqa: PLR2004 - HTTP's
     return f"  http-error status {status} content-type application/problem+json lf-string '{body}'{retry}"
+
+
+def _refusal(most: int) -> str:
+    """Return the line that refuses POSTs while the drivers have `most` requests, worded as the drivers' refusals."""
+    problem = {
+        "type": "urn:serfer:problem:overloaded",
+        "title": "Too Many Requests",
+        "status": 429,
+        "detail": f"more queries than can be answered in time: come again in {_FULL_S} s",
+        "request_id": "%[var(txn.request)]",
+    }
+    said = f"content-type application/problem+json lf-string '{json.dumps(problem)}' hdr Retry-After {_FULL_S}"
+    return f"  http-request tarpit deny_status 429 {said} if METH_POST {{ be_conn(drivers) ge {most} }}"
 
 
 def _binary() -> Path:

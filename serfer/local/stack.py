@@ -30,7 +30,10 @@ _FINISH_S = 900.0
 
 @dataclass(frozen=True)
 class Order:
-    """What is wanted: so many drivers, each run by `command` with `variables`, behind an address."""
+    """What is wanted: so many drivers, each run by `command` with `variables`, behind an address.
+
+    Each gets about `requests` at the same time at most.
+    """
 
     drivers: int
     command: Sequence[str]
@@ -38,6 +41,7 @@ class Order:
     host: str
     port: int
     header_s: float
+    requests: int
 
 
 class Stack:
@@ -91,7 +95,8 @@ class Stack:
         await asyncio.gather(*(driver.start() for driver in self.drivers))
         progress("starting the balancer")
         ports = [driver.port for driver in self.drivers]
-        self._balancer = Balancer(ports, host=order.host, port=order.port, header_s=order.header_s)
+        most = order.drivers * order.requests
+        self._balancer = Balancer(ports, host=order.host, port=order.port, header_s=order.header_s, most=most)
         self._guard("balancer", self._balancer, self._restart_balancer)
         if self._store is not None:
             self._guard("store", self._store, self._restart_store)

@@ -457,5 +457,7 @@ def slow_cases():
         "silent in its body": line + LENGTH % len(PNG) + b"\r\n" + PNG[:100],
         "a length above the body": line + LENGTH % (len(PNG) + 1000) + b"\r\n" + PNG,
         "silent in its chunks": line + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",
-        "silent in an inference": b"POST /v2/models/small/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+        "silent in an inference": b"POST /v2/models/small/infer HTTP/1.1\r\nHost: localhost\r\n"
+        + LENGTH % 9
+        + b"\r\n{",
     }

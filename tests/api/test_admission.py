@@ -3,7 +3,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from serfer.api.admission import Admission
+from serfer.api.admission import Admission, RefusalPace, using
 from serfer.api.problems import Problem
 from serfer.core.errors import DeadlineError
 
@@ -106,6 +106,70 @@ class TestBounds:
         run(check)
 
 
+class TestReservations:
+    def test_a_reserved_place_is_taken_from_the_next_and_used_once(self):
+        async def check():
+            admission = Admission(1, 1, Clock())
+            first, second = admission.reserve(60.0), admission.reserve(60.0)
+            refused(admission)
+            with using(first):
+                [held] = await turns(admission, 1)
+            assert (admission.running, admission.reserved) == (1, 1)
+            refused(admission)
+            first.release()
+            second.release()
+            admission.check(60.0)
+            await held.aclose()
+            assert (admission.running, admission.reserved) == (0, 0)
+
+        run(check)
+
+    def test_who_has_a_place_is_not_refused(self):
+        async def check():
+            admission = Admission(1, 1, Clock())
+            place = admission.reserve(60.0)
+            held = await turns(admission, 1)
+            refused(admission)
+            with using(place):
+                waiting = asyncio.create_task(turns(admission, 1))
+            await asyncio.sleep(0)
+            assert admission.waiting == 1
+            await held[0].aclose()
+            assert len(await waiting) == 1
+
+        run(check)
+
+
+class TestPace:
+    def holds(self, *times):
+        """Return how long refusals at these times are held."""
+        clock, held = Clock(), []
+
+        async def sleep(seconds):
+            held[-1] = seconds
+
+        async def check():
+            pace = RefusalPace(clock, sleep)
+            for each in times:
+                clock.now = 100.0 + each
+                held.append(0.0)
+                await pace.hold()
+
+        run(check)
+        return held
+
+    def test_few_refusals_go_out_at_once(self):
+        assert self.holds(0, 0.03, 1, 2, 2.03) == [0.0] * 5
+
+    def test_many_go_out_at_a_bounded_rate_and_none_is_held_longer_than_a_second(self):
+        held = self.holds(*[0] * 100)
+        assert held[:3] == pytest.approx([0, 0.02, 0.04])
+        assert max(held) == held[-1] == pytest.approx(1.0)
+
+    def test_a_crowd_that_is_gone_holds_back_nothing(self):
+        assert self.holds(*[0] * 100, 1.1)[-1] == 0.0
+
+
 class TestTime:
     async def busy(self, clock, between_s, count=2):
         """Return an admission that has seen queries depart, one every `between_s` seconds, while others waited."""
@@ -123,6 +187,31 @@ class TestTime:
         async def check():
             admission, _ = await self.busy(Clock(), 0.5)
             assert admission.rate == pytest.approx(2.0)
+
+        run(check)
+
+    @pytest.mark.parametrize("moments", [0, 5], ids=["its turn has just come", "it runs"])
+    def test_clients_that_leave_are_no_departures(self, moments):
+        async def runs(admission):
+            async with admission.turn(60.0):
+                await asyncio.get_running_loop().create_future()
+
+        async def check():
+            clock = Clock()
+            admission = Admission(1, 100, clock)
+            [held] = await turns(admission, 1)
+            for _ in range(6):
+                leaving = asyncio.create_task(runs(admission))
+                await asyncio.sleep(0)
+                staying = asyncio.create_task(turns(admission, 1))
+                await asyncio.sleep(0)
+                clock.now += 1.0
+                await held.aclose()
+                for _ in range(moments):
+                    await asyncio.sleep(0)
+                leaving.cancel()
+                [held] = await staying
+            assert admission.rate == pytest.approx(1.0)
 
         run(check)
 

@@ -2,6 +2,7 @@ import base64
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -243,6 +244,23 @@ class TestResults:
         self.ended(http, reply)
         while held.held > before:
             pass
+
+    def test_what_was_promised_is_answered_and_more_is_refused_at_once(self, http, service, monkeypatch):
+        may_begin, ask = threading.Event(), service.pipelines["small"].ask
+        monkeypatch.setattr(
+            service.pipelines["small"], "ask", lambda *args, **known: may_begin.wait(60) and ask(*args, **known)
+        )
+        headers = {"Prefer": "respond-async"}
+        with ThreadPoolExecutor(20) as threads:
+            sent = [
+                threads.submit(http.post, "/v1/classify", files={"image": png()}, headers=headers) for _ in "." * 20
+            ]
+            replies = [one.result() for one in sent]
+        assert sorted(reply.status_code for reply in replies) == [202] * 12 + [429] * 8  # four run, eight wait
+        may_begin.set()
+        ends = [self.ended(http, reply)["status"] for reply in replies if reply.status_code == 202]
+        assert ends == ["done"] * 12
+        assert service.admission.reserved == 0
 
     def test_a_deleted_result_is_gone(self, http):
         place = self.later(http).headers["location"]

@@ -209,6 +209,19 @@ class TestHealth:
 
         asyncio.run(check())
 
+    def test_what_was_seen_last_is_told_while_somebody_looks_again(self, service, pipeline, monkeypatch):
+        async def check():
+            assert (await service.health()).ready
+            looking = Future()
+            monkeypatch.setattr(pipeline, "health", lambda **_: looking)
+            service._looked -= 3.0
+            assert (await asyncio.wait_for(service.health(), 5)).ready
+            looking.set_result(Health(store="gone"))
+            await until(lambda: service._looking is None)
+            assert (await service.health()) == Health(store="gone")
+
+        asyncio.run(check())
+
     def test_after_a_failure_of_functions_they_have_to_start(self, service, pipeline):
         async def check():
             task = classify(service)

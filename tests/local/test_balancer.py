@@ -223,6 +223,38 @@ def test_what_a_dead_driver_had_is_asked_again_only_with_an_idempotency_key(driv
         assert headers["Retry-After"] == "1"
 
 
+def test_posts_beyond_what_drivers_take_are_refused_with_a_problem_and_nothing_else_is(drivers):
+    with Balancer([drivers[0].port], most=1) as server, asked(server, "/wait", "POST", b"picture") as answers:
+        drivers[0].says(b"waiting\n")
+        status, headers, problem = ask(server, "/v1/classify", "POST", bytes(100_000), {"X-Request-Id": "mine"})
+        assert (status, headers["Content-Type"], headers["Retry-After"]) == (429, "application/problem+json", "5")
+        assert (problem["type"], problem["request_id"]) == ("urn:serfer:problem:overloaded", "mine")
+        assert ask(server, "/readyz")[0] == 200
+        drivers[0].process.send_signal(signal.SIGUSR2)
+        eventually(lambda: answers, "the first one is answered")
+        assert ask(server, "/", "POST", b"picture")[0] == 200
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_what_was_sent_on_a_kept_connection_is_asked_again_with_a_key_as_long_as_it_fits(drivers, balancer, size):
+    first, second = drivers
+    second.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
+    port = int(balancer.url.rpartition(":")[2])
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as kept:
+        kept.request("GET", "/")
+        kept.getresponse().read()
+        kept.request("POST", "/wait", bytes(size), {"Idempotency-Key": "a"})
+        first.says(b"waiting\n")
+        second.end()
+        drivers[1] = Driver(second.port)
+        drivers[1].process.send_signal(signal.SIGUSR2)
+        eventually(lambda: answering(balancer) & {drivers[1].pid}, "the second driver is used")
+        first.end()
+        response = kept.getresponse()
+        assert (response.status, json.loads(response.read())["length"]) == (200, size)
+
+
 def test_driver_hears_who_asked_under_which_id(balancer):
     forged = {"X-Forwarded-For": "8.8.8.8", "Forwarded": "for=8.8.8.8", "X-Request-Id": "two words"}
     _, _, answer = ask(balancer, headers=forged)

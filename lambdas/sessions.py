@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import mmap
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from serfer.core.errors import PlanError
 from serfer.core.plan import Function, Stage, Tile
 
 MAX_SESSIONS = 16
+_FATAL = 4  # of ONNX Runtime's severities: all others are also exceptions
+_SHOWN = 300  # characters of what ONNX Runtime says
+_NO_MEMORY = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
+Array = NDArray[np.float32]
 
 
 class SessionCache:
@@ -46,6 +54,15 @@ class SessionCache:
                 self._sessions.move_to_end(graph)
             return session
 
+    def run(self, stage: Stage, tile: Tile, inputs: Mapping[str, Array]) -> list[Array]:
+        """Compute a tile's outputs from its inputs; raises PlanError where its graph cannot be."""
+        session = self.get(stage, tile)
+        try:
+            outputs: list[Array] = session.run(None, dict(inputs))
+        except Exception as error:  # ONNX Runtime's errors have no base class of their own
+            raise _not_computed(tile.graph, error) from error
+        return outputs
+
     def _build(self, function: Function, graph: str) -> ort.InferenceSession:
         try:
             weights = self._load(function.weights.path)
@@ -55,13 +72,17 @@ class SessionCache:
                 f"{error.filename} cannot be read: {error.strerror}; is this the stage's function?"
             ) from error
         options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if weights:
             name = Path(function.weights.path).name
             options.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        try:
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise _not_computed(graph, error) from error
 
     def _load(self, path: str) -> mmap.mmap | bytes:
         if path not in self._weights:
@@ -71,3 +92,14 @@ class SessionCache:
                 self._weights[path] = b"" if empty else mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
             self.weight_loads += 1
         return self._weights[path]
+
+
+def _not_computed(graph: str, error: Exception) -> PlanError:
+    """Say in one line why ONNX Runtime does not take a graph, or could not run it."""
+    text = str(error)
+    if found := _NO_MEMORY.search(text):
+        return PlanError(
+            f"{graph} cannot be computed: one of its tensors takes {int(found[1]):,} bytes, more memory than there is; "
+            "ask about fewer images, or split the model again with more --memory"
+        )
+    return PlanError(f"{graph} cannot be computed: {' '.join(text.split())[:_SHOWN]}; split the model again")

@@ -190,8 +190,8 @@ class Worker:
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
         """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
         read = time.perf_counter()
-        session = self._sessions.get(stage, tile)
-        outputs = session.run(None, {f"input{number}": value for number, value in enumerate(_joined(reads))})
+        inputs = {f"input{number}": value for number, value in enumerate(_joined(reads))}
+        outputs = self._sessions.run(stage, tile, inputs)
         computed = time.perf_counter()
         keys = [output_key(task.query, task.stage, task.tile) for task, _, _ in reads]
         values = [cells_to_bytes(part, tile, key) for part, key in zip(_parted(outputs, reads), keys, strict=True)]

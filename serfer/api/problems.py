@@ -21,6 +21,7 @@ from serfer.core.errors import (
     OverloadedError,
     PlanError,
     SerferError,
+    TaskFailedError,
     UsageError,
 )
 
@@ -67,7 +68,7 @@ def problem_of(error: Exception) -> Problem:
         slug = "ceiling" if isinstance(error, CeilingError) else OVERLOADED
         return Problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), slug=slug, headers=wait)
     for kind, status in _OUTSIDE:
-        if isinstance(error, kind):
+        if isinstance(error, kind) and not isinstance(error, TaskFailedError):  # whose plan is the service's own
             return Problem(status, str(error))
     if isinstance(error, SerferError):  # a task that failed for good, the store, Lambda: what they say is for our log
         return Problem(

@@ -4,6 +4,7 @@
     ├── WrongAnswerError                1      a split answer differs from the unsplit model's (rule 1)
     ├── QueryError                      1      a query ended without an answer
     │   ├── TaskFailedError                    a task failed for good
+    │   │   └── BrokenPlanError         3      because of its plan (also a PlanError)
     │   ├── NotFiniteError                     the network's answer is NaN or infinite
     │   └── DeadlineError                      the query's time ran out
     ├── UsageError                      2      the request contradicts itself
@@ -87,6 +88,12 @@ class ModelError(InputError):
 
 class PlanError(InputError):
     """A plan directory is incomplete, altered, or of another format."""
+
+
+class BrokenPlanError(TaskFailedError, PlanError):
+    """A function could not do its part of the plan: a file is missing there, or its graph cannot be computed."""
+
+    exit_code = PlanError.exit_code
 
 
 class UnavailableError(SerferError):

@@ -27,9 +27,11 @@ from typing import Protocol
 
 from serfer.core.errors import (
     AlteredPieceError,
+    BrokenPlanError,
     DeadlineError,
     LambdaUnavailableError,
     MissingKeyError,
+    PlanError,
     QueryError,
     SerferError,
     StoreUnavailableError,
@@ -419,6 +421,8 @@ def query_error(failure: Failure, where: str) -> SerferError:
         return _LOST[failure.error_type](text)
     if failure.error_type == StoreUnavailableError.__name__:
         return StoreUnavailableError(text)
+    if failure.error_type == PlanError.__name__:
+        return BrokenPlanError(text)
     if failure.kind in (FailureKind.UNREACHABLE, FailureKind.THROTTLED):
         return LambdaUnavailableError(f"{failure.kind.value}: {text}")
     return TaskFailedError(f"{failure.kind.value}: {text}")

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     AlteredPieceError,
+    BrokenPlanError,
     DeadlineError,
     LambdaUnavailableError,
     MissingKeyError,
+    PlanError,
     QueryError,
     StoreUnavailableError,
     TaskFailedError,
@@ -351,6 +353,16 @@ def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
     assert isinstance(finishes(run.handle(last, now))[0].error, UnavailableError)
 
 
+def test_a_query_whose_plan_no_function_can_run_ends_with_an_error_about_the_plan():
+    run, _ = started(tiles=(1,), attempts=2)
+    (wake,) = wakes(run.handle(failed(0, 0, error_type="PlanError"), 1.0))
+    run.handle(TimePassed(), wake)
+    (finish,) = finishes(run.handle(failed(0, 0, error_type="PlanError", attempt=1), wake))
+    assert isinstance(finish.error, BrokenPlanError)
+    assert isinstance(finish.error, TaskFailedError)
+    assert finish.error.exit_code == PlanError.exit_code
+
+
 @pytest.mark.parametrize("kind", [MissingKeyError, AlteredPieceError])
 def test_a_query_whose_pieces_are_gone_or_altered_ends_at_once_and_says_so(kind):
     run, _ = started(tiles=(2, 1))
@@ -416,7 +428,7 @@ def test_a_cancelled_query_ends_as_such():
         (FailureKind.UNREACHABLE, "StoreUnavailableError", StoreUnavailableError),
         (FailureKind.UNREACHABLE, "", LambdaUnavailableError),
         (FailureKind.THROTTLED, "", LambdaUnavailableError),
-        (FailureKind.FAILED_IN_CODE, "PlanError", TaskFailedError),
+        (FailureKind.FAILED_IN_CODE, "PlanError", BrokenPlanError),
         (FailureKind.TIMED_OUT, "", TaskFailedError),
         (FailureKind.OUT_OF_MEMORY, "", TaskFailedError),
     ],

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from lambdas.artefacts import artefact_directory
 from lambdas.sessions import SessionCache
@@ -438,6 +440,45 @@ class TestRefused:
         worker.run(task(plan, 0, 0, batch()))
         with pytest.raises(PlanError, match=r"stage-1/weights-0\.bin cannot be read.*is this the stage's function"):
             worker.run(task(plan, 1, 0))
+
+    @pytest.mark.parametrize("folded", [True, False])
+    def test_a_graph_that_asks_for_more_memory_than_there_is(self, plan, directory, store, tmp_path, folded):
+        """160 TB, whether ONNX Runtime knows the shape before it runs or computes it from the input's."""
+        shutil.copytree(directory, tmp_path / "plan")
+        last = plan.stages[-1].tiles[0]
+        path = tmp_path / "plan" / last.graph
+        path.write_bytes(greedy(onnx.load(path, load_external_data=False), folded=folded).SerializeToString())
+        run_all(Worker(plan, directory, store, "e", 1, 0.0), plan, batch())
+        with pytest.raises(PlanError, match=rf"{last.graph} cannot be computed: .* takes 1[0-9,]+ bytes"):
+            Worker(plan, tmp_path / "plan", store, "e", 1, 0.0).run(task(plan, 2, 0))
+
+    def test_a_graph_that_onnx_runtime_does_not_take(self, plan, directory, store, tmp_path):
+        shutil.copytree(directory, tmp_path / "plan")
+        last = plan.stages[-1].tiles[0]
+        model = onnx.load(tmp_path / "plan" / last.graph, load_external_data=False)
+        model.graph.node[-1].op_type = "NoSuchOperator"
+        (tmp_path / "plan" / last.graph).write_bytes(model.SerializeToString())
+        run_all(Worker(plan, directory, store, "e", 1, 0.0), plan, batch())
+        with pytest.raises(PlanError, match=rf"{last.graph} cannot be computed: .*NoSuchOperator"):
+            Worker(plan, tmp_path / "plan", store, "e", 1, 0.0).run(task(plan, 2, 0))
+
+
+def greedy(model, *, folded):
+    """Return a tile's graph that adds the sum of a tensor of zeros far beyond any memory to its output."""
+    graph, side = model.graph, 2 * 10**6
+    output = graph.output[0].name
+    last = next(node for node in graph.node if output in node.output)
+    last.output[:] = ["before"]
+    graph.initializer.append(numpy_helper.from_array(np.array([side, side], dtype=np.int64), "side"))
+    shape = "side"
+    if not folded:
+        graph.node.append(helper.make_node("Shape", ["before"], ["shape"]))
+        graph.node.append(helper.make_node("Mul", ["shape", "side"], ["large"]))
+        shape = "large"
+    graph.node.append(helper.make_node("ConstantOfShape", [shape], ["huge"]))
+    graph.node.append(helper.make_node("ReduceSum", ["huge"], ["sum"], keepdims=0))
+    graph.node.append(helper.make_node("Add", ["before", "sum"], [output]))
+    return model
 
 
 class TestSessions:

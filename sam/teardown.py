@@ -23,13 +23,27 @@ _ARTEFACTS = "aws-sam-cli-managed-default"
 """The stack in which SAM CLI keeps the bucket that it uploads to."""
 
 
-def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - boto3 has no types here
+def tear_down(
+    stack: str,
+    session: Any,  # noqa: ANN401 - boto3 has no types here
+    progress: Callable[[str], None],
+    *,
+    may_be_missing: bool = False,
+) -> None:
     """Empty the stack's buckets, delete it, wait, and delete what SAM CLI uploaded for it.
 
-    Raises UsageError where there is no such stack, UnavailableError with what is left where it cannot be deleted.
+    Raises UsageError where there is no such stack, unless it `may_be_missing`: then only the uploads are deleted.
+    Raises UnavailableError with what is left where it cannot be deleted.
     """
     formation, store = session.client("cloudformation"), session.client("s3")
     identity = _find(formation, stack)
+    if identity is None:
+        if not may_be_missing:
+            raise UsageError(
+                f"there is no stack {stack} in {formation.meta.region_name}: is samconfig.toml right, or AWS_PROFILE?"
+            )
+        _forget_artefacts(formation, store, stack, progress)
+        return
     for attempt in range(_TRIES):
         for bucket in _buckets(formation, identity):
             progress(f"emptying {bucket}")
@@ -46,15 +60,13 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
     )
 
 
-def _find(formation: Any, stack: str) -> str:  # noqa: ANN401 - same
-    """Return the stack's id, by which it can be asked for when it is gone."""
+def _find(formation: Any, stack: str) -> str | None:  # noqa: ANN401 - same
+    """Return the stack's id, by which it can be asked for when it is gone; None where there is none."""
     try:
         found = formation.describe_stacks(StackName=stack)["Stacks"][0]
     except ClientError as error:
         if error.response["Error"]["Code"] == "ValidationError":
-            raise UsageError(
-                f"there is no stack {stack} in {formation.meta.region_name}: is samconfig.toml right, or AWS_PROFILE?"
-            ) from error
+            return None
         raise
     outputs = {each["OutputKey"] for each in found.get("Outputs", ())}
     if _TAG not in {each["Key"] for each in found.get("Tags", ())} and not outputs >= _OUTPUTS:

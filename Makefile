@@ -70,12 +70,13 @@ SAM := $(abspath .venv/sam/bin/sam)
 SAM_IN_BUILD = cd "$(BUILD)" && SAM_CLI_TELEMETRY=0 $(SAM)
 
 deploy: build-given setup
+	$(BIN)/python -m sam check "$(BUILD)" $(ENV)
 	$(SAM_IN_BUILD) build --config-env $(ENV)
 	$(SAM_IN_BUILD) deploy --config-env $(ENV)
 
-# Drivers go back to the plan before, whose functions are still there: nothing is built.
+# Drivers go back to the plan that the stack served before, whose functions are still there: nothing is built.
 rollback: build-given setup
-	previous=$$($(BIN)/python -m sam previous "$(BUILD)") && $(SAM_IN_BUILD) deploy --config-env $(ENV) --parameter-overrides Serving=$$previous
+	$(BIN)/python -m sam rollback "$(BUILD)" $(ENV)
 
 # The stack, all that its buckets hold, and what SAM CLI uploaded for it.
 destroy: build-given setup

@@ -1,4 +1,4 @@
-"""What the Makefile's targets run: `python -m sam previous BUILD`, `teardown BUILD ENV`, `smoke BUILD ENV`."""
+"""What the Makefile's targets run: `python -m sam check BUILD ENV`; `rollback`, `teardown`, `smoke` take the same."""
 
 from __future__ import annotations
 
@@ -8,69 +8,65 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sam.deployment import load_deployment
-from sam.samconfig import stack_of
+from sam.samconfig import StackSettings, stack_of
+from sam.stacks import check_update, find_stack, roll_back
 from sam.teardown import tear_down
-from serfer.core.errors import SerferError, UnavailableError, UsageError
+from serfer.core.errors import SerferError, UnavailableError
 from serfer.settings import load_settings
 
 _INTERRUPTED = 130
 
 
-def previous(build: Path) -> None:
-    """Print the plan before; raises UsageError where there is none."""
-    plans = load_deployment(build).plans
-    if len(plans) == 1:
-        raise UsageError(f"{build} holds one plan alone: there is none to go back to")
-    sys.stdout.write(f"{plans[1]}\n")
+def check(given: argparse.Namespace) -> None:
+    """Refuse an update that would delete the plan that an environment's stack serves, or its store."""
+    found, session = _stack(given)
+    check_update(find_stack(session.client("cloudformation"), found.stack), load_deployment(given.build))
 
 
-def teardown(build: Path, environment: str, stack: str | None) -> None:
-    """Delete an environment's stack, or another one in its region, and say how it goes."""
-    import boto3  # noqa: PLC0415 - not every command needs it
+def rollback(given: argparse.Namespace) -> None:
+    """Let an environment's drivers use the plan before."""
+    found, session = _stack(given)
+    _say(f"{found.stack} serves the plan {roll_back(found.stack, session, _say)}")
 
-    deployed, region = stack_of(build, environment)
-    stack = stack or deployed
-    tear_down(stack, boto3.session.Session(region_name=region), _say)
+
+def teardown(given: argparse.Namespace) -> None:
+    """Delete an environment's stack, or the one named, and say how it goes."""
+    found, session = _stack(given)
+    stack = given.stack or found.stack
+    tear_down(stack, session, _say)
     _say(f"{stack} is gone, and nothing of it bills")
 
 
 def measure(given: argparse.Namespace) -> None:
     """Deploy, ask, measure and delete, as `sam.smoke` says; SIGTERM ends it as Ctrl-C does."""
-    import boto3  # noqa: PLC0415 - not every command needs it
+    from sam.smoke import Order, smoke  # noqa: PLC0415 - it imports what the other commands do not need
 
-    from sam.smoke import Order, smoke  # noqa: PLC0415 - same
-
+    found, session = _stack(given)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _, region = stack_of(given.build, given.environment)
-    os.environ["AWS_DEFAULT_REGION"] = region  # of every client here, and of SAM CLI
-    order = Order(given.build, given.environment, given.max_usd, given.out.absolute())
-    smoke(order, load_settings(), boto3.session.Session(), _say)
+    os.environ["AWS_DEFAULT_REGION"] = found.region  # of the clients that know no samconfig.toml, and of SAM CLI
+    smoke(Order(given.build, found, given.max_usd, given.out.absolute()), load_settings(), session, _say)
+
+
+def _stack(given: argparse.Namespace) -> tuple[StackSettings, Any]:
+    """Return an environment's stack, and a session of boto3 for its region."""
+    found = stack_of(given.build, given.environment)
+    return found, boto3.session.Session(region_name=found.region)
+
+
+_COMMANDS = {"check": check, "rollback": rollback, "teardown": teardown, "smoke": measure}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of them; return an exit code."""
-    parser = argparse.ArgumentParser(prog="python -m sam", description=(__doc__ or "").partition(":")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("previous", "teardown", "smoke"):
-        commands.add_parser(name).add_argument("build", type=Path)
-    for name in ("teardown", "smoke"):
-        commands.choices[name].add_argument("environment")
-    commands.choices["teardown"].add_argument("--stack", help="another stack than the environment's")
-    asked = commands.choices["smoke"]
-    asked.add_argument("--max-usd", type=float, default=1.0, help="spend no more, by the price model")
-    asked.add_argument("--out", type=Path, default=Path("aws-measured.toml"), help="a file for SERFER_AWS_FILE")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     try:
-        if given.command == "previous":
-            previous(given.build)
-        elif given.command == "teardown":
-            teardown(given.build, given.environment, given.stack)
-        else:
-            measure(given)
+        _COMMANDS[given.command](given)
     except SerferError as error:
         _say(str(error))
         return error.exit_code
@@ -80,6 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sam", description=(__doc__ or "").partition(":")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in _COMMANDS:
+        command = commands.add_parser(name)
+        command.add_argument("build", type=Path)
+        command.add_argument("environment")
+    commands.choices["teardown"].add_argument("--stack", help="another stack than the environment's")
+    asked = commands.choices["smoke"]
+    asked.add_argument("--max-usd", type=float, default=1.0, help="spend no more, by the price model")
+    asked.add_argument("--out", type=Path, default=Path("aws-measured.toml"), help="a file for SERFER_AWS_FILE")
+    return parser
 
 
 def _say(line: str) -> None:

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from sam.deployment import (
     RECORD,
@@ -29,6 +32,7 @@ from sam.deployment import (
     load_packaged_plan,
     plan_directory,
 )
+from sam.fetch import fetch_plan
 from sam.functions import state_machine
 from sam.layers import check_size, driver_layer, function_directory, gpu_layer, weights_layer, worker_layer
 from sam.names import digest12
@@ -40,10 +44,11 @@ from sam.samconfig import FILE as SAMCONFIG
 from sam.samconfig import read_samconfig, samconfig
 from sam.sbom import SBOM, dump_sbom
 from sam.scenario import Profile, check_pool, make_scenario
+from sam.stacks import our_stack
 from sam.template import dump, make_template
 from sam.tree import Built, combined_digest, link_tree, seal
 from serfer import __version__
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, load_plan
 from serfer.settings import Settings
 from splitter.directory import appearing_whole, place_for
@@ -56,10 +61,14 @@ _DRIVER_IDS = {"function": "DriverFunction", "fleet": "DriverPlans"}
 
 @dataclass(frozen=True)
 class _Earlier:
-    """The generation that a new one takes the place of: the plan, and the BUILD directory where it lies."""
+    """The generation that a new one takes the place of: its plan, and where it lies.
+
+    That is a BUILD directory, or a plan directory with what its functions have.
+    """
 
     plan: Plan
-    build: Path
+    build: Path | None = None
+    directory: Path | None = None
 
 
 def package(
@@ -69,16 +78,19 @@ def package(
     settings: Settings,
     *,
     keep_previous: bool = True,
+    previous_of: str | None = None,
     profile: Profile | None = None,
     progress: Callable[[str], None],
 ) -> Deployment:
     """Write the BUILD directory of a plan directory, whole or not at all, and return what was written.
 
     Unless `keep_previous` is False, the plan that a deployment of the same name in `out` has becomes the previous one.
+    With `previous_of`, it is the plan that this stack of the deployment's region serves, which is downloaded from it
+    unless `out` has it.
     `profile` says how fast an instance of the GPU pool is, where there is to be one.
     Raises UsageError for choices that do not go together or that AWS would refuse, PlanError for a plan directory that
     is not whole, ModelError for a function that is too large, InputError for an `out` that holds something else,
-    UnavailableError for wheels that cannot be had.
+    UnavailableError for wheels that cannot be had, or a stack that cannot be read.
     """
     options.check()
     plan = load_plan(directory)
@@ -90,10 +102,14 @@ def package(
         raise InputError(
             f"{out} lies in the plan directory {directory}, which holds a plan alone; choose another --out"
         )
-    earlier = _earlier(place, plan, options) if keep_previous else None
-    with appearing_whole(place, check_build_place) as build:
-        deployment = _Writer(build, options, settings, profile, progress).write(plan, directory, earlier)
-        (build / SAMCONFIG).write_bytes(_settings_of_sam(place, options))
+    with tempfile.TemporaryDirectory(prefix="serfer-") as scratch:
+        if previous_of is not None:
+            earlier = _earlier_of(previous_of, place, plan, options, Path(scratch), progress)
+        else:
+            earlier = _earlier(place, plan, options) if keep_previous else None
+        with appearing_whole(place, check_build_place) as build:
+            deployment = _Writer(build, options, settings, profile, progress).write(plan, directory, earlier)
+            (build / SAMCONFIG).write_bytes(_settings_of_sam(place, options))
     return deployment
 
 
@@ -135,11 +151,38 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Earlier | None:
     plan = load_packaged_plan(place, others[0])
     if not (place / _GENERATIONS / others[0]).is_dir():
         raise InputError(f"{place} has lost its plan {others[0]}: package with --no-previous, or choose another --out")
-    return _Earlier(plan, place)
+    return _Earlier(plan, build=place)
+
+
+def _earlier_of(
+    stack: str, place: Path, plan: Plan, options: Options, scratch: Path, progress: Callable[[str], None]
+) -> _Earlier | None:
+    """Return the generation that a stack serves, or the one before where it serves this plan; None if it has no other.
+
+    Raises UsageError for a stack that is missing, is not ours, or has another store.
+    """
+    import boto3  # noqa: PLC0415 - only where a stack is asked for
+
+    session = boto3.session.Session(region_name=options.region)
+    try:
+        found = our_stack(session.client("cloudformation"), stack)
+        if found.store and found.store != options.store:
+            raise UsageError(f"--store {options.store}: {stack} has the store {found.store}; choose another --name")
+        others = [digest for digest in (found.serving, *found.plans) if digest and digest != digest12(plan)]
+        if not others:
+            return None
+        if (place / _GENERATIONS / others[0]).is_dir():
+            return _Earlier(load_packaged_plan(place, others[0]), build=place)
+        earlier = fetch_plan(found, others[0], session, scratch, progress)
+    except (BotoCoreError, ClientError) as error:
+        raise UnavailableError(f"--previous-of {stack}: {error}") from error
+    return _Earlier(earlier, directory=scratch)
 
 
 def _keep_pool(earlier: _Earlier, build: Path) -> bool:
     """Copy what the pool of the plan before is used by, as it was packaged; say whether it had a pool."""
+    if earlier.build is None:  # a stack's functions do not have it
+        return False
     digest = digest12(earlier.plan)
     before, place = plan_directory(earlier.build, digest), plan_directory(build, digest)
     names = (SCENARIO, earlier.plan.unsplit.path)
@@ -186,7 +229,9 @@ class _Writer:
             layers[f"{_LAYERS}/{GPU}"] = gpu_layer(self.build / _LAYERS / GPU, self.options, cache)
         self.progress(f"writing {len(plan.functions)} functions")
         sizes = self._generation(plan, directory, worker)
-        if earlier:
+        if earlier and earlier.directory:
+            self._generation(earlier.plan, earlier.directory, worker)
+        elif earlier and earlier.build:
             name = digest12(earlier.plan)
             link_tree(earlier.build / _GENERATIONS / name, self.build / _GENERATIONS / name)
         pooled = self._drivers(plans, directory, earlier)

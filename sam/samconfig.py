@@ -5,8 +5,12 @@ The file is the user's once they have altered it: packaging again then leaves it
 
 from __future__ import annotations
 
+import shlex
 import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sam.options import Options
 from serfer.core.errors import InputError
@@ -66,21 +70,60 @@ def samconfig(options: Options) -> bytes:
     return text.encode()
 
 
-def stack_of(directory: Path, environment: str) -> tuple[str, str]:
-    """Return name and region of an environment's stack; raises InputError where the file does not say."""
-    data = read_samconfig(directory)
-    if data is None:
-        raise InputError(f"{directory / FILE} is missing: write it anew with serfer package")
+@dataclass(frozen=True)
+class StackSettings:
+    """What SAM CLI is told of one environment: its stack, that stack's region, and the template's parameters."""
+
+    environment: str
+    stack: str
+    region: str
+    parameters: Mapping[str, str]
+
+
+def stack_of(directory: Path, environment: str) -> StackSettings:
+    """Return the settings of an environment's stack; raises InputError where the file does not have them."""
+    if read_samconfig(directory) is None:
+        raise InputError(f"{directory / FILE} is missing: write it again with serfer package")
+    found = {one.environment: one for one in stacks(directory, region=None)}
+    if environment not in found:
+        raise InputError(f"{directory / FILE} has no stack_name and region of {environment!r}: is ENV right?")
+    return found[environment]
+
+
+def stacks(directory: Path, region: str | None) -> list[StackSettings]:
+    """Return the settings of every environment with a stack, in the file's order; none where there is no file.
+
+    `region` is that of stacks for which the file has none; without one these are left out. Raises InputError for a
+    file that SAM CLI could not read.
+    """
     try:
-        said = tomllib.loads(data.decode("utf-8"))[environment]
-        found = said["deploy"]["parameters"]["stack_name"], said["global"]["parameters"]["region"]
-    except (ValueError, KeyError, TypeError) as error:
+        environments = tomllib.loads((read_samconfig(directory) or b"").decode("utf-8"))
+        found = [
+            _settings(name, said, region)
+            for name, said in environments.items()
+            if isinstance(said, dict) and "stack_name" in said.get("deploy", {}).get("parameters", {})
+        ]
+    except (ValueError, AttributeError, TypeError) as error:
         raise InputError(
-            f"{directory / FILE} says no stack_name and region of {environment!r}: is ENV right?"
+            f"{directory / FILE} is not a configuration of SAM CLI: correct it, or move it away and package again"
         ) from error
-    if not all(isinstance(word, str) and word for word in found):
-        raise InputError(f"{directory / FILE}: stack_name and region of {environment!r} should be texts")
-    return found
+    return [one for one in found if one.region]
+
+
+def _settings(environment: str, said: Mapping[str, Any], region: str | None) -> StackSettings:
+    """Read an environment; raises ValueError, AttributeError or TypeError for what SAM CLI does not write."""
+    deploy = said["deploy"]["parameters"]
+    shared = said.get("global", {}).get("parameters", {})
+    name, place = deploy["stack_name"], deploy.get("region", shared.get("region", region or ""))
+    if not (isinstance(name, str) and name and isinstance(place, str)):
+        raise TypeError
+    return StackSettings(environment, name, place, _overrides(deploy.get("parameter_overrides", "")))
+
+
+def _overrides(value: str | Sequence[str]) -> dict[str, str]:
+    """Return parameters as SAM CLI reads them: 'Name="value" ...', or a list of such texts."""
+    words = shlex.split(value if isinstance(value, str) else " ".join(value))
+    return {name: text for name, _, text in (word.partition("=") for word in words)}
 
 
 def read_samconfig(directory: Path) -> bytes | None:

@@ -22,7 +22,6 @@ from statistics import quantiles
 from typing import Any
 from urllib.parse import urlsplit
 
-from botocore.exceptions import ClientError
 from PIL import Image
 
 from sam.build_cost import price_build
@@ -30,8 +29,9 @@ from sam.cost import Bill
 from sam.deployment import load_current_plan, load_deployment
 from sam.measure import Sample, dump_facts, facts_of
 from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
-from sam.samconfig import stack_of
-from sam.teardown import tear_down
+from sam.samconfig import StackSettings
+from sam.stacks import find_stack
+from sam.teardown import forget_uploads, tear_down
 from serfer.client import Client
 from serfer.core.cost import HOURS_A_MONTH, invocation_usd, plan_load
 from serfer.core.errors import (
@@ -58,10 +58,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Order:
-    """What to do: deploy BUILD's plan as `environment` is set, spend `most_usd` at most, write `out`."""
+    """What to do: deploy BUILD's plan with an environment's settings, spend `most_usd` at most, write `out`."""
 
     build: Path
-    environment: str
+    settings: StackSettings
     most_usd: float
     out: Path
 
@@ -87,10 +87,13 @@ class Smoke:
     order: Order
     plan: Plan
     stack: str
-    region: str
-    store: str
     bill: Bill
     settings: Settings
+
+    @property
+    def region(self) -> str:
+        """Where it is deployed."""
+        return self.order.settings.region
 
     @property
     def estimated_usd(self) -> float:
@@ -116,10 +119,9 @@ def planned(order: Order, settings: Settings) -> Smoke:
         raise UsageError(f"MAX_USD is a number of dollars above 0, not {order.most_usd:g}")
     if not order.out.parent.is_dir():
         raise UsageError(f"OUT={order.out}: there is no directory {order.out.parent}")
-    _, region = stack_of(order.build, order.environment)
     bill = price_build(order.build, settings.facts(), burst=1)
     plan = load_current_plan(order.build, deployment)
-    found = Smoke(order, plan, f"{options.name}-smoke", region, options.store, bill, settings)
+    found = Smoke(order, plan, f"{options.name}-smoke", bill, settings)
     if found.estimated_usd > order.most_usd:
         raise UsageError(
             f"aws-smoke is estimated at ${found.estimated_usd:.4f}, more than MAX_USD={order.most_usd:g}: allow more, "
@@ -154,12 +156,8 @@ def _check_account(run: Smoke, session: Any) -> None:  # noqa: ANN401 - same
     """Raise UnavailableError without credentials, UsageError where the stack is there: another run's, perhaps."""
     if session.get_credentials() is None:
         raise UnavailableError("aws-smoke: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
-    try:
-        session.client("cloudformation").describe_stacks(StackName=run.stack)
-    except ClientError as error:
-        if error.response["Error"]["Code"] == "ValidationError":  # there is none
-            return
-        raise
+    if find_stack(session.client("cloudformation"), run.stack) is None:
+        return
     raise UsageError(
         f"there is a stack {run.stack} in {run.region}: wait for the run that made it, or delete it by "
         f"make destroy BUILD={run.order.build} STACK={run.stack}"
@@ -174,7 +172,10 @@ def _gone_at_the_end(run: Smoke, session: Any, say: Say) -> Iterator[None]:  # n
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            tear_down(run.stack, session, say, may_be_missing=True)
+            if find_stack(session.client("cloudformation"), run.stack) is None:
+                forget_uploads(run.stack, session, say)
+            else:
+                tear_down(run.stack, session, say)
             say(f"{run.stack} is gone, and nothing of it bills")
         except BaseException:
             say(f"{run.stack} may be there still: make destroy BUILD={run.order.build} STACK={run.stack}")
@@ -184,7 +185,7 @@ def _gone_at_the_end(run: Smoke, session: Any, say: Say) -> Iterator[None]:  # n
 
 
 def _deploy(run: Smoke) -> None:
-    environment = run.order.environment
+    environment = run.order.settings.environment
     _sam(run, "build", "--config-env", environment)
     own = ("--stack-name", run.stack, "--s3-prefix", run.stack, "--tags", f"serfer:stack={run.stack}")
     _sam(run, "deploy", "--config-env", environment, *own)

@@ -11,11 +11,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from serfer.core.errors import UnavailableError, UsageError
+from sam.stacks import our_stack
+from serfer.core.errors import UnavailableError
 
 BUCKETS = ("AWS::S3::Bucket", "AWS::S3Express::DirectoryBucket")
-_TAG, _OUTPUTS = "serfer:stack", frozenset({"FunctionPrefix", "Store"})
-"""What samconfig.toml gives the stack, and what its template says of it: others' stacks are left alone."""
 _TRIES = 3
 _WAIT_S, _WAITS = 15, 240
 _AT_ONCE = 1000  # keys that one request deletes
@@ -23,27 +22,13 @@ _ARTEFACTS = "aws-sam-cli-managed-default"
 """The stack in which SAM CLI keeps the bucket that it uploads to."""
 
 
-def tear_down(
-    stack: str,
-    session: Any,  # noqa: ANN401 - boto3 has no types here
-    progress: Callable[[str], None],
-    *,
-    may_be_missing: bool = False,
-) -> None:
-    """Empty the stack's buckets, delete it, wait, and delete what SAM CLI uploaded for it.
+def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - boto3 has no types here
+    """Empty the stack's buckets, delete it, wait, and delete what SAM CLI uploaded for it (`forget_uploads`).
 
-    Raises UsageError where there is no such stack, unless it `may_be_missing`: then only the uploads are deleted.
-    Raises UnavailableError with what is left where it cannot be deleted.
+    Raises UsageError where there is no such stack, UnavailableError with what is left where it cannot be deleted.
     """
     formation, store = session.client("cloudformation"), session.client("s3")
-    identity = _find(formation, stack)
-    if identity is None:
-        if not may_be_missing:
-            raise UsageError(
-                f"there is no stack {stack} in {formation.meta.region_name}: is samconfig.toml right, or AWS_PROFILE?"
-            )
-        _forget_artefacts(formation, store, stack, progress)
-        return
+    identity = our_stack(formation, stack).identity
     for attempt in range(_TRIES):
         for bucket in _buckets(formation, identity):
             progress(f"emptying {bucket}")
@@ -52,30 +37,12 @@ def tear_down(
         formation.delete_stack(StackName=identity)
         left = _left(formation, identity)
         if not left:
-            _forget_artefacts(formation, store, stack, progress)
+            forget_uploads(stack, session, progress)
             return
         progress(f"try {attempt + 1}: {', '.join(left)} could not be deleted")
     raise UnavailableError(
         f"{stack} is not gone: {', '.join(left)} could not be deleted; see its events, and try again"
     )
-
-
-def _find(formation: Any, stack: str) -> str | None:  # noqa: ANN401 - same
-    """Return the stack's id, by which it can be asked for when it is gone; None where there is none."""
-    try:
-        found = formation.describe_stacks(StackName=stack)["Stacks"][0]
-    except ClientError as error:
-        if error.response["Error"]["Code"] == "ValidationError":
-            return None
-        raise
-    outputs = {each["OutputKey"] for each in found.get("Outputs", ())}
-    if _TAG not in {each["Key"] for each in found.get("Tags", ())} and not outputs >= _OUTPUTS:
-        raise UsageError(
-            f"{stack} is no stack of serfer package: it has neither the tag {_TAG} nor the outputs "
-            f"{' and '.join(sorted(_OUTPUTS))}: is samconfig.toml right, or AWS_PROFILE?"
-        )
-    identity: str = found["StackId"]
-    return identity
 
 
 def _buckets(formation: Any, identity: str) -> Iterator[str]:  # noqa: ANN401 - same
@@ -99,8 +66,9 @@ def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 -
             failed = store.delete_objects(Bucket=bucket, Delete={"Objects": named, "Quiet": True}).get("Errors")
             if failed:
                 raise UnavailableError(f"{bucket}: {failed[0]['Key']} cannot be deleted: {failed[0]['Code']}")
-    for upload in store.list_multipart_uploads(Bucket=bucket, Prefix=prefix).get("Uploads", ()):
-        store.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+    for page in store.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
+        for upload in page.get("Uploads", ()):
+            store.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
@@ -118,8 +86,9 @@ def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
     return []
 
 
-def _forget_artefacts(formation: Any, store: Any, stack: str, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same
+def forget_uploads(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same
     """Delete what SAM CLI uploaded under the stack's name, which samconfig.toml gives as prefix."""
+    formation, store = session.client("cloudformation"), session.client("s3")
     try:
         outputs = formation.describe_stacks(StackName=_ARTEFACTS)["Stacks"][0].get("Outputs", ())
     except ClientError:  # SAM CLI never made one here

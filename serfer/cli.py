@@ -550,7 +550,10 @@ def doctor(
     ] = None,
     region: Annotated[str | None, typer.Option(help="With --aws: a region; by default BUILD's, or AWS's own.")] = None,
     deployer_policy: Annotated[
-        bool, typer.Option("--deployer-policy", help="With --build: print the IAM policy that deploying takes.")
+        bool,
+        typer.Option(
+            "--deployer-policy", help="With --build: print the IAM policies that deploying takes, a JSON list."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -583,11 +586,11 @@ def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Che
 
 
 def _print_policy(build: Path | None) -> None:
-    from serfer.doctor_aws import deployer_policy  # noqa: PLC0415 - imports boto3
+    from serfer.doctor_aws import deployer_policies  # noqa: PLC0415 - imports boto3
 
     if build is None:
         raise UsageError("--deployer-policy depends on what is deployed: give --build BUILD")
-    print(json.dumps(deployer_policy(build), indent=2))  # noqa: T201 - goes out as it is
+    print(json.dumps(deployer_policies(build), indent=2))  # noqa: T201 - goes out as it is
 
 
 def _standard_input() -> bytes:

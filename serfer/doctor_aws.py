@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import threading
-import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +17,15 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from sam.deployer import policy
+from sam.deployer import Target, policies, statements
 from sam.deployment import Deployment, load_current_plan, load_deployment, load_template
 from sam.intrinsics import Properties, resources
 from sam.options import RUNTIMES, Options
 from sam.quotas import check_deployable, check_region, check_template, find_sam
-from sam.samconfig import FILE as SAMCONFIG
-from sam.samconfig import read_samconfig
+from sam.samconfig import StackSettings, stacks
+from sam.stacks import TAG, check_update, find_stack
 from serfer.core.aws import AwsFacts
-from serfer.core.errors import InputError, SerferError, UnavailableError
+from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.doctor import Check
 
@@ -36,7 +36,6 @@ _ACTIONS_A_CALL = 50
 _BURST = 1000
 _SHOWN = 6
 _GB = 1024**3
-_TAG = "serfer:stack"
 _UNKNOWN = "could not be checked"
 _REFUSED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"})
 _MAKING = threading.Lock()  # a session makes one client at a time
@@ -50,14 +49,28 @@ class Build:
     deployment: Deployment
     plan: Plan
     template: dict[str, Any]
-    stacks: tuple[str, ...]
+    stacks: tuple[StackSettings, ...]
 
     @classmethod
     def load(cls, directory: Path) -> Build:
         """Read what `serfer package` wrote; raises InputError."""
         deployment = load_deployment(directory)
         plan, template = load_current_plan(directory, deployment), load_template(directory)
-        return cls(deployment, plan, template, _stacks(directory) or (deployment.options.name,))
+        options = deployment.options
+        found = stacks(directory, options.region) or [StackSettings("", options.name, options.region, {})]
+        return cls(deployment, plan, template, tuple(found))
+
+    def target(self, account: str, partition: str = "aws", *, only: StackSettings | None = None) -> Target:
+        """Return where the stacks are deployed to, or one of them, for the deployer's policy."""
+        chosen = (only,) if only else self.stacks
+        boundaries = [one.parameters.get("PermissionsBoundary", "") for one in chosen]
+        return Target(
+            stacks=list(dict.fromkeys(one.stack for one in chosen)),
+            regions=list(dict.fromkeys(one.region for one in chosen)),
+            account=account,
+            partition=partition,
+            boundaries=sorted(set(boundaries)) if all(boundaries) else (),
+        )
 
     @property
     def resources(self) -> dict[str, tuple[str, Properties]]:
@@ -68,21 +81,6 @@ class Build:
     def types(self) -> set[str]:
         """The types of all resources that may be made, whatever the parameters."""
         return {said["Type"] for said in self.template["Resources"].values()}
-
-
-def _stacks(directory: Path) -> tuple[str, ...]:
-    """Return what SAM CLI's settings call the stacks; raises InputError for a file that is none of SAM CLI's."""
-    try:
-        said = tomllib.loads((read_samconfig(directory) or b"").decode())
-        names = [one["deploy"]["parameters"]["stack_name"] for one in said.values() if _deploys(one)]
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"{directory / SAMCONFIG} is not what SAM CLI reads: correct it, or move it away") from error
-    return tuple(str(name) for name in names)
-
-
-def _deploys(environment: Any) -> bool:  # noqa: ANN401 - plain TOML
-    """Say whether an environment of SAM CLI's settings names a stack."""
-    return isinstance(environment, dict) and "stack_name" in environment.get("deploy", {}).get("parameters", {})
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,7 @@ def _needed(build: Build | None) -> Sequence[_Look]:
     if build is None:
         return ()
     kinds = [kind for kind, _ in build.resources.values()]
-    looks: list[_Look] = [_stack(name) for name in build.stacks]
+    looks: list[_Look] = [_stack(settings, build.deployment) for settings in build.stacks]
     looks += [_reached(*asked) for prefix, asked in _REACHED.items() if _any(kinds, prefix)]
     looks += [_quota(quota, kinds.count(quota.kind)) for quota in _QUOTAS if quota.kind in kinds]
     if build.deployment.options.gpu:
@@ -273,24 +271,30 @@ def _any(kinds: Iterable[str], prefix: str) -> bool:
     return any(kind.startswith(prefix) for kind in kinds)
 
 
-def _stack(name: str) -> _Look:
-    """Return a look at whether a stack's name is free, or ours."""
-    label = f"stack {name}"
+_STUCK = frozenset({"ROLLBACK_COMPLETE", "DELETE_FAILED", "UPDATE_ROLLBACK_FAILED"})
+
+
+def _stack(settings: StackSettings, deployment: Deployment) -> _Look:
+    """Return a look at whether a stack's name is free, or its stack ours and fit to be updated."""
+    name, label = settings.stack, f"stack {settings.stack}"
 
     @_asked(label, "give the deployment another --name")
     def look(account: Account, _build: Build | None) -> Check:
+        stack = find_stack(account.client("cloudformation", settings.region), name)
+        if stack is None:
+            return Check(label, ok=True, found="the name is free")
+        if not stack.ours:
+            return Check(label, ok=False, found=f"{stack.status}, and not SerFer's", remedy="choose another --name")
+        if stack.status.endswith("_IN_PROGRESS") or stack.status in _STUCK:
+            return Check(
+                label, ok=False, found=stack.status, remedy="wait until it is done, or delete it with make destroy"
+            )
+        serves = f", serves the plan {stack.serving}" if stack.serving else ""
         try:
-            [stack] = account.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
-        except ClientError as error:
-            if "does not exist" in error.response["Error"].get("Message", ""):
-                return Check(label, ok=True, found="the name is free")
-            raise
-        state, ours = stack["StackStatus"], any(tag["Key"] == _TAG for tag in stack.get("Tags", []))
-        if not ours:
-            return Check(label, ok=False, found=f"{state}, and not SerFer's", remedy="choose another --name")
-        if state.endswith("_IN_PROGRESS") or state in {"ROLLBACK_COMPLETE", "DELETE_FAILED", "UPDATE_ROLLBACK_FAILED"}:
-            return Check(label, ok=False, found=state, remedy="wait until it is done, or delete it with make destroy")
-        return Check(label, ok=True, found=f"ours, {state}: it would be updated")
+            check_update(stack, deployment)
+        except UsageError as error:
+            return Check(label, ok=False, found=f"ours, {stack.status}{serves}", remedy=str(error))
+        return Check(label, ok=True, found=f"ours, {stack.status}{serves}: it would be updated")
 
     return look
 
@@ -386,12 +390,12 @@ def _limit(account: Account, quota: _Quota) -> int | None:
 @_asked("cost tag", "activate the tag in the Billing console under Cost allocation tags")
 def _cost_tag(account: Account, build: Build | None) -> Check:
     """Say whether a budget can tell the stack's cost from the account's."""
-    said = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[_TAG], Status="Active")
+    said = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[TAG], Status="Active")
     if said["CostAllocationTags"]:
-        return Check("cost tag", ok=True, found=f"{_TAG} is active")
+        return Check("cost tag", ok=True, found=f"{TAG} is active")
     wanted = build is not None and any(kind == "AWS::Budgets::Budget" for kind, _ in build.resources.values())
-    remedy = f"activate {_TAG} in the Billing console under Cost allocation tags, once a stack has it"
-    return Check("cost tag", not wanted, f"{_TAG} is not active: MonthlyBudgetUsd would count nothing", remedy)
+    remedy = f"activate {TAG} in the Billing console under Cost allocation tags, once a stack has it"
+    return Check("cost tag", not wanted, f"{TAG} is not active: MonthlyBudgetUsd would count nothing", remedy)
 
 
 _GPU_QUOTA = ("ec2", "L-DB2E81BA")  # Running On-Demand G and VT instances, in vCPUs (K)
@@ -414,44 +418,87 @@ def _gpus(account: Account, build: Build | None) -> Check:
     )
 
 
-_POLICY = "ask an administrator for the policy of serfer doctor --aws --build BUILD --deployer-policy"
+_POLICY = "ask an administrator for the policies of serfer doctor --aws --build BUILD --deployer-policy"
 
 
 @_asked("permissions", _POLICY)
 def _permissions(account: Account, build: Build | None) -> Check:
-    """Ask IAM whether the caller may do what deploying takes, on resources with the stack's name."""
+    """Ask IAM whether the caller may do what deploying each of the build's stacks takes."""
     if build is None or account.arn.endswith(":root"):
         return Check(
             "permissions", ok=True, found="the account's root user may do everything: deploy with a role instead"
         )
-    client, source, partition = account.client("iam"), _source(account), account.arn.split(":")[1]
-    wanted: set[str] = set()
-    allowed: set[str] = set()
-    for said in policy(build.types, build.stacks[0], account.region, account.id, partition)["Statement"]:
-        wanted |= set(said["Action"])
-        for resource in [said["Resource"]] if said["Resource"] == "*" else said["Resource"]:
-            allowed |= _allowed(client, source, said["Action"], resource, account.region)
-    denied = sorted(wanted - allowed)
-    if not denied:
-        return Check("permissions", ok=True, found=f"all {len(wanted)} actions are allowed")
-    shown = ", ".join(denied[:_SHOWN]) + (f" and {len(denied) - _SHOWN} more" if len(denied) > _SHOWN else "")
-    return Check("permissions", ok=False, found=f"not allowed: {shown}", remedy=_POLICY)
-
-
-def _allowed(client: Any, source: str, names: list[str], resource: str, region: str) -> set[str]:  # noqa: ANN401 - boto3's
-    """Return which actions the simulator lets a principal do on a resource."""
-    where = {"ContextKeyName": "aws:RequestedRegion", "ContextKeyValues": [region], "ContextKeyType": "string"}
-    found: set[str] = set()
-    for start in range(0, len(names), _ACTIONS_A_CALL):
-        said = client.simulate_principal_policy(
-            PolicySourceArn=source,
-            ActionNames=names[start : start + _ACTIONS_A_CALL],
-            ResourceArns=[resource if resource == "*" else resource.replace("*", "check")],
-            ContextEntries=[where],
-            MaxItems=1000,
+    partition = account.arn.split(":")[1]
+    simulator = _Simulator(account.client("iam"), _source(account))
+    checked, denied = 0, {}
+    for settings in build.stacks:
+        wanted = statements(build.types, build.target(account.id, partition, only=settings))
+        denied[settings.stack] = sorted(
+            action for statement in wanted for action in simulator.denied(statement, settings.region)
         )
-        found |= {one["EvalActionName"] for one in said["EvaluationResults"] if one["EvalDecision"] == "allowed"}
-    return found
+        checked = sum(len(statement["Action"]) for statement in wanted)
+    if not any(denied.values()):
+        return Check("permissions", ok=True, found=f"all {checked} actions are allowed")
+    said = "; ".join(f"{_listed(names)} for {stack}" for stack, names in denied.items() if names)
+    return Check("permissions", ok=False, found=f"not allowed: {said}", remedy=_POLICY)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _contexts(equals: Mapping[str, Any], region: str) -> list[dict[str, str]]:
+    """Return the values of condition keys with which a statement is to allow its actions: one set for each value."""
+    where = {"aws:RequestedRegion": region}
+    listed = [
+        {**where, key: value}
+        for key, values in equals.items()
+        if key not in where
+        for value in ([values] if isinstance(values, str) else values)
+    ]
+    return listed or [where]
+
+
+class _Simulator:
+    """Asks IAM's simulator what a principal may do, each question once."""
+
+    def __init__(self, client: Any, source: str) -> None:  # noqa: ANN401 - boto3's
+        self._client = client
+        self._source = source
+        self._known: dict[str, set[str]] = {}
+
+    def denied(self, statement: Mapping[str, Any], region: str) -> set[str]:
+        """Return the actions of a statement that are allowed on none of its resources, in a region."""
+        resources, names = statement["Resource"], statement["Action"]
+        contexts = _contexts(statement.get("Condition", {}).get("StringEquals", {}), region)
+        allowed: set[str] = set()
+        for resource in [resources] if isinstance(resources, str) else resources:
+            allowed |= set.intersection(*(self._allowed(names, resource, context) for context in contexts))
+        return set(names) - allowed
+
+    def _allowed(self, names: Sequence[str], resource: str, context: Mapping[str, str]) -> set[str]:
+        """Return which actions are allowed on a resource, with these values of condition keys."""
+        question = json.dumps([names, resource, context])
+        if question not in self._known:
+            entries = [
+                {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
+                for key, value in context.items()
+            ]
+            self._known[question] = self._simulated(names, resource, entries)
+        return self._known[question]
+
+    def _simulated(self, names: Sequence[str], resource: str, context: list[dict[str, Any]]) -> set[str]:
+        found: set[str] = set()
+        for start in range(0, len(names), _ACTIONS_A_CALL):
+            said = self._client.simulate_principal_policy(
+                PolicySourceArn=self._source,
+                ActionNames=names[start : start + _ACTIONS_A_CALL],
+                ResourceArns=[resource if resource == "*" else resource.replace("*", "check")],
+                ContextEntries=context,
+                MaxItems=1000,
+            )
+            found |= {one["EvalActionName"] for one in said["EvaluationResults"] if one["EvalDecision"] == "allowed"}
+        return found
 
 
 def _source(account: Account) -> str:
@@ -467,8 +514,10 @@ def _source(account: Account) -> str:
     return arn
 
 
-def deployer_policy(build: Path) -> dict[str, Any]:
-    """Return the IAM policy that deploying BUILD takes; ACCOUNT stands for the account's number. Raises InputError."""
+def deployer_policies(build: Path) -> list[dict[str, Any]]:
+    """Return the IAM policies that deploying BUILD's stacks takes, each as long as a managed policy may be.
+
+    ACCOUNT stands for the account's number. Raises InputError.
+    """
     found = Build.load(build)
-    options = found.deployment.options
-    return policy(found.types, options.name, options.region, "ACCOUNT")
+    return policies(found.types, found.target("ACCOUNT"))

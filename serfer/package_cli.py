@@ -73,6 +73,13 @@ def package(
             help="Keep the plan that --out has now: nothing fails while drivers change over, and one can go back.",
         ),
     ] = True,
+    previous_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STACK",
+            help="Keep the plan that a deployed stack serves, downloaded from it unless --out has it: for a new --out.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/deploy.md)."""
@@ -81,9 +88,11 @@ def package(
     from sam.package import package as write  # noqa: PLC0415 - same
     from sam.quotas import check_deployable, find_sam  # noqa: PLC0415 - same
     from sam.scenario import read_profile  # noqa: PLC0415 - same
-    from serfer.core.errors import UnavailableError  # noqa: PLC0415 - same
+    from serfer.core.errors import UnavailableError, UsageError  # noqa: PLC0415 - same
     from serfer.core.plan import load_plan  # noqa: PLC0415 - same
 
+    if previous_of is not None and not previous:
+        raise UsageError("--previous-of does not go with --no-previous")
     try:
         find_sam()
     except UnavailableError as error:  # another machine may be the one that builds and deploys
@@ -108,7 +117,11 @@ def package(
         profile = read_profile(gpu_profile, gpu_slo_ms, options, settings.facts())
     with status_line() as progress:
         deployment = write(
-            *(directory, build, options, settings), keep_previous=previous, profile=profile, progress=progress
+            *(directory, build, options, settings),
+            keep_previous=previous,
+            previous_of=previous_of,
+            profile=profile,
+            progress=progress,
         )
     for note in check_deployable(plan, options, settings.facts()):
         complain(note)
@@ -140,9 +153,9 @@ def _remark_region(build: Path, region: str) -> None:
 
     for environment in ENVIRONMENTS:
         with suppress(InputError):  # the user's own environments have other names
-            stack, kept = stack_of(build, environment)
-            if kept != region:
+            found = stack_of(build, environment)
+            if found.region != region:
                 complain(
-                    f"{build / FILE} was left as it is and deploys {stack} to {kept}, not to {region}: correct it, or "
-                    "delete it and package again"
+                    f"{build / FILE} was left as it is and deploys {found.stack} to {found.region}, not to "
+                    f"{region}: correct it, or delete it and package again"
                 )

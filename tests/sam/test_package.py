@@ -315,7 +315,9 @@ def test_settings_of_sam_follow_the_choices_until_somebody_alters_them(packed, p
     packed(plans[0], replace(OPTIONS, name="other", region="eu-west-1"))
     file = tmp_path / "build" / "samconfig.toml"
     assert 'stack_name = "other-prod"' in file.read_text()
-    assert stack_of(file.parent, "dev") == ("other-dev", "eu-west-1")
+    found = stack_of(file.parent, "dev")
+    assert (found.stack, found.region) == ("other-dev", "eu-west-1")
     file.write_text(file.read_text() + "# mine\n")
     packed(plans[0])
-    assert stack_of(file.parent, "dev") == ("other-dev", "eu-west-1")
+    found = stack_of(file.parent, "dev")
+    assert (found.stack, found.region) == ("other-dev", "eu-west-1")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from moto import mock_aws
 from sam import smoke
 from sam.__main__ import main
 from sam.measure import Fact, Sample, dump_facts, facts_of
+from sam.samconfig import stack_of
 from sam.smoke import Budget, Order
 from serfer.core.aws import parse_aws, shipped_aws
 from serfer.core.counts import StoreCounts
@@ -34,6 +36,11 @@ def sample(seconds, *, init_ms=0.0, compute_ms=10.0, read=(0, 0.0), write=(0, 0.
     total = read[1] + compute_ms + write[1]
     counts = StoreCounts(bytes_get=read[0], gets=int(read[0] > 0), bytes_put=write[0], puts=int(write[0] > 0))
     return Sample(seconds, Report("e", init_ms, read[1], compute_ms, write[1], total, 1, 1, counts))
+
+
+def order_of(place, **choices):
+    directory = build_of(place / "build", **choices)
+    return Order(directory, stack_of(directory, "dev"), 1.0, place / "aws.toml")
 
 
 def by_name(facts):
@@ -98,9 +105,9 @@ def test_a_budget_stops_when_it_is_spent():
     ],
 )
 def test_what_cannot_be_measured_or_paid_is_refused_before_anything_is_deployed(tmp_path, choices, more, said):
-    order = {"environment": "dev", "most_usd": 1.0, "out": tmp_path / "aws.toml", **more}
+    order = order_of(tmp_path, **choices)
     with pytest.raises(UsageError, match=said):
-        smoke.planned(Order(build_of(tmp_path / "build", **choices), **order), Settings())
+        smoke.planned(replace(order, **more), Settings())
 
 
 def test_without_credentials_it_says_so(tmp_path, monkeypatch, capsys):
@@ -142,7 +149,7 @@ def test_the_stack_goes_however_the_run_ends(tmp_path, monkeypatch, aws, step, e
     for name in ("_deploy", "_ask", "_probe"):
         monkeypatch.setattr(smoke, name, deploy if name == "_deploy" else lambda *_: None)
     monkeypatch.setattr(smoke, step, fail)
-    order, said = Order(build_of(tmp_path / "build"), "dev", 1.0, tmp_path / "aws.toml"), []
+    order, said = order_of(tmp_path), []
     with pytest.raises(type(error)):
         smoke.smoke(order, Settings(), aws, said.append)
     assert stacks(aws) == []
@@ -156,14 +163,14 @@ def test_a_run_that_fails_before_there_is_a_stack_tells_why(tmp_path, monkeypatc
         raise TaskFailedError("sam build ended with 1")
 
     monkeypatch.setattr(smoke, "_deploy", fail)
-    order = Order(build_of(tmp_path / "build"), "dev", 1.0, tmp_path / "aws.toml")
+    order = order_of(tmp_path)
     with pytest.raises(TaskFailedError, match="sam build"):
         smoke.smoke(order, Settings(), aws, lambda _: None)
 
 
 def test_a_stack_that_is_there_is_neither_updated_nor_deleted(tmp_path, aws):
     aws.client("cloudformation").create_stack(StackName=STACK, TemplateBody=TEMPLATE)
-    order = Order(build_of(tmp_path / "build"), "dev", 1.0, tmp_path / "aws.toml")
+    order = order_of(tmp_path)
     with pytest.raises(UsageError, match=f"make destroy BUILD={order.build} STACK={STACK}"):
         smoke.smoke(order, Settings(), aws, lambda _: None)
     assert stacks(aws) == [STACK]

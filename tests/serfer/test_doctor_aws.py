@@ -1,17 +1,20 @@
 """What the doctor says of an AWS account: against moto as far as that goes, else against answers of AWS's own shape."""
 
 import json
+import re
 from itertools import count
 
 import boto3
+import httpx
 import pytest
 from botocore.stub import Stubber
 from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
-from sam.deployer import actions, policy
+from sam.deployer import Target, actions
 from sam.deployment import RECORD
 from sam.options import GpuPool
+from sam.samconfig import FILE as SAMCONFIG
 from sam.template import make_template
 from serfer import doctor_aws
 from serfer.cli import app
@@ -49,6 +52,7 @@ def moto(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    httpx.post(f"http://{host}:{port}/moto-api/reset")  # what it keeps is the process's, not the server's
     yield
     server.stop()
 
@@ -165,6 +169,25 @@ def test_a_stack_of_somebody_else_is_in_the_way(tmp_path):
     assert found["stack demo-prod"].found == "ours, CREATE_COMPLETE: it would be updated"
 
 
+@pytest.mark.usefixtures("moto")
+def test_a_build_that_would_delete_what_a_stack_serves_is_told(tmp_path):
+    """The doctor said that such a stack "would be updated", and the update deleted the functions in use."""
+    formation = boto3.client("cloudformation", region_name="us-east-1")
+    place, served = build(tmp_path / "b"), "0" * 12
+    [plan] = Build.load(place).deployment.plans
+    for stack, plans in (("demo-dev", [served]), ("demo-prod", [plan, served])):
+        outputs = {"FunctionPrefix": stack, "Store": "s3://b/serfer", "Plans": ",".join(plans), "Serving": plans[0]}
+        body = {
+            "Resources": {"Topic": {"Type": "AWS::SNS::Topic"}},
+            "Outputs": {name: {"Value": value} for name, value in outputs.items()},
+        }
+        formation.create_stack(StackName=stack, TemplateBody=json.dumps(body))
+    found = named(examine_aws(FACTS, place))
+    assert found["stack demo-dev"].found == f"ours, CREATE_COMPLETE, serves the plan {served}"
+    assert (found["stack demo-dev"].ok, "--previous-of demo-dev" in found["stack demo-dev"].remedy) == (False, True)
+    assert found["stack demo-prod"].ok
+
+
 def test_credentials_that_aws_refuses_are_told(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
@@ -252,27 +275,61 @@ def simulated(said, allowed):
     return {"EvaluationResults": results, "IsTruncated": False}
 
 
-def statements(found):
-    return policy(found.types, "demo-dev", "us-east-1", "123456789012")["Statement"]
+class Simulator:
+    """IAM's simulator, which allows what `allows` says of an action, a resource and the condition keys' values."""
+
+    def __init__(self, allows):
+        self._allows = allows
+        self.resources = set()
+
+    def simulate_principal_policy(self, ActionNames, ResourceArns, ContextEntries, **_):  # noqa: N803 - boto3's names
+        assert len(ActionNames) <= 50
+        [resource], context = (
+            ResourceArns,
+            {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in ContextEntries},
+        )
+        self.resources.add(resource)
+        decided = {name: self._allows(name, resource, context) for name in ActionNames}
+        results = [
+            {"EvalActionName": name, "EvalDecision": "allowed" if allowed else "implicitDeny"}
+            for name, allowed in decided.items()
+        ]
+        return {"EvaluationResults": results}
 
 
-def simulate(stubs, found, allowed):
-    for said in statements(found):
-        for resource in [said["Resource"]] if said["Resource"] == "*" else said["Resource"]:
-            assert len(said["Action"]) <= 50
-            stubs.answers("iam", "simulate_principal_policy", simulated(said, allowed))
-            assert resource == "*" or ":" in resource
+def permissions(stubs, monkeypatch, found, allows):
+    simulator = Simulator(allows)
+    monkeypatch.setattr(Account, "client", lambda *_: simulator)
+    return doctor_aws._permissions(stubs.account, found), simulator.resources
 
 
-def test_permissions_are_simulated_for_everything_that_is_deployed(stubs, loaded):
+def test_permissions_are_simulated_for_every_stack_that_is_deployed(stubs, loaded, monkeypatch):
     found = loaded()
-    every = set(actions(found.types))
-    simulate(stubs, found, every)
-    assert doctor_aws._permissions(stubs.account, found).found == f"all {len(every)} actions are allowed"
-    simulate(stubs, found, every - {"lambda:CreateFunction"})
-    refused = doctor_aws._permissions(stubs.account, found)
-    assert (refused.ok, refused.found) == (False, "not allowed: lambda:CreateFunction")
-    assert "--deployer-policy" in refused.remedy
+    check, resources = permissions(stubs, monkeypatch, found, lambda *_: True)
+    assert (check.ok, check.found) == (True, f"all {len(actions(found.types))} actions are allowed")
+    for stack in ("demo-dev", "demo-prod"):
+        assert f"arn:aws:cloudformation:us-east-1:123456789012:stack/{stack}/check" in resources
+    check, _ = permissions(stubs, monkeypatch, found, lambda name, *_: name != "lambda:CreateFunction")
+    assert check.found == "not allowed: lambda:CreateFunction for demo-dev; lambda:CreateFunction for demo-prod"
+    assert "--deployer-policy" in check.remedy
+
+
+def test_what_is_allowed_on_dev_alone_is_not_enough_for_prod(stubs, loaded, monkeypatch):
+    def allows(name, resource, _context):
+        return name != "logs:CreateLogGroup" or "/demo-dev/" in resource
+
+    check, _ = permissions(stubs, monkeypatch, loaded(), allows)
+    assert (check.ok, check.found) == (False, "not allowed: logs:CreateLogGroup for demo-prod")
+
+
+def test_roles_have_to_be_passed_to_every_service_that_assumes_one(stubs, loaded, monkeypatch):
+    def allows(name, _resource, context):
+        return name != "iam:PassRole" or context["iam:PassedToService"] == "lambda.amazonaws.com"
+
+    check, _ = permissions(stubs, monkeypatch, loaded(), allows)
+    assert check.ok
+    check, _ = permissions(stubs, monkeypatch, loaded(engine="stepfunctions"), allows)
+    assert (check.ok, "iam:PassRole for demo-prod" in check.found) == (False, True)
 
 
 def test_permissions_that_may_not_be_simulated_could_not_be_checked(stubs, loaded):
@@ -302,14 +359,29 @@ def test_a_budget_needs_its_tag_only_where_it_is_set(stubs, loaded):
     assert (found.ok, "not active" in found.found) == (True, True)
 
 
-def test_the_deployers_policy_names_what_can_be_named(tmp_path):
+def test_the_deployers_policies_name_what_can_be_named(tmp_path):
     place = build(tmp_path / "b", drivers="fleet", store="valkey")
     said = json.loads(CliRunner().invoke(app, ["doctor", "--aws", "--build", str(place), "--deployer-policy"]).output)
-    for statement in said["Statement"]:
+    found = [statement for document in said for statement in document["Statement"]]
+    for statement in found:
         assert not any(action.endswith("*") for action in statement["Action"])
-        if statement["Sid"] in {"Lambda", "Iam", "S3", "Logs", "Cloudformation"}:
-            assert all("demo" in name or "aws-sam-cli" in name or "transform" in name for name in statement["Resource"])
+        if statement["Sid"] in {"Lambda", "Iam", "IamPass", "S3", "Logs", "Cloudformation"}:
+            assert all(re.search("demo-(dev|prod)|aws-sam-cli|transform", name) for name in statement["Resource"])
     assert "iam:PassRole" in actions(Build.load(place).types)
+
+
+def test_the_deployers_policies_are_those_of_the_stacks_that_sam_is_told_of(tmp_path):
+    place = build(tmp_path / "b")
+    config = place / SAMCONFIG
+    boundary = "arn:aws:iam::123456789012:policy/bound"
+    text = config.read_text().replace("demo-prod", "shop-live")
+    text = text.replace('LogRetentionDays="3"', f'PermissionsBoundary="{boundary}"')
+    head, _, prod = text.partition("[prod.global")
+    config.write_text(f"{head}[prod.global{prod.replace('us-east-1', 'eu-west-1')}")
+    target = Build.load(place).target("1")
+    assert target == Target(["demo-dev", "shop-live"], ["us-east-1", "eu-west-1"], "1")  # one of them is not bounded
+    config.write_text(config.read_text().replace('LogRetentionDays="30"', f'PermissionsBoundary="{boundary}"'))
+    assert Build.load(place).target("1").boundaries == [boundary]
 
 
 def test_every_action_is_one_that_some_type_needs():

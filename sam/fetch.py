@@ -1,0 +1,121 @@
+"""A plan back from the functions that run it: what `serfer package --previous-of STACK` keeps as the previous one.
+
+Where a BUILD directory is made from scratch, as in a pipeline, the generation that the stack serves is only in AWS. Its
+functions' packages hold the plan, their layers the weights and graphs; the plan's digest covers all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from lambdas.artefacts import IN_LAYER
+from sam.stacks import DeployedStack
+from serfer.core.errors import InputError, UnavailableError
+from serfer.core.plan import PLAN_FILE, Artefact, Plan, load_plan
+
+_MOST_PACKAGE_BYTES = 262_144_000  # what Lambda takes unzipped; a zip file is smaller
+_MOST_PLAN_BYTES = 64 * 1024 * 1024
+_TIMEOUT_S = 60.0
+_AT_ONCE = 1 << 20
+
+
+def fetch_plan(
+    stack: DeployedStack,
+    digest: str,
+    session: Any,  # noqa: ANN401 - boto3 has no types here
+    directory: Path,
+    progress: Callable[[str], None],
+) -> Plan:
+    """Write a plan of a stack, by its first twelve digits, into a directory and return it.
+
+    The graph of the unsplit network, which no function has, is not among it. Raises InputError where the functions do
+    not hold that plan, UnavailableError where a package cannot be downloaded.
+    """
+    functions = session.client("lambda")
+    directory.mkdir(parents=True, exist_ok=True)
+    first = _function(functions, f"{stack.prefix}-{digest}-0-0")
+    with _downloaded(first["Code"]["Location"]) as package:
+        (directory / PLAN_FILE).write_bytes(_member(package, PLAN_FILE, _MOST_PLAN_BYTES))
+    plan = load_plan(directory)
+    if not plan.digest.startswith(digest):
+        raise InputError(
+            f"{stack.name}: the function {stack.prefix}-{digest}-0-0 holds another plan, {plan.digest[:12]}"
+        )
+    for stage, number in plan.functions:
+        name = plan.deployed(stack.prefix, stage, number)
+        progress(f"fetching {name}")
+        with _downloaded(_weights(functions, name)) as package:
+            part = plan.stages[stage].functions[number]
+            for artefact in (part.weights, *part.graphs):
+                _extract(package, artefact, directory)
+    return plan
+
+
+def _function(functions: Any, name: str) -> Any:  # noqa: ANN401 - same
+    try:
+        return functions.get_function(FunctionName=name)
+    except functions.exceptions.ResourceNotFoundException as error:
+        raise InputError(
+            f"there is no function {name}: the stack has lost its plan; package with --no-previous"
+        ) from error
+
+
+def _weights(functions: Any, name: str) -> str:  # noqa: ANN401 - same
+    """Return where the layer with a function's weights, which has the function's name, can be downloaded."""
+    layers = [each["Arn"] for each in _function(functions, name)["Configuration"].get("Layers", ())]
+    for arn in layers:
+        if arn.split(":")[-2] == name:
+            location: str = functions.get_layer_version_by_arn(Arn=arn)["Content"]["Location"]
+            return location
+    raise InputError(f"the function {name} has no layer of that name: serfer package did not deploy it")
+
+
+@contextmanager
+def _downloaded(location: str) -> Iterator[zipfile.ZipFile]:
+    """Download a package from a signed link into a temporary file, and open it."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            with httpx.stream("GET", location, timeout=_TIMEOUT_S) as answer:
+                answer.raise_for_status()
+                for piece in answer.iter_bytes(_AT_ONCE):
+                    file.write(piece)
+                    if file.tell() > _MOST_PACKAGE_BYTES:
+                        raise InputError(
+                            f"a package has more than {_MOST_PACKAGE_BYTES:,} bytes: it is not a function's"
+                        )
+        except httpx.HTTPError as error:  # whose text has the link, which is signed
+            raise UnavailableError(f"a package cannot be downloaded: {type(error).__name__}; try again") from error
+        try:
+            with zipfile.ZipFile(file) as package:
+                yield package
+        except zipfile.BadZipFile as error:
+            raise InputError("a package that was downloaded is not a zip file: try again") from error
+
+
+def _member(package: zipfile.ZipFile, name: str, most: int) -> bytes:
+    try:
+        with package.open(name) as file:
+            data = file.read(most + 1)
+    except KeyError as error:
+        raise InputError(f"a package lacks {name}: serfer package did not deploy it") from error
+    if len(data) > most:
+        raise InputError(f"{name} of a package has more than {most:,} bytes")
+    return data
+
+
+def _extract(package: zipfile.ZipFile, artefact: Artefact, directory: Path) -> None:
+    """Write a file of a plan; raises InputError where its bytes are not the plan's."""
+    data = _member(package, f"python/{IN_LAYER}/{artefact.path}", artefact.bytes)
+    if hashlib.sha256(data).hexdigest() != artefact.sha256:
+        raise InputError(f"{artefact.path} of a layer is not the plan's: its digest does not match plan.json")
+    place = directory / artefact.path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(data)

@@ -1,0 +1,146 @@
+"""What a deployed stack serves, which deployments may update it, and how it goes back to the plan before.
+
+A stack's outputs name the plans whose functions it has, the template's current one first, and the one that its drivers
+use. They, and not a BUILD directory, say what an update would delete: stacks of several environments are deployed from
+one BUILD, and one stack from several.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ClientError, WaiterError
+
+from sam.deployment import Deployment
+from serfer.core.errors import UnavailableError, UsageError
+
+TAG = "serfer:stack"
+OUTPUTS = frozenset({"FunctionPrefix", "Store"})
+"""What samconfig.toml gives a stack, and what its template says of it: others' stacks are left alone."""
+_STORE = re.compile(r"\bstore (\w+), drivers \w+$")  # in the template's description
+_CREATED = "CREATE_COMPLETE"
+_SERVING = "Serving"
+_WAIT_S, _WAITS = 5, 720
+_CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
+
+
+@dataclass(frozen=True)
+class DeployedStack:
+    """A stack as CloudFormation describes it; `serving` and `plans` are empty where its creation failed."""
+
+    name: str
+    identity: str
+    status: str
+    ours: bool
+    prefix: str
+    plans: tuple[str, ...]
+    serving: str
+    store: str
+    parameters: tuple[str, ...]
+
+    @property
+    def previous(self) -> str:
+        """The plan to go back to; raises UsageError where there is none."""
+        others = [plan for plan in self.plans if plan != self.serving]
+        if not others:
+            raise UsageError(f"{self.name} has the plan {self.serving} alone: there is none to go back to")
+        if self.serving != self.plans[0]:
+            raise UsageError(
+                f"{self.name} went back to {self.serving} already: make deploy returns to the current plan of BUILD"
+            )
+        if self.status == _CREATED:
+            raise UsageError(
+                f"{self.name} was created with {self.serving} and has never served {others[0]}: there is no plan to "
+                "go back to"
+            )
+        return others[0]
+
+
+def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN401 - boto3 has no types here
+    """Return a stack by its name, None where there is none."""
+    try:
+        [found] = formation.describe_stacks(StackName=name)["Stacks"]
+    except ClientError as error:
+        if "does not exist" in error.response["Error"].get("Message", ""):
+            return None
+        raise
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs", ())}
+    tags = {each["Key"] for each in found.get("Tags", ())}
+    store = _STORE.search(found.get("Description", ""))
+    return DeployedStack(
+        name=name,
+        identity=found["StackId"],
+        status=found["StackStatus"],
+        ours=TAG in tags or outputs.keys() >= OUTPUTS,
+        prefix=outputs.get("FunctionPrefix", name),
+        plans=tuple(filter(None, outputs.get("Plans", "").split(","))),
+        serving=outputs.get(_SERVING, ""),
+        store=store[1] if store else "",
+        parameters=tuple(each["ParameterKey"] for each in found.get("Parameters", ())),
+    )
+
+
+def our_stack(formation: Any, name: str) -> DeployedStack:  # noqa: ANN401 - same
+    """Return a stack of serfer package's; raises UsageError where there is none of that name."""
+    found = find_stack(formation, name)
+    advice = "is samconfig.toml right, or AWS_PROFILE?"
+    if found is None:
+        raise UsageError(f"there is no stack {name} in {formation.meta.region_name}: {advice}")
+    if not found.ours:
+        raise UsageError(
+            f"{name} is not a stack of serfer package: it has neither the tag {TAG} nor the outputs "
+            f"{' and '.join(sorted(OUTPUTS))}: {advice}"
+        )
+    return found
+
+
+def check_update(stack: DeployedStack | None, deployment: Deployment) -> None:
+    """Raise UsageError where an update would delete the plan that a stack serves, or its store."""
+    if stack is None or not stack.serving:
+        return
+    if stack.serving not in deployment.plans:
+        raise UsageError(
+            f"{stack.name} serves the plan {stack.serving}, and BUILD has only {' and '.join(deployment.plans)}: the "
+            "update would delete functions in use, with no way back. Package again: serfer package PLAN --out BUILD "
+            f"--previous-of {stack.name} (to delete them all the same, run sam deploy in BUILD yourself)"
+        )
+    if stack.store and stack.store != deployment.options.store:
+        raise UsageError(
+            f"{stack.name} has the store {stack.store}, and BUILD was packaged for {deployment.options.store}: queries "
+            "under way would fail, and the old store would be deleted. Package with another --name"
+        )
+
+
+def roll_back(name: str, session: Any, progress: Callable[[str], None]) -> str:  # noqa: ANN401 - same
+    """Let a stack's drivers use the plan before, in the template that it has; return that plan.
+
+    Raises UsageError where there is no such stack or no plan before, UnavailableError where the update fails.
+    """
+    formation = session.client("cloudformation")
+    stack = our_stack(formation, name)
+    plan = stack.previous
+    progress(f"{name}: from plan {stack.serving} to {plan}; CloudFormation takes minutes")
+    kept = [{"ParameterKey": key, "UsePreviousValue": True} for key in stack.parameters if key != _SERVING]
+    changes = formation.create_change_set(
+        StackName=stack.identity,
+        ChangeSetName=f"serfer-{uuid.uuid4().hex}",
+        ChangeSetType="UPDATE",
+        UsePreviousTemplate=True,
+        Parameters=[{"ParameterKey": _SERVING, "ParameterValue": plan}, *kept],
+        Capabilities=_CAPABILITIES,
+    )["Id"]
+    _wait(formation, "change_set_create_complete", ChangeSetName=changes)
+    formation.execute_change_set(ChangeSetName=changes)
+    _wait(formation, "stack_update_complete", StackName=stack.identity)
+    return plan
+
+
+def _wait(formation: Any, event: str, **what: str) -> None:  # noqa: ANN401 - same
+    try:
+        formation.get_waiter(event).wait(**what, WaiterConfig={"Delay": _WAIT_S, "MaxAttempts": _WAITS})
+    except WaiterError as error:
+        raise UnavailableError(f"the update failed: {error}; see the stack's events") from error

@@ -1,0 +1,220 @@
+"""Two generations and the way back are those of the stack that is deployed, not of the directory at hand."""
+
+import io
+import json
+import zipfile
+from dataclasses import replace
+
+import boto3
+import pytest
+
+from sam import fetch, stacks
+from sam import package as package_module
+from sam.__main__ import main
+from sam.package import package
+from sam.samconfig import FILE, samconfig
+from sam.tree import seal, tree_digest
+from serfer.core.errors import InputError, UsageError
+from serfer.settings import Settings
+from tests.e2e.small import split_small
+from tests.sam.builds import build as build_directory
+from tests.sam.builds import options
+from tests.sam.conftest import OPTIONS
+from tests.sam.ministack_server import PYTHON, MinistackServer, deploy
+from tests.sam.test_package import digests
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make setup did not get ministack")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with MinistackServer() as server:
+        yield server
+
+
+@pytest.fixture
+def session(server, monkeypatch):
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(stacks, "_WAIT_S", 0.05)
+    found = boto3.session.Session()
+    yield found
+    formation = found.client("cloudformation")
+    for one in formation.describe_stacks()["Stacks"]:
+        formation.delete_stack(StackName=one["StackName"])
+        waiter = formation.get_waiter("stack_delete_complete")
+        waiter.wait(StackName=one["StackId"], WaiterConfig={"Delay": 0.05, "MaxAttempts": 400})
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Two plans of one network."""
+    root = tmp_path_factory.mktemp("plans")
+    return [split_small(root / "one"), split_small(root / "two", grids=[(1, 2), (1, 1)])]
+
+
+@pytest.fixture
+def packed(tmp_path, cache, monkeypatch):
+    def layer(target, *_):
+        (target / "python").mkdir(parents=True)
+        (target / "python" / "code.py").write_text("", encoding="utf-8")
+        return seal(target, "Layer")
+
+    monkeypatch.setattr(package_module, "worker_layer", layer)
+    monkeypatch.setattr(package_module, "driver_layer", layer)
+    monkeypatch.setattr(package_module, "dump_sbom", lambda *_: "{}")
+
+    def packed(plan, name="build", **more):
+        return package(plan, tmp_path / name, OPTIONS, Settings(cache_dir=cache), progress=lambda _: None, **more)
+
+    return packed
+
+
+def zipped(directory):
+    """Return what `sam build` would upload of a sealed directory."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for path in sorted(directory.rglob("*")):
+            name = path.relative_to(directory).as_posix()
+            if path.is_file() and name not in {"Makefile", "SHA256SUMS"}:
+                archive.write(path, name)
+    return made.getvalue()
+
+
+def upload(session, build, digest, stack):
+    """Make the functions of a BUILD directory's plan, with their layers."""
+    client, root = session.client("lambda"), build / "plans" / digest
+    for place in sorted((root / "functions").iterdir()):
+        name = f"{stack}-{digest}-{place.name}"
+        content = {"ZipFile": zipped(root / "weights" / place.name)}
+        layer = client.publish_layer_version(LayerName=name, Content=content)
+        client.create_function(
+            FunctionName=name,
+            Role="arn:aws:iam::000000000000:role/any",
+            Runtime="python3.13",
+            Handler="lambdas.bootstrap.handler",
+            Code={"ZipFile": zipped(place)},
+            Layers=[layer["LayerVersionArn"]],
+        )
+
+
+@pytest.fixture
+def deployed(session, packed, plans, tmp_path):
+    """The first plan as test-dev serves it, from a directory that is not at hand any more."""
+    packed(plans[0], "gone")
+    [digest] = digests(plans[:1])
+    upload(session, tmp_path / "gone", digest, "test-dev")
+    deploy(session, "test-dev", [digest])
+    yield digest
+    client = session.client("lambda")
+    for one in client.list_functions()["Functions"]:
+        client.delete_function(FunctionName=one["FunctionName"])
+
+
+def test_a_new_directory_does_not_delete_what_a_stack_serves(deployed, packed, plans, tmp_path, capsys):
+    packed(plans[1])
+    assert main(["check", str(tmp_path / "build"), "dev"]) == 2
+    said = capsys.readouterr().err
+    assert f"test-dev serves the plan {deployed}" in said
+    assert "--previous-of test-dev" in said
+    assert main(["check", str(tmp_path / "build"), "prod"]) == 0  # a stack that there is not yet
+
+
+def test_a_new_directory_keeps_the_plan_that_a_stack_serves(deployed, packed, plans, tmp_path):
+    assert packed(plans[1], previous_of="test-dev").plans == tuple(digests(plans[::-1]))
+    assert main(["check", str(tmp_path / "build"), "dev"]) == 0
+    packed(plans[0], "local")
+    packed(plans[1], "local")  # the same from a directory that had the plan before
+    assert tree_digest(tmp_path / "build" / "plans") == tree_digest(tmp_path / "local" / "plans")
+    assert tree_digest(tmp_path / "build" / "driver") == tree_digest(tmp_path / "local" / "driver")
+    again = packed(plans[0], "third", previous_of="test-dev")
+    assert again.plans == (deployed,)  # the stack has no other
+
+
+def test_a_directory_that_has_the_plan_that_a_stack_serves_downloads_nothing(
+    deployed, packed, plans, monkeypatch, tmp_path
+):
+    packed(plans[0])
+    monkeypatch.setattr(package_module, "fetch_plan", None)
+    assert packed(plans[1], previous_of="test-dev").plans[1] == deployed
+    assert (tmp_path / "build" / "plans" / deployed / "functions").is_dir()
+
+
+@pytest.mark.usefixtures("deployed")
+def test_weights_that_are_not_the_plans_are_refused(session, packed, plans):
+    [digest] = digests(plans[:1])
+    name, made = f"test-dev-{digest}-0-0", io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("python/serfer_plan/stage-0/weights-0.bin", b"others")
+    client = session.client("lambda")
+    layer = client.publish_layer_version(LayerName=name, Content={"ZipFile": made.getvalue()})
+    client.update_function_configuration(FunctionName=name, Layers=[layer["LayerVersionArn"]])
+    with pytest.raises(InputError, match=r"stage-0/weights-0\.bin of a layer is not the plan's"):
+        packed(plans[1], previous_of="test-dev")
+
+
+def test_a_stack_that_is_missing_or_has_another_store_is_told(session, packed, plans, monkeypatch):
+    with pytest.raises(UsageError, match="no stack test-dev in us-east-1"):
+        packed(plans[1], previous_of="test-dev")
+    deploy(session, "test-dev", digests(plans[:1]))
+    monkeypatch.setattr(package_module, "our_stack", lambda *_: replace(stacks.our_stack(*_), store="valkey"))
+    with pytest.raises(UsageError, match="test-dev has the store valkey"):
+        packed(plans[1], previous_of="test-dev")
+
+
+def test_an_update_that_changes_the_store_is_refused(session, tmp_path, capsys):
+    place = build_directory(tmp_path / "b", store="valkey")
+    [plan] = json.loads((place / "deployment.json").read_text())["plans"]
+    deploy(session, "demo-dev", [plan])
+    assert main(["check", str(place), "dev"]) == 2
+    assert "demo-dev has the store s3, and BUILD was packaged for valkey" in capsys.readouterr().err
+
+
+@pytest.fixture
+def told(tmp_path):
+    """A BUILD directory of which nothing but the settings of SAM CLI are at hand."""
+    (tmp_path / FILE).write_bytes(samconfig(options()))
+    return str(tmp_path)
+
+
+def outputs(session, stack):
+    [found] = session.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+    return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+
+
+def test_going_back_is_to_what_the_stack_served_whatever_the_directory_holds(session, told, capsys):
+    """One directory for dev and prod: prod went back to a plan that only dev had served."""
+    one, two, three = "1" * 12, "2" * 12, "3" * 12
+    for plans_ in ([one], [two, one], [three, two]):
+        deploy(session, "demo-dev", plans_)
+    deploy(session, "demo-prod", [one])
+    deploy(session, "demo-prod", [three, one], Days="30")
+    assert main(["rollback", told, "prod"]) == 0
+    assert outputs(session, "demo-prod")["Serving"] == one
+    assert outputs(session, "demo-prod")["Days"] == "30"  # the other parameters stay what they are
+    assert outputs(session, "demo-dev")["Serving"] == three
+    assert main(["rollback", told, "prod"]) == 2
+    assert f"demo-prod went back to {one} already" in capsys.readouterr().err
+
+
+def test_a_stack_with_nothing_to_go_back_to_is_left_alone(session, told, capsys):
+    one, two = "1" * 12, "2" * 12
+    deploy(session, "demo-dev", [one])
+    assert main(["rollback", told, "dev"]) == 2
+    assert "there is none to go back to" in capsys.readouterr().err
+    deploy(session, "demo-prod", [two, one])
+    assert main(["rollback", told, "prod"]) == 2
+    assert f"has never served {one}" in capsys.readouterr().err
+    assert outputs(session, "demo-prod")["Serving"] == two
+
+
+def test_a_package_that_is_none_is_refused(session, monkeypatch):
+    monkeypatch.setattr(fetch, "_MOST_PACKAGE_BYTES", 10)
+    bucket = session.client("s3")
+    bucket.create_bucket(Bucket="packages")
+    for body, words in ((b"x" * 100, "more than 10 bytes"), (b"x", "not a zip file")):
+        bucket.put_object(Bucket="packages", Key="one", Body=body)
+        link = bucket.generate_presigned_url("get_object", Params={"Bucket": "packages", "Key": "one"})
+        with pytest.raises(InputError, match=words), fetch._downloaded(link):
+            pass

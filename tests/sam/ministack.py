@@ -6,11 +6,9 @@ or fails, as in AWS. It has no service for s3express, caches and fleets, decides
 client for functions is not AWS's own: test_built.py runs that.
 """
 
-import http.client
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import boto3
@@ -19,7 +17,8 @@ import pytest
 from sam.layers import interpreter
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.function import ACCOUNT, REGION
-from serfer.local.server import LocalServer, free_port
+from serfer.local.server import free_port
+from tests.sam.ministack_server import MinistackServer
 
 PACKAGES = Path(sys.prefix) / "ministack-python3.13"
 _RUN = """\
@@ -40,20 +39,19 @@ def python_of_ministack() -> Path:
     return python
 
 
-class Ministack(LocalServer):
-    """An account of its own, in memory; what its functions unpack lies in `directory`."""
+class Ministack(MinistackServer):
+    """An account whose functions run; what they unpack lies in `directory`."""
 
-    READY_S, POLL_S = 120.0, 0.05
+    READY_S = 120.0
 
     def __init__(self, directory: Path, python: Path) -> None:
-        self._directory = directory
-        self._port = free_port()
+        self.port = free_port()
         self._log = (directory / "ministack.log").open("wb")
         (directory / "tmp").mkdir()
         self._process = subprocess.Popen(
             dying_with_me(
                 *(str(python), "-c", _RUN, str(PACKAGES)),
-                *("--workers", "0", "--bind", f"127.0.0.1:{self._port}", "ministack.app:app"),
+                *("--workers", "0", "--bind", f"127.0.0.1:{self.port}", "ministack.app:app"),
             ),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -62,7 +60,7 @@ class Ministack(LocalServer):
             env={
                 "PATH": os.environ["PATH"],
                 "TMPDIR": str(directory / "tmp"),
-                "GATEWAY_PORT": str(self._port),
+                "GATEWAY_PORT": str(self.port),
                 "MINISTACK_ACCOUNT_ID": ACCOUNT,
                 "MINISTACK_REGION": REGION,
                 "IOT_MTLS_ENABLED": "0",  # no second port
@@ -81,15 +79,7 @@ class Ministack(LocalServer):
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which AWS's tools find this account."""
-        return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_DISABLE_HOST_PREFIX_INJECTION": "true",
-            "SAM_CLI_TELEMETRY": "0",
-        }
+        return {**self.variables, "AWS_DISABLE_HOST_PREFIX_INJECTION": "true", "SAM_CLI_TELEMETRY": "0"}
 
     def client(self, service: str):
         """Return a boto3 client of a service."""
@@ -105,11 +95,3 @@ class Ministack(LocalServer):
         """Return where a REST API answers here that has the URL https://ID.execute-api.REGION.amazonaws.com/STAGE."""
         host, _, stage = url.removeprefix("https://").partition("/")
         return f"{self.environment['AWS_ENDPOINT_URL']}/_aws/execute-api/{host.partition('.')[0]}/{stage}"
-
-    def _answers(self) -> bool:
-        with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=1.0)) as connection:
-            try:
-                connection.request("GET", "/_ministack/health")
-                return connection.getresponse().status == http.client.OK
-            except (OSError, http.client.HTTPException):
-                return False

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -27,6 +27,7 @@ from tests.sam.built import SAM
 from tests.sam.ministack import Ministack
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 300.0  # several cold starts on a busy machine
 GRIDS = ([(1, 2), (1, 1)], [(2, 1), (1, 1)])
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
 
@@ -49,14 +50,22 @@ class Deployed:
         home = {"HOME": str(self.build.parent), "SERFER_CACHE_DIR": str(load_settings().cache_dir)}
         return {**home, **kept, **self.account.environment}
 
+    def tried(self, *command):
+        """Run a command as a user of this account."""
+        return subprocess.run(command, cwd=ROOT, env=self.variables, capture_output=True, text=True, check=False)
+
     def run(self, *command):
-        """Run a command as a user of this account; return what it printed."""
-        done = subprocess.run(command, cwd=ROOT, env=self.variables, capture_output=True, text=True, check=False)
+        """Run a command that has to succeed; return what it printed."""
+        done = self.tried(*command)
         assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
+    def target(self, name):
+        """The command line of a target of the Makefile, which sets nothing up again."""
+        return ("make", "--old-file=.venv/.set-up", name, f"BUILD={self.build}", "ENV=dev")
+
     def make(self, target):
-        self.run("make", "--old-file=.venv/.set-up", target, f"BUILD={self.build}", "ENV=dev")
+        self.run(*self.target(target))
 
     def package(self, plan, *options):
         self.run(sys.executable, "-m", "serfer", "package", plan, "--out", self.build, "--name", self.name, *options)
@@ -83,6 +92,15 @@ class Deployed:
     def functions(self):
         found = self.account.client("lambda").list_functions()["Functions"]
         return {each["FunctionName"] for each in found if each["FunctionName"].startswith(f"{self.stack}-")}
+
+    def code(self, plan):
+        """What a plan's functions run: their packages' digests, and their layers."""
+        client, found = self.account.client("lambda"), load_plan(plan)
+        said = [
+            client.get_function_configuration(FunctionName=found.deployed(self.stack, *part))
+            for part in found.functions
+        ]
+        return [(each["CodeSha256"], [layer["Arn"] for layer in each["Layers"]]) for each in said]
 
     def named(self, *plans):
         """The names that plans' functions have, with the driver's."""
@@ -121,10 +139,18 @@ def created(account, plans, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def updated(created, plans):
-    created.package(plans[1])
-    created.make("deploy")
-    return created
+def elsewhere(created, plans, tmp_path_factory):
+    """A BUILD directory made from scratch, as in a pipeline's checkout: it knows nothing of the first plan."""
+    stack = replace(created, build=tmp_path_factory.mktemp("elsewhere") / "build")
+    stack.package(plans[1])
+    return stack
+
+
+@pytest.fixture(scope="module")
+def updated(elsewhere, plans):
+    elsewhere.package(plans[1], "--previous-of", elsewhere.stack)
+    elsewhere.make("deploy")
+    return elsewhere
 
 
 @pytest.fixture(scope="module")
@@ -147,11 +173,11 @@ def test_a_query_by_stack_is_answered_as_by_the_unsplit_network(created, plans, 
 def test_the_rest_api_wants_a_key_and_answers_with_one(created, plans, image, expected):
     url, headers = created.url, {"x-api-key": created.key}
     for path in ("/healthz", "/readyz", "/v1/models"):
-        assert httpx.get(url + path, timeout=60).status_code == httpx.codes.FORBIDDEN
-        assert httpx.get(url + path, headers=headers, timeout=60).status_code == httpx.codes.OK, path
+        assert httpx.get(url + path, timeout=PATIENCE_S).status_code == httpx.codes.FORBIDDEN
+        assert httpx.get(url + path, headers=headers, timeout=PATIENCE_S).status_code == httpx.codes.OK, path
     with Client(url, api_key="0" * 32, retries=0) as stranger, pytest.raises(KeyRefusedError):
         stranger.classify(image)
-    with Client(url, api_key=created.key) as client:
+    with Client(url, api_key=created.key, timeout_s=PATIENCE_S) as client:
         report = client.classify(image)
     assert report.plan == load_plan(plans[0]).digest
     assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in report.images[0].predictions] == expected
@@ -197,7 +223,7 @@ def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
     machines = account.client("stepfunctions")
     (run,) = machines.list_executions(stateMachineArn=stack.outputs["StateMachine"])["executions"]
     assert run["status"] == "SUCCEEDED"
-    with Client(stack.url, api_key=stack.key) as client:
+    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
         assert client.classify(image).images[0].predictions[0].label == expected[0][0]
     assert len(machines.list_executions(stateMachineArn=stack.outputs["StateMachine"])["executions"]) == 2
     stack.make("destroy")
@@ -205,11 +231,22 @@ def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
     assert machines.list_state_machines()["stateMachines"] == []
 
 
-def test_an_update_serves_the_new_plan_and_keeps_the_one_before(updated, plans, image, expected):
+def test_an_update_that_would_delete_the_plan_that_is_served_is_refused(elsewhere, plans):
+    served = load_plan(plans[0]).digest[:12]
+    done = elsewhere.tried(*elsewhere.target("deploy"))
+    assert done.returncode != 0
+    assert f"{elsewhere.stack} serves the plan {served}" in done.stderr
+    assert elsewhere.functions == elsewhere.named(plans[0])
+
+
+def test_an_update_serves_the_new_plan_and_keeps_the_one_before(created, plans, image, expected, request):
+    before = created.code(plans[0])
+    updated = request.getfixturevalue("updated")
+    assert updated.code(plans[0]) == before  # fetched from the stack, they are what they were
     old, new = (load_plan(plan).digest for plan in plans)
     assert (updated.outputs["Plans"], updated.outputs["Serving"]) == (f"{new[:12]},{old[:12]}", new[:12])
     assert updated.functions == updated.named(*plans)
-    with Client(updated.url, api_key=updated.key) as client:
+    with Client(updated.url, api_key=updated.key, timeout_s=PATIENCE_S) as client:
         assert client.classify(image).plan == new
     for plan in plans:  # what is under way ends on the functions that it began on
         assert predictions(updated.classify(plan, image)) == expected
@@ -219,8 +256,11 @@ def test_a_rollback_serves_the_plan_before(rolled_back, plans, image):
     old = load_plan(plans[0]).digest
     assert rolled_back.outputs["Serving"] == old[:12]
     assert rolled_back.functions == rolled_back.named(*plans)
-    with Client(rolled_back.url, api_key=rolled_back.key) as client:
+    with Client(rolled_back.url, api_key=rolled_back.key, timeout_s=PATIENCE_S) as client:
         assert client.classify(image).plan == old
+    again = rolled_back.tried(*rolled_back.target("rollback"))
+    assert again.returncode != 0
+    assert f"went back to {old[:12]} already" in again.stderr
 
 
 def test_destroy_leaves_nothing_that_bills(updated):

@@ -143,8 +143,8 @@ def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # 
     with _gone_at_the_end(run, session, say):
         try:
             _deploy(run)
+            samples = _probe(run, session, budget)  # first, while no environment is there
             _ask(run, session, budget, say)
-            samples = _probe(run, session, budget)
             _report(run, samples, say)
         finally:
             hours = (time.monotonic() - started) / 3600

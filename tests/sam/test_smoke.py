@@ -224,6 +224,7 @@ def test_a_run_measures_what_serfer_cost_then_uses_and_leaves_nothing(account, a
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "spent: $0.0" in done.stderr
     assert "REST API: first query" in done.stderr
+    assert "; 3 cold starts" in done.stderr
     measured = tomllib.loads(out.read_text(encoding="utf-8"))
     assert measured["lambda"].keys() >= {"invoke_floor", "invoke_tail", "init"}
     assert {entry["tag"] for table in measured.values() for entry in table.values()} == {"M"}

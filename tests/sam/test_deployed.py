@@ -7,6 +7,7 @@ Lambda's Python. What it does not: IAM's decisions, quotas, validation by the se
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -135,7 +136,8 @@ def created(account, plans, tmp_path_factory):
     stack = Deployed(account, tmp_path_factory.mktemp("created") / "build", "demo")
     stack.package(plans[0])
     stack.make("deploy")
-    return stack
+    yield stack
+    shutil.rmtree(stack.build)  # it is large, and pytest keeps what three runs wrote
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,8 @@ def elsewhere(created, plans, tmp_path_factory):
     """A BUILD directory made from scratch, as in a pipeline's checkout: it knows nothing of the first plan."""
     stack = replace(created, build=tmp_path_factory.mktemp("elsewhere") / "build")
     stack.package(plans[1])
-    return stack
+    yield stack
+    shutil.rmtree(stack.build)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +232,7 @@ def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
     stack.make("destroy")
     assert stack.functions == set()
     assert machines.list_state_machines()["stateMachines"] == []
+    shutil.rmtree(stack.build)
 
 
 def test_an_update_that_would_delete_the_plan_that_is_served_is_refused(elsewhere, plans):

@@ -1,6 +1,7 @@
 """`make aws-smoke`: what is measured, what is refused, and that nothing is left, however it ends."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -184,7 +185,8 @@ def packaged(tmp_path_factory):
     command = [sys.executable, "-m", "serfer", "package", plan, "--out", root / "build", "--name", "demo"]
     variables = {**os.environ, "SERFER_CACHE_DIR": str(load_settings().cache_dir)}
     subprocess.run(command, env=variables, check=True, capture_output=True)
-    return root / "build"
+    yield root / "build"
+    shutil.rmtree(root / "build")  # it is large, and pytest keeps what three runs wrote
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit slow properties browser bench chaos deploy-check deploy rollback destroy build-given clean
+.PHONY: setup demo test lint unit slow properties browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,9 @@ $(STAMP): requirements.txt requirements-ministack.txt requirements-sam.txt pypro
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(PYTHON) -m venv .venv/ministack
 	.venv/ministack/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-ministack.txt
+	rm -rf .venv/ministack-python3.13
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv/ministack-python3.13 \
+	  --python-version 3.13 --only-binary=:all: -r requirements-ministack.txt
 	$(PYTHON) -m venv .venv/sam
 	.venv/sam/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-sam.txt
 	@for part in asl browser; do \
@@ -87,7 +90,13 @@ rollback: build-given setup
 
 # The stack, all that its buckets hold, and what SAM CLI uploaded for it.
 destroy: build-given setup
-	$(BIN)/python -m sam teardown "$(BUILD)" $(ENV)
+	$(BIN)/python -m sam teardown "$(BUILD)" $(ENV) $(if $(STACK),--stack $(STACK))
+
+# For whoever has an account: deploy a stack of its own, ask it, write what AWS measures to OUT, and delete it again.
+MAX_USD ?= 1
+OUT ?= aws-measured.toml
+aws-smoke: build-given setup
+	$(BIN)/python -m sam smoke "$(BUILD)" $(ENV) --max-usd $(MAX_USD) --out "$(OUT)"
 
 build-given:
 	@test -f "$(BUILD)/deployment.json" || { echo "BUILD=DIR is missing, or DIR was not written by serfer package" >&2; exit 2; }

@@ -1,8 +1,10 @@
-"""What the Makefile's targets run: `python -m sam check BUILD ENV`, and `rollback` and `teardown` with the same."""
+"""What the Makefile's targets run: `python -m sam check BUILD ENV`; `rollback`, `teardown`, `smoke` take the same."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,52 +18,78 @@ from sam.samconfig import StackSettings, stack_of
 from sam.stacks import check_update, find_stack, roll_back
 from sam.teardown import tear_down
 from serfer.core.errors import SerferError, UnavailableError
+from serfer.settings import load_settings
+
+_INTERRUPTED = 130
 
 
-def check(build: Path, environment: str) -> None:
+def check(given: argparse.Namespace) -> None:
     """Refuse an update that would delete the plan that an environment's stack serves, or its store."""
-    found, session = _stack(build, environment)
-    check_update(find_stack(session.client("cloudformation"), found.stack), load_deployment(build))
+    found, session = _stack(given)
+    check_update(find_stack(session.client("cloudformation"), found.stack), load_deployment(given.build))
 
 
-def rollback(build: Path, environment: str) -> None:
+def rollback(given: argparse.Namespace) -> None:
     """Let an environment's drivers use the plan before."""
-    found, session = _stack(build, environment)
+    found, session = _stack(given)
     _say(f"{found.stack} serves the plan {roll_back(found.stack, session, _say)}")
 
 
-def teardown(build: Path, environment: str) -> None:
-    """Delete an environment's stack, and say how it goes."""
-    found, session = _stack(build, environment)
-    tear_down(found.stack, session, _say)
-    _say(f"{found.stack} is gone, and nothing of it bills")
+def teardown(given: argparse.Namespace) -> None:
+    """Delete an environment's stack, or the one named, and say how it goes."""
+    found, session = _stack(given)
+    stack = given.stack or found.stack
+    tear_down(stack, session, _say)
+    _say(f"{stack} is gone, and nothing of it bills")
 
 
-def _stack(build: Path, environment: str) -> tuple[StackSettings, Any]:
+def measure(given: argparse.Namespace) -> None:
+    """Deploy, ask, measure and delete, as `sam.smoke` says; SIGTERM ends it as Ctrl-C does."""
+    from sam.smoke import Order, smoke  # noqa: PLC0415 - it imports what the other commands do not need
+
+    found, session = _stack(given)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ["AWS_DEFAULT_REGION"] = found.region  # of the clients that know no samconfig.toml, and of SAM CLI
+    smoke(Order(given.build, found, given.max_usd, given.out.absolute()), load_settings(), session, _say)
+
+
+def _stack(given: argparse.Namespace) -> tuple[StackSettings, Any]:
     """Return an environment's stack, and a session of boto3 for its region."""
-    found = stack_of(build, environment)
+    found = stack_of(given.build, given.environment)
     return found, boto3.session.Session(region_name=found.region)
 
 
-_COMMANDS = {"check": check, "rollback": rollback, "teardown": teardown}
+_COMMANDS = {"check": check, "rollback": rollback, "teardown": teardown, "smoke": measure}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of them; return an exit code."""
-    parser = argparse.ArgumentParser(prog="python -m sam", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("command", choices=_COMMANDS)
-    parser.add_argument("build", type=Path)
-    parser.add_argument("environment")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     try:
-        _COMMANDS[given.command](given.build, given.environment)
+        _COMMANDS[given.command](given)
     except SerferError as error:
         _say(str(error))
         return error.exit_code
     except (BotoCoreError, ClientError) as error:
         _say(str(error))
         return UnavailableError.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sam", description=(__doc__ or "").partition(":")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in _COMMANDS:
+        command = commands.add_parser(name)
+        command.add_argument("build", type=Path)
+        command.add_argument("environment")
+    commands.choices["teardown"].add_argument("--stack", help="another stack than the environment's")
+    asked = commands.choices["smoke"]
+    asked.add_argument("--max-usd", type=float, default=1.0, help="spend no more, by the price model")
+    asked.add_argument("--out", type=Path, default=Path("aws-measured.toml"), help="a file for SERFER_AWS_FILE")
+    return parser
 
 
 def _say(line: str) -> None:

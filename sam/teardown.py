@@ -23,7 +23,7 @@ _ARTEFACTS = "aws-sam-cli-managed-default"
 
 
 def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - boto3 has no types here
-    """Empty the stack's buckets, delete it, wait, and delete what SAM CLI uploaded for it.
+    """Empty the stack's buckets, delete it, wait, and delete what SAM CLI uploaded for it (`forget_uploads`).
 
     Raises UsageError where there is no such stack, UnavailableError with what is left where it cannot be deleted.
     """
@@ -37,7 +37,7 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
         formation.delete_stack(StackName=identity)
         left = _left(formation, identity)
         if not left:
-            _forget_artefacts(formation, store, stack, progress)
+            forget_uploads(stack, session, progress)
             return
         progress(f"try {attempt + 1}: {', '.join(left)} could not be deleted")
     raise UnavailableError(
@@ -86,8 +86,9 @@ def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
     return []
 
 
-def _forget_artefacts(formation: Any, store: Any, stack: str, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same
+def forget_uploads(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same
     """Delete what SAM CLI uploaded under the stack's name, which samconfig.toml gives as prefix."""
+    formation, store = session.client("cloudformation"), session.client("s3")
     try:
         outputs = formation.describe_stacks(StackName=_ARTEFACTS)["Stacks"][0].get("Outputs", ())
     except ClientError:  # SAM CLI never made one here

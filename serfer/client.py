@@ -313,7 +313,8 @@ def _headers(api_key: str | None) -> dict[str, str]:
     if api_key is not None and not _KEY.fullmatch(api_key):
         raise UsageError("api_key must be visible ASCII characters, 1 to 1024 of them and nothing around them")
     plain = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "serfer"}
-    return plain if api_key is None else {**plain, "Authorization": f"Bearer {api_key}"}
+    # X-API-Key and not a bearer token: API Gateway, which is in front of function drivers, reads no other header.
+    return plain if api_key is None else {**plain, "X-API-Key": api_key}
 
 
 def _exchange(api_key: str | None, timeout_s: float, retries: int, clock: Clock | None) -> Exchange:

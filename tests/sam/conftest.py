@@ -9,6 +9,7 @@ from sam.options import Options
 from sam.wheels import MACHINES
 from serfer.settings import load_settings
 from tests.python313.client import runtime_client
+from tests.sam.ministack import Ministack, python_of_ministack
 
 OPTIONS = Options("test", architecture={machine: name for name, machine in MACHINES.items()}[platform.machine()])
 
@@ -48,3 +49,13 @@ def driver(cache, tmp_path_factory):
     target = tmp_path_factory.mktemp("driver") / "layer"
     yield target, driver_layer(target, OPTIONS, cache)
     shutil.rmtree(target)  # it is large, and pytest keeps what three runs wrote
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory):
+    """An empty AWS account, as far as ministack is one."""
+    python = python_of_ministack()
+    directory = tmp_path_factory.mktemp("account")
+    with Ministack(directory, python) as running:
+        yield running
+    shutil.rmtree(directory)  # every environment of a function unpacked its layers there

@@ -165,15 +165,6 @@ def ask(service, event):
     return said["statusCode"], json.loads(said["body"])
 
 
-def test_every_generation_answers_as_the_unsplit_network_does(live, plans, s3, as_aws, expected):
-    as_aws(live[0].url)
-    for directory in plans:
-        with serfer.open(directory, workers="aws", store=s3.url) as pipeline:
-            found = pipeline.run(batch(3))
-        assert np.abs(found - expected).max() <= 1e-4 * np.ptp(expected)
-        assert (found.argmax(1) == expected.argmax(1)).all()
-
-
 def test_the_polling_engine_runs_on_the_same_functions(live, plans, s3, as_aws, expected):
     as_aws(live[0].url)
     with serfer.open(plans[0], workers="aws", store=s3.url, driver="poll") as pipeline:
@@ -188,13 +179,6 @@ def test_the_driver_function_answers_what_api_gateway_sends(live, plans):
     assert answer["store"]["bytes_put"] > 0
     status, answer = ask(live[1], rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=b"no"))
     assert status == 415, answer
-
-
-def test_going_back_serves_the_plan_before(updated, access, python313, runtime313, cache, plans):
-    back = replace(updated, serving=digest12(load_plan(plans[0])))
-    with running(back, access, python313, runtime313, cache) as (_, drivers):
-        status, answer = ask(drivers, rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
-    assert (status, answer["plan"]) == (200, load_plan(plans[0]).digest)
 
 
 def test_what_runs_holds_no_torch_and_is_as_small_as_was_said(updated, python313):

@@ -1,9 +1,9 @@
-"""The stack as moto's CloudFormation makes it: names, references, permissions, and which plan is served.
+"""A fleet's stack as moto's CloudFormation makes it: what its instances are told, and its GPU pool.
 
-What moto lacks is named here; cfn-lint has looked at it (test_template.py), and nobody else without an account.
+Stacks of function drivers are deployed by SAM CLI (test_deployed.py), to ministack, which has no fleets. What
+moto lacks is named here: cfn-lint has looked at it (test_template.py).
 """
 
-import ast
 import asyncio
 import base64
 import io
@@ -16,19 +16,14 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from sam.functions import state_machine
-from sam.names import digest12, machine_id
+from sam.names import digest12
 from serfer.fleet.specs import open_provisioner
-from tests.sam.offered import POOL, POOLED, of_type, options, plans, template, translated
+from tests.sam.offered import POOL, POOLED, plans, template, translated
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse .* not supported by moto:UserWarning")
 STACK = "shop"
 # No CloudFormation of moto's for these; the rest of a stack comes up without them.
 LACKING = {
-    "AWS::ApiGateway::ApiKey",
-    "AWS::ApiGateway::Stage",
-    "AWS::ApiGateway::UsagePlan",
-    "AWS::ApiGateway::UsagePlanKey",
     "AWS::AutoScaling::ScalingPolicy",
     "AWS::AutoScaling::WarmPool",
     "AWS::Budgets::Budget",
@@ -41,8 +36,6 @@ LACKING = {
     "AWS::WAFv2::WebACL",
     "AWS::WAFv2::WebACLAssociation",
 }
-# Stacks with a ServerlessCache or a DirectoryBucket do not come up at all. References to layers come to nothing,
-# updates do not reach a function's environment, and layers, networks and APIs stay when the stack goes.
 
 
 @pytest.fixture(autouse=True)
@@ -69,20 +62,19 @@ def known_to_moto(value):
 
 
 class Stack:
-    def __init__(self, *chosen, serving="current", **more):
+    def __init__(self, *chosen, **more):
         self.source = known_to_moto(translated(template(*chosen, **more)))
-        self._upload(chosen)
+        self._upload()
         self._client = boto3.client("cloudformation")
-        self._parameters = {"AlarmEmail": "me@example.com", "MonthlyBudgetUsd": "10", "Serving": serving}
-        if chosen[0] == "fleet":
-            certificate = boto3.client("acm").request_certificate(DomainName="example.com")
-            self._parameters["CertificateArn"] = certificate["CertificateArn"]
+        certificate = boto3.client("acm").request_certificate(DomainName="example.com")
+        self._parameters = {
+            "AlarmEmail": "me@example.com",
+            "MonthlyBudgetUsd": "10",
+            "CertificateArn": certificate["CertificateArn"],
+        }
         if "GpuImage" in self.source["Parameters"]:  # moto knows no Deep Learning AMI
             self.source["Parameters"]["GpuImage"]["Default"] = self.source["Parameters"]["DriverImage"]["Default"]
         self.lacking = self._create()
-
-    def delete(self):
-        self._client.delete_stack(StackName=STACK)
 
     @property
     def outputs(self):
@@ -105,7 +97,7 @@ class Stack:
         found = [re.search(r"Tried to parse (\S+) but", str(one.message)) for one in caught]
         return {match[1] for match in found if match}
 
-    def _upload(self, chosen):
+    def _upload(self):
         store, package = boto3.client("s3"), io.BytesIO()
         with zipfile.ZipFile(package, "w") as archive:
             archive.writestr("plan.json", "{}")
@@ -114,82 +106,6 @@ class Stack:
             code = resource.get("Properties", {}).get("Code") or resource.get("Properties", {}).get("Content")
             if isinstance(code, dict) and "S3Key" in code:
                 store.put_object(Bucket="artefacts", Key=code["S3Key"], Body=package.getvalue())
-        for plan in plans() if chosen[2].startswith("stepfunctions") else ():
-            machine = self.source["Resources"][machine_id(digest12(plan))]["Properties"]
-            del machine["DefinitionS3Location"]  # moto takes definitions from the template only
-            text = json.dumps(state_machine(plan, options(*chosen)))
-            machine["DefinitionString"] = {"Fn::Sub": [text, machine.pop("DefinitionSubstitutions")]}
-
-
-def functions():
-    return {found["FunctionName"]: found for found in boto3.client("lambda").list_functions()["Functions"]}
-
-
-def policy(role):
-    client = boto3.client("iam")
-    (name,) = (
-        resource["PhysicalResourceId"]
-        for resource in boto3.client("cloudformation").list_stack_resources(StackName=STACK)["StackResourceSummaries"]
-        if resource["LogicalResourceId"] == role
-    )
-    (inline,) = client.list_role_policies(RoleName=name)["PolicyNames"]
-    document = client.get_role_policy(RoleName=name, PolicyName=inline)["PolicyDocument"]
-    return ast.literal_eval(document)["Statement"]  # moto keeps a policy as Python writes it
-
-
-def test_a_function_stack_comes_up_and_its_names_are_what_drivers_look_for():
-    stack = Stack("function", "s3", "stepfunctions")
-    outputs, found = stack.outputs, functions()
-    expected = {f"{STACK}-{digest12(plan)}-{stage}-{number}" for plan in plans() for stage, number in plan.functions}
-    assert set(found) == {*expected, f"{STACK}-driver"}
-    assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
-    told = found[f"{STACK}-driver"]["Environment"]["Variables"]
-    assert told["SERFER_STORE"] == outputs["Store"] == f"s3://{store_bucket()}/serfer"
-    assert told["SERFER_FUNCTION_PREFIX"] == outputs["FunctionPrefix"] == STACK
-    assert told["SERFER_STATE_MACHINE"] == outputs["StateMachine"]
-    assert {found[name]["Environment"]["Variables"]["SERFER_STORE"] for name in expected} == {outputs["Store"]}
-
-
-def store_bucket():
-    names = [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]]
-    (found,) = [name for name in names if "storebucket" in name]
-    return found
-
-
-def test_every_permission_is_an_arn_of_the_stacks_own():
-    Stack("function", "s3", "stepfunctions")
-    bucket, prefix = store_bucket(), f"arn:aws:lambda:us-east-1:123456789012:function:{STACK}-"
-    for role in ("WorkerRole", "DriverRole", "MachineRole"):
-        for one in policy(role):
-            for resource in one["Resource"] if isinstance(one["Resource"], list) else [one["Resource"]]:
-                assert resource.startswith(
-                    (
-                        f"arn:aws:s3:::{bucket}",
-                        prefix,
-                        f"arn:aws:logs:us-east-1:123456789012:log-group:/serfer/{STACK}/",
-                        f"arn:aws:states:us-east-1:123456789012:stateMachine:{STACK}-",
-                        f"arn:aws:states:us-east-1:123456789012:execution:{STACK}-",
-                    )
-                ), (role, resource)
-                assert "${" not in resource
-
-
-def test_a_state_machine_invokes_the_plans_functions():
-    stack = Stack("function", "s3", "stepfunctions")
-    client = boto3.client("stepfunctions")
-    told = client.describe_state_machine(stateMachineArn=stack.outputs["StateMachine"])
-    invoked = set(re.findall(r"arn:aws:lambda:[^\"]*:function:([\w-]+)", told["definition"]))
-    digest = digest12(plans()[0])
-    assert invoked == {f"{STACK}-{digest}-{stage}-{number}" for stage, number in plans()[0].functions}
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_driver_uses_the_plan_that_is_served(number):
-    digests = [digest12(plan) for plan in plans()]
-    stack = Stack("function", "s3", "stepfunctions", serving=digests[number])
-    told = functions()[f"{STACK}-driver"]["Environment"]["Variables"]
-    assert (told["SERFER_PLAN"], stack.outputs["Serving"]) == (f"plans/{digests[number]}", digests[number])
-    assert told["SERFER_STATE_MACHINE"].endswith(f":stateMachine:{STACK}-{digests[number]}")
 
 
 def user_data(named="Drivers"):
@@ -249,22 +165,7 @@ def test_a_pool_comes_up_empty_its_instances_are_told_everything_and_drivers_sta
     asyncio.run(started_and_stopped())
 
 
-def test_a_deleted_stack_leaves_nothing():
-    Stack("function", "s3", "stepfunctions").delete()
-    assert functions() == {}
-    names = [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]]
-    assert names == ["artefacts"]
-    assert boto3.client("stepfunctions").list_state_machines()["stateMachines"] == []
-    assert boto3.client("logs").describe_log_groups()["logGroups"] == []
-    assert boto3.client("iam").list_roles()["Roles"] == []
-
-
 def test_what_moto_lacks_is_used():
     """An entry that no template needs any more would hide what moto has learnt."""
-    used = {
-        resource["Type"]
-        for source in (template(), template(*POOLED, gpu=POOL))
-        for resource in translated(source)["Resources"].values()
-    }
-    assert used >= LACKING
-    assert of_type(template("function", "valkey", "push"), "AWS::ElastiCache::ServerlessCache")
+    source = translated(template(*POOLED, gpu=POOL))
+    assert {resource["Type"] for resource in source["Resources"].values()} >= LACKING

@@ -167,7 +167,7 @@ def test_a_query_is_one_request_with_its_images_key_and_wishes(open_, tmp_path):
     [request] = service.requests
     assert (request.method, request.url.path) == ("POST", "/prod/v1/classify")
     assert dict(request.url.params) == {"top_k": "3", "model": "small", "deadline_ms": "250", "explain": "true"}
-    assert request.headers["Authorization"] == f"Bearer {KEY}"
+    assert request.headers["X-API-Key"] == KEY  # the one header that API Gateway reads
     assert request.headers["Content-Type"].startswith("multipart/form-data; boundary=")
     body = request.content
     assert body.count(b'name="image"') == 2

@@ -1,0 +1,302 @@
+"""Deploy a build, ask it, measure AWS by it, and delete it again: `make aws-smoke BUILD=build MAX_USD=1`.
+
+The stack is one of its own, NAME-smoke, so that no deployment that serves is touched, and it is deleted however the
+run ends. Only a deployment that answers from anywhere can be measured: function drivers, with a store in S3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from sam.build_cost import price_build
+from sam.cost import Bill
+from sam.deployment import load_current_plan, load_deployment
+from sam.measure import Sample, dump_facts, facts_of
+from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
+from sam.samconfig import StackSettings
+from sam.stacks import find_stack
+from sam.teardown import forget_uploads, tear_down
+from serfer.client import Client
+from serfer.core.cost import HOURS_A_MONTH, invocation_usd, plan_load
+from serfer.core.errors import (
+    KeyRefusedError,
+    QueryError,
+    UnavailableError,
+    UsageError,
+    WrongAnswerError,
+)
+from serfer.core.plan import Plan
+from serfer.deployed import deployed_functions, find_deployment
+from serfer.settings import Settings
+from storage import open_store
+
+QUERIES = 10
+"""Queries to the REST API."""
+_KEPT_HOURS = 3
+"""What stands is reckoned for so long: a SnapStart snapshot is billed for three hours at least."""
+_OPENING_S, _OPENING_TRIES = 2.0, 60  # until API Gateway knows a key that was just made
+_SAM = Path(sys.prefix) / "sam" / "bin" / "sam"
+_DRIVER_FUNCTION, _STORES = "function", ("s3", "s3express")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to do: deploy BUILD's plan with an environment's settings, spend `most_usd` at most, write `out`."""
+
+    build: Path
+    settings: StackSettings
+    most_usd: float
+    out: Path
+
+
+class Budget:
+    """The dollars that were spent, by the price model; raises once they are more than there are."""
+
+    def __init__(self, most_usd: float) -> None:
+        self.most_usd = most_usd
+        self.spent_usd = 0.0
+
+    def spend(self, usd: float) -> None:
+        """Count dollars; raises QueryError when the limit is passed, which ends the run."""
+        self.spent_usd += usd
+        if self.spent_usd > self.most_usd:
+            raise QueryError(f"${self.spent_usd:.4f} are spent, of MAX_USD={self.most_usd:g}: stopped; allow more")
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """A run that may begin: what it deploys, as which stack, and what that costs."""
+
+    order: Order
+    plan: Plan
+    stack: str
+    bill: Bill
+    settings: Settings
+
+    @property
+    def region(self) -> str:
+        """Where it is deployed."""
+        return self.order.settings.region
+
+    @property
+    def estimated_usd(self) -> float:
+        """Dollars of a whole run, rather too many: each probe as a whole query of as many images, three hours."""
+        images = WARM + 2 + (LARGE + 1) * large_batch(self.plan)
+        return (
+            self.bill.idle_usd * _KEPT_HOURS / HOURS_A_MONTH
+            + (COLD + 1) * self.bill.cold.usd
+            + (images + QUERIES) * self.bill.warm.usd
+        )
+
+
+def planned(order: Order, settings: Settings) -> Smoke:
+    """Read BUILD and price the run; raises UsageError where it cannot be measured, or costs more than is allowed."""
+    deployment = load_deployment(order.build)
+    options = deployment.options
+    if options.drivers != _DRIVER_FUNCTION or options.store not in _STORES:
+        raise UsageError(
+            f"aws-smoke measures what answers from here: package with --drivers function and --store s3 or s3express, "
+            f"not {options.drivers} and {options.store}"
+        )
+    if not order.most_usd > 0:
+        raise UsageError(f"MAX_USD is a number of dollars above 0, not {order.most_usd:g}")
+    if not order.out.parent.is_dir():
+        raise UsageError(f"OUT={order.out}: there is no directory {order.out.parent}")
+    bill = price_build(order.build, settings.facts(), burst=1)
+    plan = load_current_plan(order.build, deployment)
+    found = Smoke(order, plan, f"{options.name}-smoke", bill, settings)
+    if found.estimated_usd > order.most_usd:
+        raise UsageError(
+            f"aws-smoke is estimated at ${found.estimated_usd:.4f}, more than MAX_USD={order.most_usd:g}: allow more, "
+            "or package a smaller network"
+        )
+    return found
+
+
+def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # noqa: ANN401 - boto3 has no types here
+    """Do it all, and leave nothing that bills.
+
+    Raises UsageError where it cannot be done or the stack is there already, UnavailableError where AWS or a part of the
+    stack does not answer, WrongAnswerError or QueryError where a query goes wrong.
+    """
+    run = planned(order, settings)
+    _check_account(run, session)
+    say(f"{run.stack} in {run.region}: estimated ${run.estimated_usd:.4f}, at most ${order.most_usd:g}")
+    budget, started = Budget(order.most_usd), time.monotonic()
+    with _gone_at_the_end(run, session, say):
+        try:
+            _deploy(run)
+            samples = _probe(run, session, budget)  # first, while no environment is there
+            _ask(run, session, budget, say)
+            _report(run, samples, say)
+        finally:
+            hours = (time.monotonic() - started) / 3600
+            usd = budget.spent_usd + run.bill.idle_usd * hours / HOURS_A_MONTH
+            say(f"spent: ${usd:.4f}, estimated by the price model of serfer cost")
+
+
+def _check_account(run: Smoke, session: Any) -> None:  # noqa: ANN401 - same
+    """Raise UnavailableError without credentials, UsageError where the stack is there: another run's, perhaps."""
+    if session.get_credentials() is None:
+        raise UnavailableError("aws-smoke: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
+    if find_stack(session.client("cloudformation"), run.stack) is None:
+        return
+    raise UsageError(
+        f"there is a stack {run.stack} in {run.region}: wait for the run that made it, or delete it by "
+        f"make destroy BUILD={run.order.build} STACK={run.stack}"
+    )
+
+
+@contextmanager
+def _gone_at_the_end(run: Smoke, session: Any, say: Say) -> Iterator[None]:  # noqa: ANN401 - same
+    """Delete the stack, however the block ends; a further Ctrl-C does not stop that."""
+    try:
+        yield
+    finally:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            if find_stack(session.client("cloudformation"), run.stack) is None:
+                forget_uploads(run.stack, session, say)
+            else:
+                tear_down(run.stack, session, say)
+            say(f"{run.stack} is gone, and nothing of it bills")
+        except BaseException:
+            say(f"{run.stack} may be there still: make destroy BUILD={run.order.build} STACK={run.stack}")
+            raise
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _deploy(run: Smoke) -> None:
+    environment = run.order.settings.environment
+    _sam(run, "build", "--config-env", environment)
+    own = ("--stack-name", run.stack, "--s3-prefix", run.stack, "--tags", f"serfer:stack={run.stack}")
+    _sam(run, "deploy", "--config-env", environment, *own)
+
+
+def _sam(run: Smoke, *words: str) -> None:
+    """Run SAM CLI, its output on stderr; raises UnavailableError where it fails."""
+    if not _SAM.exists():
+        raise UnavailableError(f"{_SAM} is missing: run make setup")
+    variables = {**os.environ, "SAM_CLI_TELEMETRY": "0"}
+    done = subprocess.run([str(_SAM), *words], cwd=run.order.build, env=variables, stdout=sys.stderr, check=False)  # noqa: S603
+    if done.returncode:
+        raise UnavailableError(f"sam {words[0]} ended with {done.returncode}: what it says above says why")
+
+
+def _ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: ANN401 - same
+    """Ask the REST API with the stack's first key; raises WrongAnswerError for another plan, or answers that differ."""
+    if run.plan.preprocess is None:
+        say("the plan does not say how an image becomes its input: the REST API is not asked")
+        return
+    outputs, gateway = _outputs(run, session), session.client("apigateway")
+    key = gateway.get_api_key(apiKey=outputs["ApiKeyId"], includeValue=True)["value"]
+    answers, latencies = set(), []
+    with Client(_reachable(outputs["Url"], gateway.meta.endpoint_url), api_key=key) as client:
+        _until_open(client)
+        for number in range(QUERIES):
+            budget.spend(run.bill.warm.usd if number else run.bill.cold.usd)
+            started = time.perf_counter()
+            report = client.classify(_image(run.plan))
+            latencies.append(time.perf_counter() - started)
+            if report.plan != run.plan.digest:
+                raise WrongAnswerError(f"the plan {report.plan[:12]} answers, not {run.plan.digest[:12]}")
+            answers.add(report.images[0].predictions[0].index)
+    if len(answers) > 1:
+        raise WrongAnswerError(f"one image is class {' and '.join(map(str, sorted(answers)))} in {QUERIES} queries")
+    warm = sorted(latencies[1:])
+    say(f"REST API: first query {latencies[0] * 1000:.0f} ms, then {warm[0] * 1000:.0f} to {warm[-1] * 1000:.0f} ms")
+
+
+def _outputs(run: Smoke, session: Any) -> dict[str, str]:  # noqa: ANN401 - same
+    [found] = session.client("cloudformation").describe_stacks(StackName=run.stack)["Stacks"]
+    return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+
+
+def _reachable(url: str, endpoint: str) -> str:
+    """Return where a REST API answers: at its URL, or below an emulator's endpoint (AWS_ENDPOINT_URL) by its id."""
+    if (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        return url
+    found = urlsplit(url)
+    return f"{endpoint}/_aws/execute-api/{(found.hostname or '').partition('.')[0]}{found.path}"
+
+
+def _until_open(client: Client) -> None:
+    """Wait until API Gateway takes a new key, which is some seconds after the stack is there."""
+    for tries_left in reversed(range(_OPENING_TRIES)):
+        try:
+            client.models()
+        except KeyRefusedError:
+            if not tries_left:
+                raise
+            time.sleep(_OPENING_S)
+        else:
+            return
+
+
+def _image(plan: Plan) -> bytes:
+    """Return a PNG as large as the plan's input: a gradient."""
+    image = Image.radial_gradient("L").resize((plan.input.width, plan.input.height)).convert("RGB")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _probe(run: Smoke, session: Any, budget: Budget) -> Samples:  # noqa: ANN401 - same
+    deployment = find_deployment(run.stack)
+    endpoint = session.client("lambda").meta.endpoint_url
+    facts = run.bill.deployed.facts.on(run.bill.deployed.options.architecture)
+    store_facts, memory_mb = run.bill.deployed.store, run.plan.stages[0].memory_mb
+
+    def spend(sample: Sample) -> None:
+        requests = store_facts.price_put + store_facts.price_get
+        budget.spend(invocation_usd(memory_mb, sample.report.billed_ms, facts) + requests)
+
+    async def measured(store_url: str) -> Samples:
+        invoker = deployed_functions(run.plan, deployment.settings(run.settings))
+        try:
+            with open_store(store_url) as store:
+                return await probe(run.plan, invoker, store, endpoint, spend)
+        finally:
+            await invoker.close()
+
+    return asyncio.run(measured(deployment.store))
+
+
+def _report(run: Smoke, samples: Samples, say: Say) -> None:
+    """Say what was measured, and write it where `serfer cost` can read it."""
+    stage = plan_load(run.plan, 0)
+    table = run.bill.deployed.table
+    facts = facts_of(samples.cold, samples.warm, stage.weight_bytes, table)
+    if len(samples.warm) < 2:  # noqa: PLR2004 - of fewer there is no distribution
+        raise QueryError(f"of {len(samples.cold)} invocations every one started an environment: nothing is measured")
+    percent = quantiles((sample.overhead_s * 1000 for sample in samples.warm), n=100)
+    say(
+        f"warm invocations, network and task apart: p50 {percent[49]:.1f} ms, p90 {percent[89]:.1f} ms, "
+        f"p99 {percent[98]:.1f} ms of {len(samples.warm)}; {len(samples.cold)} cold starts"
+    )
+    sources = run.bill.deployed.facts.sources
+    for fact in facts:
+        say(f"{fact.name} = {fact.value:.6g} {sources[fact.name].unit}")
+    today = datetime.now(UTC).date().isoformat()
+    memory_mb = run.plan.stages[0].memory_mb
+    where = f"{run.region}, {run.plan.model} {run.plan.digest[:12]}, {memory_mb} MB"
+    run.order.out.write_text(dump_facts(facts, sources, where, today), encoding="utf-8")
+    say(f"written: {run.order.out}; use it by SERFER_AWS_FILE={run.order.out}")

@@ -1,0 +1,282 @@
+"""`make deploy`, update, rollback and destroy on ministack: SAM CLI deploys what `serfer package` wrote, unaltered.
+
+The stack goes through its life in the order of the tests; each fixture makes one step and depends on the one before.
+What ministack proves: names, references, order, layers, environments, API keys, the logic of updates, the code under
+Lambda's Python. What it does not: IAM's decisions, quotas, validation by the services, networks, times.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+import serfer
+from serfer.client import Client
+from serfer.core.errors import KeyRefusedError
+from serfer.core.plan import load_plan
+from serfer.local.function import ACCOUNT, REGION
+from serfer.settings import load_settings
+from tests.api.conftest import png
+from tests.e2e.small import split_small
+from tests.sam.built import SAM
+from tests.sam.ministack import Ministack
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 300.0  # several cold starts on a busy machine
+GRIDS = ([(1, 2), (1, 1)], [(2, 1), (1, 1)])
+pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A stack in an account, by the BUILD directory and the environment that it comes from."""
+
+    account: Ministack
+    build: Path
+    name: str
+
+    @property
+    def stack(self):
+        return f"{self.name}-dev"
+
+    @property
+    def variables(self):
+        kept = {name: os.environ[name] for name in ("PATH", "SERFER_CACHE_DIR") if name in os.environ}
+        home = {"HOME": str(self.build.parent), "SERFER_CACHE_DIR": str(load_settings().cache_dir)}
+        return {**home, **kept, **self.account.environment}
+
+    def tried(self, *command):
+        """Run a command as a user of this account."""
+        return subprocess.run(command, cwd=ROOT, env=self.variables, capture_output=True, text=True, check=False)
+
+    def run(self, *command):
+        """Run a command that has to succeed; return what it printed."""
+        done = self.tried(*command)
+        assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    def target(self, name):
+        """The command line of a target of the Makefile, which sets nothing up again."""
+        return ("make", "--old-file=.venv/.set-up", name, f"BUILD={self.build}", "ENV=dev")
+
+    def make(self, target):
+        self.run(*self.target(target))
+
+    def package(self, plan, *options):
+        self.run(sys.executable, "-m", "serfer", "package", plan, "--out", self.build, "--name", self.name, *options)
+
+    def classify(self, plan, image, *options):
+        words = ("classify", image, "--plan", plan, "--stack", self.stack, "--json", *options)
+        return json.loads(self.run(sys.executable, "-m", "serfer", *words))
+
+    @property
+    def outputs(self):
+        (found,) = self.account.client("cloudformation").describe_stacks(StackName=self.stack)["Stacks"]
+        return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+
+    @property
+    def url(self):
+        return self.account.api(self.outputs["Url"])
+
+    @property
+    def key(self):
+        found = self.account.client("apigateway").get_api_key(apiKey=self.outputs["ApiKeyId"], includeValue=True)
+        return found["value"]
+
+    @property
+    def functions(self):
+        found = self.account.client("lambda").list_functions()["Functions"]
+        return {each["FunctionName"] for each in found if each["FunctionName"].startswith(f"{self.stack}-")}
+
+    def code(self, plan):
+        """What a plan's functions run: their packages' digests, and their layers."""
+        client, found = self.account.client("lambda"), load_plan(plan)
+        said = [
+            client.get_function_configuration(FunctionName=found.deployed(self.stack, *part))
+            for part in found.functions
+        ]
+        return [(each["CodeSha256"], [layer["Arn"] for layer in each["Layers"]]) for each in said]
+
+    def named(self, *plans):
+        """The names that plans' functions have, with the driver's."""
+        parts = ((load_plan(plan), part) for plan in plans for part in load_plan(plan).functions)
+        return {f"{self.stack}-driver", *(plan.deployed(self.stack, *part) for plan, part in parts)}
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Two plans of one network."""
+    root = tmp_path_factory.mktemp("plans")
+    return [split_small(root / str(number), grids=grids) for number, grids in enumerate(GRIDS)]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "noise.png"
+    path.write_bytes(png())
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(plans, image):
+    """The unsplit network's answer: label and score, best first."""
+    with serfer.open(plans[0], workers="inprocess") as pipeline:
+        (answer,) = pipeline.classify([image])
+    return [(each.label, each.score) for each in answer.predictions]
+
+
+@pytest.fixture(scope="module")
+def created(account, plans, tmp_path_factory):
+    stack = Deployed(account, tmp_path_factory.mktemp("created") / "build", "demo")
+    stack.package(plans[0])
+    stack.make("deploy")
+    yield stack
+    shutil.rmtree(stack.build)  # it is large, and pytest keeps what three runs wrote
+
+
+@pytest.fixture(scope="module")
+def elsewhere(created, plans, tmp_path_factory):
+    """A BUILD directory made from scratch, as in a pipeline's checkout: it knows nothing of the first plan."""
+    stack = replace(created, build=tmp_path_factory.mktemp("elsewhere") / "build")
+    stack.package(plans[1])
+    yield stack
+    shutil.rmtree(stack.build)
+
+
+@pytest.fixture(scope="module")
+def updated(elsewhere, plans):
+    elsewhere.package(plans[1], "--previous-of", elsewhere.stack)
+    elsewhere.make("deploy")
+    return elsewhere
+
+
+@pytest.fixture(scope="module")
+def rolled_back(updated):
+    updated.make("rollback")
+    return updated
+
+
+def predictions(report):
+    return [(each["label"], pytest.approx(each["score"], abs=1e-4)) for each in report["images"][0]["predictions"]]
+
+
+def test_a_query_by_stack_is_answered_as_by_the_unsplit_network(created, plans, image, expected):
+    report = created.classify(plans[0], image)
+    assert predictions(report) == expected
+    assert report["store"]["bytes_put"] > 0  # by way of the stack's bucket
+    assert created.functions == created.named(plans[0])
+
+
+def test_the_rest_api_wants_a_key_and_answers_with_one(created, plans, image, expected):
+    url, headers = created.url, {"x-api-key": created.key}
+    for path in ("/healthz", "/readyz", "/v1/models"):
+        assert httpx.get(url + path, timeout=PATIENCE_S).status_code == httpx.codes.FORBIDDEN
+        assert httpx.get(url + path, headers=headers, timeout=PATIENCE_S).status_code == httpx.codes.OK, path
+    with Client(url, api_key="0" * 32, retries=0) as stranger, pytest.raises(KeyRefusedError):
+        stranger.classify(image)
+    with Client(url, api_key=created.key, timeout_s=PATIENCE_S) as client:
+        report = client.classify(image)
+    assert report.plan == load_plan(plans[0]).digest
+    assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in report.images[0].predictions] == expected
+    refused = httpx.post(f"{url}/v1/classify", content=b"no", headers={**headers, "content-type": "image/png"})
+    assert refused.status_code == httpx.codes.UNSUPPORTED_MEDIA_TYPE, refused.text
+
+
+def check_permissions(stack, roles):
+    """Look whether every permission of a stack's roles is one on what belongs to the stack."""
+    client = stack.account.client("iam")
+    owned = (
+        stack.outputs["Store"].rpartition("/")[0].replace("s3://", "arn:aws:s3:::"),
+        f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{stack.stack}-",
+        f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/serfer/{stack.stack}/",
+        f"arn:aws:states:{REGION}:{ACCOUNT}:stateMachine:{stack.stack}-",
+        f"arn:aws:states:{REGION}:{ACCOUNT}:execution:{stack.stack}-",
+    )
+    made = stack.account.client("cloudformation").describe_stack_resources(StackName=stack.stack)["StackResources"]
+    found = {
+        each["LogicalResourceId"]: each["PhysicalResourceId"] for each in made if each["ResourceType"].endswith("Role")
+    }
+    assert set(found) == roles
+    for role in found.values():
+        (policy,) = client.list_role_policies(RoleName=role)["PolicyNames"]
+        for statement in client.get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"]["Statement"]:
+            named = statement["Resource"] if isinstance(statement["Resource"], list) else [statement["Resource"]]
+            assert all(arn.startswith(owned) and "${" not in arn for arn in named), (role, named)
+
+
+def test_every_permission_names_what_is_the_stacks_own(created):
+    check_permissions(created, {"DriverRole", "WorkerRole"})
+
+
+def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
+    account, plans, image, expected, tmp_path_factory
+):
+    stack = Deployed(account, tmp_path_factory.mktemp("steps") / "build", "steps")
+    stack.package(plans[0], "--driver", "stepfunctions")
+    stack.make("deploy")
+    check_permissions(stack, {"DriverRole", "WorkerRole", "MachineRole"})
+    report = stack.classify(plans[0], image, "--driver", "stepfunctions")
+    assert predictions(report) == expected
+    machines = account.client("stepfunctions")
+    (run,) = machines.list_executions(stateMachineArn=stack.outputs["StateMachine"])["executions"]
+    assert run["status"] == "SUCCEEDED"
+    with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
+        assert client.classify(image).images[0].predictions[0].label == expected[0][0]
+    assert len(machines.list_executions(stateMachineArn=stack.outputs["StateMachine"])["executions"]) == 2
+    stack.make("destroy")
+    assert stack.functions == set()
+    assert machines.list_state_machines()["stateMachines"] == []
+    shutil.rmtree(stack.build)
+
+
+def test_an_update_that_would_delete_the_plan_that_is_served_is_refused(elsewhere, plans):
+    served = load_plan(plans[0]).digest[:12]
+    done = elsewhere.tried(*elsewhere.target("deploy"))
+    assert done.returncode != 0
+    assert f"{elsewhere.stack} serves the plan {served}" in done.stderr
+    assert elsewhere.functions == elsewhere.named(plans[0])
+
+
+def test_an_update_serves_the_new_plan_and_keeps_the_one_before(created, plans, image, expected, request):
+    before = created.code(plans[0])
+    updated = request.getfixturevalue("updated")
+    assert updated.code(plans[0]) == before  # fetched from the stack, they are what they were
+    old, new = (load_plan(plan).digest for plan in plans)
+    assert (updated.outputs["Plans"], updated.outputs["Serving"]) == (f"{new[:12]},{old[:12]}", new[:12])
+    assert updated.functions == updated.named(*plans)
+    with Client(updated.url, api_key=updated.key, timeout_s=PATIENCE_S) as client:
+        assert client.classify(image).plan == new
+    for plan in plans:  # what is under way ends on the functions that it began on
+        assert predictions(updated.classify(plan, image)) == expected
+
+
+def test_a_rollback_serves_the_plan_before(rolled_back, plans, image):
+    old = load_plan(plans[0]).digest
+    assert rolled_back.outputs["Serving"] == old[:12]
+    assert rolled_back.functions == rolled_back.named(*plans)
+    with Client(rolled_back.url, api_key=rolled_back.key, timeout_s=PATIENCE_S) as client:
+        assert client.classify(image).plan == old
+    again = rolled_back.tried(*rolled_back.target("rollback"))
+    assert again.returncode != 0
+    assert f"went back to {old[:12]} already" in again.stderr
+
+
+def test_destroy_leaves_nothing_that_bills(updated):
+    store, logs = updated.account.client("s3"), updated.account.client("logs")
+    (uploads,) = [each["Name"] for each in store.list_buckets()["Buckets"] if "samclisourcebucket" in each["Name"]]
+    assert store.list_objects_v2(Bucket=uploads, Prefix=f"{updated.stack}/")["KeyCount"] > 0
+    store.put_object(Bucket=updated.outputs["Store"].split("/")[2], Key="serfer/left", Body=b"by a query that died")
+    updated.make("destroy")
+    assert [each["Name"] for each in store.list_buckets()["Buckets"]] == [uploads]
+    assert store.list_objects_v2(Bucket=uploads)["KeyCount"] == 0
+    assert updated.functions == set()
+    assert updated.account.client("lambda").list_layers()["Layers"] == []
+    assert updated.account.client("iam").list_roles()["Roles"] == []
+    assert updated.account.client("apigateway").get_rest_apis()["items"] == []
+    assert [each["logGroupName"] for each in logs.describe_log_groups(logGroupNamePrefix="/serfer/")["logGroups"]] == []

@@ -29,6 +29,7 @@ from serfer.core.errors import (
     AlteredPieceError,
     BrokenPlanError,
     DeadlineError,
+    LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
     PlanError,
@@ -151,11 +152,13 @@ class Retry:
 
     The n-th wait is base * 2^n, at most `longest`, times a random factor in [0.5, 1) so that failures do not march in
     step. Being throttled, or not reaching the store, says nothing about the task, so it has a larger allowance of its
-    own. A query whose pieces the store has lost or altered is restarted `restarts` times.
+    own, of which being throttled may take `throttled_attempts`: a driver that is a function itself keeps an environment
+    from others while it waits. A query whose pieces the store has lost or altered is restarted `restarts` times.
     """
 
     attempts: int = 3
     unavailable_attempts: int = 12
+    throttled_attempts: int = 12
     restarts: int = 3
     base: float = 0.05
     longest: float = 2.0
@@ -199,6 +202,7 @@ class TileRun:
     report: Report | None = None
     failures: int = 0
     refusals: int = 0  # failures that say nothing about the task
+    throttles: int = 0  # those of them for which Lambda had no room
     due: float | None = None
     hedged: bool = False
 
@@ -349,17 +353,26 @@ class Run:
         ended.ended, ended.result = now, failure
         if failure.error_type in _LOST:
             return self._finish(_error(stage, tile, failure))
+        run.throttles += failure.kind is FailureKind.THROTTLED
         if failure.unavailable:
             run.refusals += 1
         else:
             run.failures += 1
         if run.open or run.due is not None:
             return []  # another attempt may still answer
-        if run.failures >= self._retry.attempts or run.refusals >= self._retry.unavailable_attempts:
+        if self._gives_up(run):
             return self._finish(_error(stage, tile, failure))
         wait = self._retry.wait(run.failures + run.refusals, self._random.random())
         run.due = now + wait
         return [WakeAt(run.due)]
+
+    def _gives_up(self, run: TileRun) -> bool:
+        """Say whether a task has failed as often as it may."""
+        return (
+            run.failures >= self._retry.attempts
+            or run.refusals >= self._retry.unavailable_attempts
+            or run.throttles >= self._retry.throttled_attempts
+        )
 
     def _time_passed(self, now: float) -> list[Action]:
         if now >= self._deadline:
@@ -423,7 +436,9 @@ def query_error(failure: Failure, where: str) -> SerferError:
         return StoreUnavailableError(text)
     if failure.error_type == PlanError.__name__:
         return BrokenPlanError(text)
-    if failure.kind in (FailureKind.UNREACHABLE, FailureKind.THROTTLED):
+    if failure.kind is FailureKind.THROTTLED:
+        return LambdaThrottledError(f"{failure.kind.value}: {text}")
+    if failure.kind is FailureKind.UNREACHABLE:
         return LambdaUnavailableError(f"{failure.kind.value}: {text}")
     return TaskFailedError(f"{failure.kind.value}: {text}")
 

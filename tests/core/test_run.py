@@ -11,6 +11,7 @@ from serfer.core.errors import (
     AlteredPieceError,
     BrokenPlanError,
     DeadlineError,
+    LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
     PlanError,
@@ -353,6 +354,17 @@ def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
     assert isinstance(finishes(run.handle(last, now))[0].error, UnavailableError)
 
 
+def test_being_throttled_has_a_bound_of_its_own_and_is_told_apart():
+    """A driver function that waits for room keeps an environment from the stages that would give it back."""
+    run, _ = started(tiles=(1,), deadline=1e6, throttled_attempts=2)
+    wakes_at = wakes(run.handle(failed(0, 0, FailureKind.FAILED_IN_CODE, "StoreUnavailableError"), 1.0))
+    run.handle(TimePassed(), wakes_at[0])
+    wakes_at = wakes(run.handle(failed(0, 0, FailureKind.THROTTLED, attempt=1), 2.0))
+    run.handle(TimePassed(), wakes_at[0])
+    (finish,) = finishes(run.handle(failed(0, 0, FailureKind.THROTTLED, attempt=2), 3.0))
+    assert type(finish.error) is LambdaThrottledError
+
+
 def test_a_query_whose_plan_no_function_can_run_ends_with_an_error_about_the_plan():
     run, _ = started(tiles=(1,), attempts=2)
     (wake,) = wakes(run.handle(failed(0, 0, error_type="PlanError"), 1.0))
@@ -427,7 +439,7 @@ def test_a_cancelled_query_ends_as_such():
         (FailureKind.FAILED_IN_CODE, "StoreUnavailableError", StoreUnavailableError),
         (FailureKind.UNREACHABLE, "StoreUnavailableError", StoreUnavailableError),
         (FailureKind.UNREACHABLE, "", LambdaUnavailableError),
-        (FailureKind.THROTTLED, "", LambdaUnavailableError),
+        (FailureKind.THROTTLED, "", LambdaThrottledError),
         (FailureKind.FAILED_IN_CODE, "PlanError", BrokenPlanError),
         (FailureKind.TIMED_OUT, "", TaskFailedError),
         (FailureKind.OUT_OF_MEMORY, "", TaskFailedError),

@@ -30,7 +30,7 @@ from splitter.graph import Graph
 from splitter.grids import COLUMNS, ONE, GridChoice
 from splitter.heads import find_head
 from splitter.load import Progress
-from splitter.planner import MEMORY_MB, Budget, Choice, Storage, choices_of, prepare, why_nothing_fits
+from splitter.planner import Budget, Choice, Storage, choices_of, memory_sizes, prepare, why_nothing_fits
 from splitter.reasons import Freedom, alternatives, goal_of, out_of_reach, unsplit, why
 from splitter.search import Goal, Search
 
@@ -153,12 +153,13 @@ def _count(stages: int) -> str:
 def _freedom(wishes: Wishes, budget: Budget) -> Freedom:
     """Say what the user fixed of a plan, and what was chosen."""
     grids, memory = wishes.grids, budget.memory_mb
+    any_memory = set(memory) == set(memory_sizes(budget.facts.functions))
     fixed = {
         "grids": f"grids {', '.join(map(str, grids.per_stage))}" if grids.per_stage else "",
         "grid": f"grid {grids.wanted} for every stage that can have it" if grids.wanted else "",
         "cuts": f"cuts after {', '.join(wishes.cuts)}" if wishes.cuts else "",
         "stages": _count(wishes.stages) if wishes.stages and not (grids.per_stage or wishes.cuts) else "",
-        "memory": f"{' or '.join(map(str, memory))} MB of memory" if set(memory) != set(MEMORY_MB) else "",
+        "memory": "" if any_memory else f"{' or '.join(map(str, memory))} MB of memory",
         "tiles": f"at most {budget.max_tiles} tasks a stage" if budget.max_tiles else "",
         "precision": f"weights in {wishes.precision}" if wishes.precision != "auto" else "",
         "head": {"auto": "", "never": "no pooled head", "always": "a pooled head"}[wishes.gap],

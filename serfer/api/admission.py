@@ -87,7 +87,8 @@ class Admission:
         self._in_flight = in_flight
         self._queue = queue
         self._clock = clock
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[bool], float]] = deque()  # each with its deadline on the clock
+        self._took: deque[float] = deque(maxlen=in_flight)  # seconds that the last queries ran which were answered
         self._gaps: deque[float] = deque(maxlen=_ROUNDS * in_flight)  # between departures, while queries were kept out
         self._pressed = False
         self._departed: float | None = None  # the last departure, if queries have been kept out ever since
@@ -133,7 +134,8 @@ class Admission:
     async def turn(self, deadline_s: float) -> AsyncIterator[float]:
         """Wait for a slot and hold it; yields the seconds waited.
 
-        Raises Problem 429, unless a place was reserved (`using`), and DeadlineError after waiting.
+        Raises Problem 429, unless a place was reserved (`using`), and DeadlineError after waiting, at the latest when a
+        slot comes too late: when less time is left than any of the last queries took. It would only take others' time.
         """
         reservation = _RESERVED.get()
         if reservation is None:
@@ -141,6 +143,7 @@ class Admission:
         else:
             reservation.release()
         waited = await self._take(deadline_s)
+        begun = self._clock()
         try:
             yield waited
         except asyncio.CancelledError:
@@ -149,6 +152,7 @@ class Admission:
         except BaseException:
             self._depart()
             raise
+        self._took.append(self._clock() - begun)
         self._depart()
 
     async def _take(self, deadline_s: float) -> float:
@@ -157,18 +161,21 @@ class Admission:
             return 0.0
         self._pressed = True
         begun, mine = self._clock(), asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
+        place = (mine, begun + deadline_s)
+        self._waiting.append(place)
         try:
             async with asyncio.timeout(deadline_s):
                 await mine
         except BaseException as end:
-            if mine in self._waiting:
-                self._waiting.remove(mine)
-            elif not mine.cancelled():
+            if place in self._waiting:
+                self._waiting.remove(place)
+            elif mine.done() and not mine.cancelled() and mine.result():
                 self._hand_on()  # the slot came when nobody wanted it any more
             if not isinstance(end, TimeoutError):
                 raise
-            raise DeadlineError(f"no answer by the deadline of {deadline_s * 1000:.0f} ms: it waited") from None
+            raise _late(deadline_s) from None
+        if not mine.result():
+            raise _late(deadline_s)
         return self._clock() - begun
 
     def _depart(self) -> None:
@@ -179,13 +186,15 @@ class Admission:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Give the slot to the query that has waited longest, if any waits."""
+        """Give the slot to the query that has waited longest of those that can still be answered, if any waits."""
         self._pressed = bool(self._waiting)
+        latest = self._clock() + min(self._took, default=0.0)
         while self._waiting:
-            following = self._waiting.popleft()
+            following, deadline = self._waiting.popleft()
             if not following.done():
-                following.set_result(None)  # the slot is handed on
-                return
+                following.set_result(deadline > latest)
+                if deadline > latest:
+                    return
         self.running -= 1
         if not self.running:
             self._departed = None  # idle time says nothing
@@ -206,3 +215,7 @@ class Admission:
         wait_s = max(1, math.ceil(self._promised - now))
         detail = f"more queries than can be answered in time: come again in {wait_s} s"
         return Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, slug=OVERLOADED, headers={"Retry-After": str(wait_s)})
+
+
+def _late(deadline_s: float) -> DeadlineError:
+    return DeadlineError(f"no answer by the deadline of {deadline_s * 1000:.0f} ms: it waited")

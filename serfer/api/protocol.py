@@ -2,7 +2,8 @@
 
 Whenever a connection waits for a request, a timer runs: uvicorn's keep-alive between two requests, ours from the
 connection's begin, or from a head's first byte, until the head is whole. One more runs while a client goes on to send a
-body that was answered already. While the application reads a body, it keeps the time itself (`serfer.api.body`).
+body that was answered already. While the application reads a body, it keeps the time itself (`serfer.api.body`). A
+client that does not read its answer, of which uvicorn keeps one at a time, is disconnected after as long.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from serfer.api.problems import MEDIA_TYPE
 
 MOST_HEADERS = 100
 MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_max_incomplete_event_size)
+_LEAST_READ = 16 * 1024  # bytes of an answer that a client has to take in `header_timeout_s`
 _VERSIONS = (b"1.0", b"1.1")
 _TOO_LARGE = f"the request's head is too large, or has more than {MOST_HEADERS} headers"
 _ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
@@ -77,6 +79,7 @@ class LimitedProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.conn: _Connection = _Connection(config.h11_max_incomplete_event_size or MOST_HEAD)
         self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None  # runs while the client takes an answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a first request, not for ever."""
@@ -93,9 +96,20 @@ class LimitedProtocol(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    def pause_writing(self) -> None:
+        """Wait until the client has read more, as long as it does."""
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        """Go on with an answer that the client reads."""
+        self._stop_reading()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
         self._stop_timer()
+        self._stop_reading()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -112,6 +126,22 @@ class LimitedProtocol(H11Protocol):
             self._stop_timer()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _watch_reading(self) -> None:
+        before = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if before - self.transport.get_write_buffer_size() < _LEAST_READ:
+                self.transport.abort()
+            else:
+                self._watch_reading()
+
+        self._reading = self.loop.call_later(self.header_timeout_s, look)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -90,6 +90,24 @@ class TestBounds:
 
         run(check)
 
+    def test_a_slot_that_comes_too_late_goes_to_the_next_that_can_still_be_answered(self):
+        async def check():
+            clock = Clock()
+            admission = Admission(1, 4, clock)
+            [held] = await turns(admission, 1)
+            doomed, fine = (asyncio.create_task(turns(admission, 1, deadline_s)) for deadline_s in (3.9, 60.0))
+            await asyncio.sleep(0)
+            clock.now += 2.0  # 1.9 s are left of the first one's time, and what has just been answered took 2 s
+            await held.aclose()
+            with pytest.raises(DeadlineError, match="it waited"):
+                await doomed
+            [held] = await fine
+            assert (admission.running, admission.waiting) == (1, 0)
+            await held.aclose()
+            assert admission.running == 0
+
+        run(check)
+
     def test_whoever_gives_up_waiting_costs_no_slot(self):
         async def check():
             admission = Admission(1, 4, Clock())

@@ -2,6 +2,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -10,11 +11,22 @@ import uvicorn
 from serfer.api.protocol import MOST_HEADERS, limited_protocol
 
 PATIENCE = 60.0  # s
+LARGE = bytes(16 * 1024 * 1024)  # more than the kernel keeps for a connection
 GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+written = threading.Event()
+
+
 async def application(scope, receive, send):
-    """Answer /read with the length of the body, and everything else without looking at the body."""
+    """Answer /read with the length of the body, /large at length, and the rest without looking at the body."""
+    if scope["path"] == "/large":
+        headers = [(b"content-length", b"%d" % (2 * len(LARGE)))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": LARGE, "more_body": True})
+        await send({"type": "http.response.body", "body": LARGE})  # waits until the first half is taken
+        written.set()
+        return
     length = 0
     while scope["path"] == "/read":
         message = await receive()
@@ -118,6 +130,24 @@ def works(port):
 
 def test_a_connection_that_says_nothing_is_closed(quick):
     assert told(quick) == b""
+
+
+def test_an_answer_that_is_not_read_is_given_up(quick):
+    written.clear()
+    with connected(quick) as client:
+        client.sendall(GOOD.replace(b"/", b"/large", 1))
+        assert written.wait(PATIENCE)
+        assert len(rest(client)) < len(LARGE)
+
+
+def test_an_answer_that_is_read_slowly_is_written_to_its_end(quick):
+    with connected(quick) as client:
+        client.sendall(GOOD.replace(b"/", b"/large", 1).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        received = 0
+        while piece := client.recv(1024 * 1024):
+            received += len(piece)
+            time.sleep(0.02)  # it takes longer than the server waits for one that reads nothing
+    assert received > 2 * len(LARGE)
 
 
 @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\n", GOOD[:-2], GOOD[:-1]])

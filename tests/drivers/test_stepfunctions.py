@@ -19,6 +19,7 @@ from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
+    LambdaThrottledError,
     LambdaUnavailableError,
     QueryError,
     StoreUnavailableError,

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from typer.core import TyperGroup
 
 from bench.cli import bench_app
 from serfer import __version__, display
@@ -47,15 +48,53 @@ from serfer.simulate_cli import simulate
 from serfer.terminal import complain, err, out, run
 from serfer.up_cli import up
 from splitter.exactness import TOLERANCE, difference
+from splitter.zoo import ZOO
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
     from serfer.doctor import Check
     from serfer.trace import TracedQuery
 
+_SUMMARIES = {
+    "classify": "Classify images, each as one query through a split network.",
+    "split": "Split a network into stages and tiles; write a plan directory.",
+    "explain": "Show a plan, what it costs, and what it competed with.",
+    "verify": "Compare a plan's answers with the unsplit network's.",
+    "cost": "Price a plan or a deployment on AWS, as predicted.",
+    "up": "Run the whole system here: store, functions, drivers, HTTP.",
+    "serve": "Run one driver: an HTTP service.",
+    "instance": "Run one GPU instance's server: the network whole, in batches.",
+    "keys": "Add, list and remove API keys of the HTTP service.",
+    "doctor": "Say what this machine, or an AWS account, lacks.",
+    "package": "Write what SAM deploys to AWS.",
+    "warm": "Start environments of deployed functions ahead of queries.",
+    "sweep": "Delete what has expired from a store in S3.",
+    "profile": "Measure operators here, for split --profiles.",
+    "tune": "Measure batch sizes for an instance.",
+    "simulate": "Run a load through routing policies, under a virtual clock.",
+    "bench": "Measure, on this machine, side by side in one run.",
+}
+"""What each command does in one line, in the order in which a new user needs them."""
+
+
+class _Commands(TyperGroup):
+    """The commands in the order of their summaries."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own type is private
+        known = super().list_commands(ctx)
+        return [*(name for name in _SUMMARIES if name in known), *(name for name in known if name not in _SUMMARIES)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - same
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.short_help = _SUMMARIES.get(cmd_name, command.short_help)
+        return command
+
+
 app = typer.Typer(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Split convolutional networks into layers and tiles, and run them on AWS Lambda workers.",
@@ -140,6 +179,8 @@ def classify(
             except SerferError as error:
                 complain(error)
                 failures.append(error)
+                if as_json:
+                    print_json({"images": [{"name": name, "predictions": []}], "error": str(error)})
                 continue
             if as_json:
                 print_json(pipeline.last_report.as_dict())
@@ -167,8 +208,8 @@ def split(
     model: Annotated[
         str,
         typer.Argument(
-            help="A zoo name, an .onnx file, or module.py:factory, a function without arguments that returns the "
-            "nn.Module: the file is imported and run, so it must be one that you trust."
+            help="An .onnx file; module.py:factory, a function without arguments that returns the nn.Module (the file "
+            f"is imported and run, so it must be one that you trust); or a model of the zoo: {', '.join(ZOO)}."
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
@@ -451,8 +492,11 @@ def profile(
 @app.command()
 def verify(
     directory: PlanArgument,
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Images, or folders of them.", show_default=False)
+    ] = None,
     images: Annotated[
-        list[Path] | None, typer.Option("--images", help="An image, or a folder of them; may be repeated.")
+        list[Path] | None, typer.Option("--images", help="The same: one or several images or folders.")
     ] = None,
     random: Annotated[
         int | None, typer.Option(min=0, help="How many random inputs to compare on: 2, unless there are images.")
@@ -471,12 +515,13 @@ def verify(
     """
     from serfer.verify import verify as compare  # noqa: PLC0415 - imports ONNX Runtime
 
+    images = [*(images or ()), *(more or ())]
     count = random if random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
     workers = workers_of(workers, stack)
     with opened(directory, store, workers, driver, object_store, stack=stack) as pipeline, status_line() as progress:
-        found = compare(pipeline, directory, images or [], count, progress)
+        found = compare(pipeline, directory, images, count, progress)
     if as_json:
         for row in found.rows:
             print_json(row.as_dict())

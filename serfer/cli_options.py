@@ -13,13 +13,14 @@ import typer
 from serfer import display
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
-from serfer.terminal import err, uninterrupted
+from serfer.terminal import complain, err, uninterrupted
+from splitter.zoo import ZOO
 
 if TYPE_CHECKING:
     from serfer.pipeline import Pipeline
 
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="A model of the zoo: efficientnet-lite0 or alexnet.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
 
 
 def _workers(default: str) -> Any:  # noqa: ANN401 - typer's
@@ -72,6 +73,16 @@ def status_line() -> Iterator[Any]:
         yield lambda text: status.update(display.plain(text))
 
 
+@contextmanager
+def status_lines() -> Iterator[Any]:
+    """Show the current step of what takes long and is done once; where no terminal is watched, as lines."""
+    if err.is_terminal:
+        with status_line() as progress:
+            yield progress
+    else:
+        yield complain
+
+
 def check_named(stack: str | None, *named: object) -> None:
     """Refuse a stack without a plan or a model: it serves one, but has not its directory; raises UsageError."""
     if stack is not None and not any(named):
@@ -90,7 +101,7 @@ def plan_directory(plan: Path | None, model: str | None, stack: str | None = Non
         return plan
     from serfer.wiring_local import zoo_plan  # noqa: PLC0415 - the command line starts fast
 
-    with status_line() as progress:
+    with status_lines() as progress:
         return zoo_plan(model or _DEFAULT_MODEL, load_settings(), progress)
 
 

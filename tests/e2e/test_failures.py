@@ -42,7 +42,10 @@ class TestImages:
         (tmp_path / "text.jpg").write_text("no picture")
         result = classify(picture, "text.jpg", picture)
         result.complains(3, "text.jpg is no image of a known format (JPEG, PNG")
-        assert [json.loads(line)["images"][0]["name"] for line in result.lines] == [str(picture)] * 2
+        answers = list(map(json.loads, result.lines))
+        assert [answer["images"][0]["name"] for answer in answers] == [str(picture), "text.jpg", str(picture)]
+        assert answers[1]["images"] == [{"name": "text.jpg", "predictions": []}]
+        assert [answer.get("error", "")[:31] for answer in answers] == ["", "text.jpg is no image of a known", ""]
 
     def test_every_bad_image_has_its_line(self, classify, picture, tmp_path):
         (tmp_path / "empty.jpg").touch()
@@ -50,7 +53,8 @@ class TestImages:
         (tmp_path / "two\nlines.jpg").write_text("x")
         (tmp_path / "directory").mkdir()
         result = classify("none.jpg", "directory", "empty.jpg", "cut.jpg", "two\nlines.jpg")
-        assert (result.code, result.out) == (3, "")
+        assert result.code == 3
+        assert [json.loads(line)["images"][0]["predictions"] for line in result.lines] == [[]] * 5
         for line, words in zip(
             result.err.splitlines(),
             (

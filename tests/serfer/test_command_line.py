@@ -1,0 +1,107 @@
+"""The command line itself: its help, its ends, and what it says where a library or a terminal is missing."""
+
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from serfer import cli, cli_options, terminal
+from serfer.cli import app
+from serfer.core.errors import ModelError
+from serfer.terminal import _exit_code, _Interrupt
+from splitter.zoo import ZOO
+
+
+@pytest.fixture
+def serfer(capsys, monkeypatch):
+    """Run a command in this process: its exit code, and what it printed."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments, interrupt=None):
+        code = _exit_code(app, list(arguments), interrupt or _Interrupt())
+        said = capsys.readouterr()
+        return SimpleNamespace(code=code, out=said.out, err=said.err)
+
+    return run
+
+
+def test_commands_stand_in_the_order_of_need_with_summaries_that_are_whole(serfer):
+    lines = serfer("--help").out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names[:4] == ["classify", "split", "explain", "verify"]
+    assert names == list(cli._SUMMARIES), "a command has no summary, or a summary no command"
+    assert all(line.endswith(".") and not line.endswith("..") for line in lines)
+
+
+@pytest.mark.parametrize("command", [[], ["classify"], ["bench", "overhead"], ["keys", "add"]])
+def test_h_is_help(serfer, command):
+    asked = serfer(*command, "-h")
+    assert asked.code == 0
+    assert asked.out == serfer(*command, "--help").out
+
+
+@pytest.mark.parametrize("command", ["classify", "split", "warm"])
+def test_help_names_every_model_of_the_zoo(serfer, command):
+    told = " ".join(serfer(command, "--help").out.split())
+    assert all(name in told.replace("- ", "-") for name in ZOO)
+
+
+def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
+    assert "--install-completion" in serfer("--help").out
+    for name, value in {"_SERFER_COMPLETE": "complete_bash", "COMP_WORDS": "serfer cl", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        serfer()
+    assert (end.value.code, capsys.readouterr().out) == (0, "classify\n")
+
+
+def test_a_library_that_is_missing_is_named_with_what_to_install(serfer, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnx", None)  # import raises ModuleNotFoundError
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for name in [name for name in sys.modules if name.startswith(("splitter.split", "splitter.load"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda *_: 0)
+    found = serfer("split", "net.onnx", "--out", str(tmp_path / "plan"))
+    assert (found.code, found.out) == (4, "")
+    assert found.err.startswith("serfer: onnx is not installed, and this needs it: pip install 'onnx<2,>=")
+    assert found.err.count("\n") == 1
+    assert str(terminal._requirement("PIL.Image")).startswith("pillow<")
+    assert terminal._requirement("of_the_users_own") is None
+
+
+@pytest.mark.parametrize("turned_into", [ImportError("initialization failed"), ModelError("net.py:make failed")])
+def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(serfer, monkeypatch, turned_into):
+    """NumPy's and torch's own initialisation in C does that to a KeyboardInterrupt."""
+    interrupt = _Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt)
+
+    def examine(_settings):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise turned_into from None
+
+    monkeypatch.setattr("serfer.doctor.examine", examine)
+    try:
+        found = serfer("doctor", interrupt=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (found.code, found.err) == (130, "serfer: interrupted\n")
+
+
+def test_a_bug_is_still_a_traceback(serfer, monkeypatch):
+    monkeypatch.setattr("serfer.doctor.examine", lambda _settings: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        serfer("doctor")
+
+
+def test_a_first_split_says_what_it_does_where_no_terminal_is_watched(monkeypatch, capsys, tmp_path):
+    def zoo_plan(name, _settings, progress):
+        progress(f"splitting {name}, once")
+        return tmp_path
+
+    monkeypatch.setattr("serfer.wiring_local.zoo_plan", zoo_plan)
+    assert cli_options.plan_directory(None, "alexnet") == tmp_path
+    assert capsys.readouterr().err == "serfer: splitting alexnet, once\n"

@@ -20,13 +20,15 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnxscript import ir
 
 from serfer.core.errors import ModelError
+from splitter import half_floats, whole_numbers
 from splitter.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
-from splitter.half_floats import ROUNDING, widened
+from splitter.half_floats import widened
 from splitter.light import LightModel
 from splitter.moves import with_images_first
 from splitter.operators import axes_of_output
 from splitter.refusals import check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.rewrites import plain, with_explicit_windows, with_free_batch, without_identities
+from splitter.whole_numbers import in_whole_numbers
 from splitter.windows import floor_pads, pool_scale
 
 _MOST_FOLDED_BYTES = 2 * 1024**3
@@ -45,7 +47,8 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
     light = _with_static_input(light, height, width)
     try:
         wide = widened(_simplified(_without_late_windows(light)))
-        light = _folded(wide.model)
+        light, quantised = in_whole_numbers(wide.model)
+        light = _folded(light)
         check_kinds(light.proto)
         light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
         check_windows(light.proto)
@@ -56,7 +59,8 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
         check_windows(shape_inference.infer_shapes(light.proto))  # same
         raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
     graph = with_images_first(without_identities(_read(light)))
-    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=ROUNDING if wide.rounded else 0.0)
+    rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
+    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
     return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
 

@@ -32,6 +32,13 @@ _REASONS = {
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step; only feed-forward networks can be split",
 }
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}
+
+
+def refused_kinds() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of operators that are refused wherever they depend on the image, by the reason."""
+    return {why: tuple(sorted(kinds)) for kinds, why in _REASONS.items()}
+
+
 _AXIS = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK", "LayerNormalization"), -1),
     **dict.fromkeys(("Concat", "Gather", "GatherElements", "ArgMax", "ArgMin", "ScatterElements"), 0),

@@ -57,7 +57,7 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
     except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
         check_kinds(light.proto)  # says more, if that is the reason
         check_windows(shape_inference.infer_shapes(light.proto))  # same
-        raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
+        raise ModelError(f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}") from error
     graph = with_images_first(without_identities(_read(light)))
     rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
@@ -337,8 +337,11 @@ def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
     if graph.input not in needed:
         raise ModelError("the model's output does not depend on its input")
     for node in kept:
-        if min(graph.shapes.get(node.output, (-1,)), default=1) < 1:
-            why = "the shape of its result depends on the data; export the model with static shapes"
+        smallest = min(graph.shapes.get(node.output, (-1,)), default=1)
+        if smallest == 0:
+            raise refuse(node.name, node.kind, "its result is empty; give an example of larger images")
+        if smallest < 0:
+            why = "the shape of its result depends on the data, or is not inferred; export the model with static shapes"
             raise refuse(node.name, node.kind, why)
     _check_output(graph)
     weights = {name: graph.weights[name] for node in kept for name in graph.constants(node)}

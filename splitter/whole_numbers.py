@@ -28,7 +28,7 @@ from onnx import helper, numpy_helper, shape_inference
 from splitter.graph import COL_AXIS, MAP_RANK, ROW_AXIS, Weights
 from splitter.light import LightModel
 from splitter.operators import BROADCAST, POINTWISE
-from splitter.refusals import refuse
+from splitter.refusals import IN_8_BITS, refuse
 
 ROUNDING = 5e-2
 """How far a network's answer may be from ONNX Runtime's own, relative to its range: a few steps of it."""
@@ -83,6 +83,8 @@ class _Rewriting:
         """Return the rewritten model."""
         for node in self.model.proto.graph.node:
             self.maker |= dict.fromkeys(node.output, node)
+            if node.op_type != "DequantizeLinear" and self.zero.keys() & set(node.input):
+                raise _refused(node, IN_8_BITS)
             if not self._is_rewritten(node):
                 self.nodes.append(node)
                 if node.op_type in _PER_VALUE | {"Constant"} and self.exact.issuperset(filter(None, node.input)):

@@ -112,3 +112,22 @@ def test_a_matrix_that_is_not_quantised_is_no_exact_sum():
     x = net.pair(net.op("GlobalAveragePool", net.pair("x")))
     x = net.pair(net.linear(net.flat(x), 3, 5))
     assert "Gemm" in refusal(net, x)
+
+
+def test_an_operator_that_computes_in_8_bits_itself_is_named():
+    net = Quantised(3, *SIZE)
+    scale, zero = net.constant(np.float32(STEP)), net.constant(np.int8(0))
+    q = net.op("QuantizeLinear", "x", scale, zero)
+    weight = net.constant(net.random.integers(-9, 9, (4, 3, 3, 3)).astype(np.int8))
+    y = net.op("QLinearConv", q, scale, zero, weight, scale, zero, scale, zero)
+    message = refusal(net, net.op("DequantizeLinear", y, scale, zero))
+    assert "(QLinearConv)" in message
+    assert "QDQ" in message
+
+
+def test_an_operator_that_quantises_as_it_runs_is_named():
+    net = Quantised(3, *SIZE)
+    net.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"], name="dynamic"))
+    message = refusal(net, net.op("DequantizeLinear", "q", "scale", "zero"))
+    assert "(DynamicQuantizeLinear)" in message
+    assert "QDQ" in message

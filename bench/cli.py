@@ -198,6 +198,32 @@ def inflation(
         raise SerferError(f"the tiles compute {found.ratio:.3f} times the network's work, more than {at_most:g}")
 
 
+@bench_app.command()
+def networks(
+    only: Annotated[list[str] | None, typer.Option(help="A network of the list alone; may be given again.")] = None,
+    write: Annotated[Path | None, typer.Option(help="A document whose tables to write again.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Split public architectures on 2x2 tiles and say what became of each (docs/networks.md); needs timm."""
+    from bench.networks import chosen, measure, networks_table  # noqa: PLC0415 - only this command needs it
+    from bench.networks import write as write_tables  # noqa: PLC0415 - same
+
+    if write and only:
+        raise UsageError("--write writes the whole table: leave --only out")
+    wanted = chosen(only or [])
+    rows = []
+    with status_line() as progress:
+        for number, network in enumerate(wanted, start=1):
+            progress(f"{network.name} ({number} of {len(wanted)})")
+            rows.append(measure(network))
+            if as_json:
+                print_json({**asdict(rows[-1]), "outcome": rows[-1].outcome})
+    if write:
+        write_tables(write, rows)
+    if not as_json:
+        typer.echo(networks_table(rows))
+
+
 @bench_app.command("gap")
 def gap_bench(
     data: Annotated[

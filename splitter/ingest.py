@@ -20,13 +20,15 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnxscript import ir
 
 from serfer.core.errors import ModelError
+from splitter import half_floats, whole_numbers
 from splitter.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
-from splitter.half_floats import ROUNDING, widened
+from splitter.half_floats import widened
 from splitter.light import LightModel
 from splitter.moves import with_images_first
 from splitter.operators import axes_of_output
 from splitter.refusals import check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.rewrites import plain, with_explicit_windows, with_free_batch, without_identities
+from splitter.whole_numbers import in_whole_numbers
 from splitter.windows import floor_pads, pool_scale
 
 _MOST_FOLDED_BYTES = 2 * 1024**3
@@ -45,7 +47,8 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
     light = _with_static_input(light, height, width)
     try:
         wide = widened(_simplified(_without_late_windows(light)))
-        light = _folded(wide.model)
+        light, quantised = in_whole_numbers(wide.model)
+        light = _folded(light)
         check_kinds(light.proto)
         light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
         check_windows(light.proto)
@@ -54,9 +57,10 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
     except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
         check_kinds(light.proto)  # says more, if that is the reason
         check_windows(shape_inference.infer_shapes(light.proto))  # same
-        raise ModelError(f"the model does not fit an input of {height} x {width}: {_first_line(error)}") from error
+        raise ModelError(f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}") from error
     graph = with_images_first(without_identities(_read(light)))
-    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=ROUNDING if wide.rounded else 0.0)
+    rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
+    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
     return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
 
@@ -333,8 +337,11 @@ def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
     if graph.input not in needed:
         raise ModelError("the model's output does not depend on its input")
     for node in kept:
-        if min(graph.shapes.get(node.output, (-1,)), default=1) < 1:
-            why = "the shape of its result depends on the data; export the model with static shapes"
+        smallest = min(graph.shapes.get(node.output, (-1,)), default=1)
+        if smallest == 0:
+            raise refuse(node.name, node.kind, "its result is empty; give an example of larger images")
+        if smallest < 0:
+            why = "the shape of its result depends on the data, or is not inferred; export the model with static shapes"
             raise refuse(node.name, node.kind, why)
     _check_output(graph)
     weights = {name: graph.weights[name] for node in kept for name in graph.constants(node)}

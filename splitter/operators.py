@@ -54,6 +54,7 @@ __all__ = [
     "pad_amounts",
     "rule_of",
     "tileable",
+    "tiled_kinds",
 ]
 _Answer = TypeVar("_Answer")
 _PER_CHANNEL = frozenset({"BatchNormalization", "LRN", "PRelu"})
@@ -79,7 +80,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("BatchNormalization", "LRN"), Channelwise(parameters(lambda _graph, _node: [1]))),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"), Channelwise(attribute_axis(-1))),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), Channelwise(parameters(axes_from))),
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), Channelwise(parameters(attribute_axis(1)))),
+    "DequantizeLinear": Channelwise(parameters(attribute_axis(1))),
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"), Reduce()),
     **dict.fromkeys(("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"), Reduce()),
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), Reshape()),
@@ -99,6 +100,19 @@ _RULES: dict[str, Rule] = {
     TILE_SUM: TileSum(),
     "Transpose": Transpose(),
 }
+
+
+def tiled_kinds() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of operators that have rules, sorted, by what their rules are about."""
+    about = {
+        "tiled as windows (halos where they overlap)": ("Conv", "ConvTranspose", *POOLS, "Pad"),
+        "tiled value by value": _PER_VALUE | BROADCAST,
+        "tiled as global pooling, by partial results": ("GlobalAveragePool", "GlobalMaxPool"),
+        "spread by output columns behind a vector": ("Gemm",),
+    }
+    named = {kind for kinds in about.values() for kind in kinds}
+    about["tiled where rows and columns come through"] = _RULES.keys() - named - {TILE_POOL, TILE_SUM}
+    return {how: tuple(sorted(kinds)) for how, kinds in about.items()}
 
 
 def rule_of(graph: Graph, node: Node) -> Rule | None:

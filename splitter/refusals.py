@@ -11,6 +11,10 @@ from serfer.core.errors import ModelError
 from splitter.graph import Graph, Node
 from splitter.rule import integers
 
+IN_8_BITS = (
+    "it computes in 8 bits by itself; quantise in QDQ format, with float32 operators between DequantizeLinear and "
+    "QuantizeLinear, or export the float32 model"
+)
 _SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
 _REASONS = {
     ("If", "Loop", "Scan", "SequenceMap"): "which operators run depends on the data; export the model without branches "
@@ -29,9 +33,17 @@ _REASONS = {
         "LabelEncoder",
         "ImageDecoder",
     ): "it does not work on float32 images; leave it out of the model",
+    ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"): IN_8_BITS,
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step; only feed-forward networks can be split",
 }
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}
+
+
+def refused_kinds() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of operators that are refused wherever they depend on the image, by the reason."""
+    return {why: tuple(sorted(kinds)) for kinds, why in _REASONS.items()}
+
+
 _AXIS = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK", "LayerNormalization"), -1),
     **dict.fromkeys(("Concat", "Gather", "GatherElements", "ArgMax", "ArgMin", "ScatterElements"), 0),

@@ -64,16 +64,27 @@ def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.M
     import torch  # noqa: PLC0415 - slow to import
     import torchvision  # noqa: PLC0415 - same
 
+    with torch.device("meta"):  # its own initial weights are never drawn
+        model: torch.nn.Module = getattr(torchvision.models, constructor)(weights=None, **options)
+    return with_random_weights(model.to_empty(device="cpu").eval(), size)
+
+
+def with_random_weights(model: torch.nn.Module, size: int) -> torch.nn.Module:
+    """Give a network in evaluation mode random weights under which every layer counts, for images of `size` pixels."""
+    import torch  # noqa: PLC0415 - slow to import
+
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(_SEED)
-        with torch.device("meta"):  # its own initial weights are never drawn
-            model: torch.nn.Module = getattr(torchvision.models, constructor)(weights=None, **options)
-        model = model.to_empty(device="cpu").eval()
         for layer in model.modules():
             if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
                 torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 if layer.bias is not None:
                     torch.nn.init.uniform_(layer.bias, -0.1, 0.1)
+        for name, parameter in model.named_parameters():
+            if (
+                "gamma" in name or "layer_scale" in name
+            ):  # these start at 1e-6, with which their layers count for nothing
+                parameter.fill_(0.5)
         _normalise(model, size)
     return model
 

@@ -226,13 +226,6 @@ def test_padding_the_channels_as_early_residual_networks_do(tmp_path):
     assert spread(net, net.op("Add", short, long), tmp_path) <= EXACT
 
 
-def test_quantised_activations(tmp_path):
-    net, x = network()
-    scale, zero = net.constant(np.float32(0.05)), net.constant(np.uint8(120))
-    x = net.op("DequantizeLinear", net.op("QuantizeLinear", x, scale, zero), scale, zero)
-    assert spread(net, net.conv(x, 6, 4, [3, 3]), tmp_path) <= EXACT
-
-
 def test_quantised_weights(tmp_path):
     net, x = network()
     weight = net.constant(net.random.integers(-90, 90, (4, 6, 3, 3)).astype(np.int8))

@@ -1,0 +1,36 @@
+"""docs/networks.md says what the code does with public networks and with operators."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.networks import NETWORKS, Network, is_exact, measure, networks_table, operators_table, section
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()
+ROWS = section(DOCUMENT, "networks").splitlines()[2:]
+AT_LEAST = 25
+
+
+def test_the_operators_are_those_of_the_rules():
+    assert section(DOCUMENT, "operators") == operators_table()
+
+
+def test_a_row_is_of_a_network_that_is_tried():
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in ROWS]
+    rows = [Network(library, name, int(size)) for name, library, size, *_ in cells]
+    assert [network for network in NETWORKS if network in rows] == rows, "in order, and each once"
+
+
+@pytest.mark.slow
+def test_the_table_has_every_network_and_most_are_tiled_up_to_their_global_pooling():
+    counts = [row.strip("|").split("|")[3].split(" of ") for row in ROWS]
+    assert len(ROWS) == len(NETWORKS) >= 40
+    assert sum(len(count) == 2 and len({number.strip() for number in count}) == 1 for count in counts) >= AT_LEAST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: f"{network.library}-{network.name}")
+def test_a_network_does_what_its_row_says(network):
+    row = measure(network)
+    assert networks_table([row]).splitlines()[2] in ROWS
+    assert row.reason or is_exact(row), row.error

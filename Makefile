@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit slow browser bench chaos deploy-check deploy rollback destroy build-given clean
+.PHONY: setup demo test lint unit slow fuzz browser bench chaos deploy-check deploy rollback destroy build-given clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ unit: setup
 # What takes minutes: every network of the zoo, and thousands of random ones.
 slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 2400 -n 2 --dist loadfile
+
+# 200,000 damaged images of every format, always the same ones, through the service's decoders.
+fuzz: setup
+	$(BIN)/python -m pytest -m slow --timeout 2400 -q -s tests/api/test_fuzz_decoding.py
 
 # The page in a real browser, which only Debian's own package brings.
 browser: setup

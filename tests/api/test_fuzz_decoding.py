@@ -9,6 +9,7 @@ import json
 import random
 import struct
 import tempfile
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -118,7 +119,21 @@ def mutant(data, others, seed):
                 damaged[at : at + size] = other[start : start + size]
             case 7:
                 damaged[at : at + size] = chance.randbytes(size)
-    return bytes(damaged[: chance.randrange(1, len(damaged) + 2)] if chance.random() < 0.05 else damaged)
+    if chance.random() < 0.05:
+        del damaged[chance.randrange(1, len(damaged) + 2) :]
+    return with_checksums(damaged) if data.startswith(b"\x89PNG") and chance.random() < 0.7 else bytes(damaged)
+
+
+def with_checksums(damaged):
+    """Make a PNG's checksums right again, or its decoder would look no further."""
+    at = 8
+    while at + 12 <= len(damaged):
+        end = at + 8 + int.from_bytes(damaged[at : at + 4], "big")
+        if end + 4 > len(damaged):
+            break
+        damaged[end : end + 4] = zlib.crc32(damaged[at + 4 : end]).to_bytes(4, "big")
+        at = end + 4
+    return bytes(damaged)
 
 
 async def fuzz(forks, kind, numbers):

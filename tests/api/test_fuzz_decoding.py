@@ -99,29 +99,32 @@ def mutant(data, others, seed):
         if not damaged:
             break
         at = chance.randrange(len(damaged) if chance.random() < 0.5 else min(len(damaged), 120))
-        size = chance.randrange(1, 24)
-        match chance.randrange(8):
-            case 0:
-                damaged[at] ^= 1 << chance.randrange(8)
-            case 1:
-                damaged[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFE, 0xFF, chance.randrange(256)))
-            case 2 | 3:
-                code = chance.choice(("<H", ">H", "<I", ">I"))
-                number = struct.pack(code, chance.choice(ODD) & (0xFFFF if code[1] == "H" else 0xFFFFFFFF))
-                damaged[at : at + len(number)] = number
-            case 4:
-                del damaged[at : at + size]
-            case 5:
-                damaged[at:at] = damaged[at : at + size]
-            case 6:
-                other = chance.choice(others)
-                start = chance.randrange(len(other))
-                damaged[at : at + size] = other[start : start + size]
-            case 7:
-                damaged[at : at + size] = chance.randbytes(size)
+        fault(damaged, at, chance.randrange(1, 24), others, chance)
     if chance.random() < 0.05:
         del damaged[chance.randrange(1, len(damaged) + 2) :]
     return with_checksums(damaged) if data.startswith(b"\x89PNG") and chance.random() < 0.7 else bytes(damaged)
+
+
+def fault(damaged, at, size, others, chance):
+    match chance.randrange(8):
+        case 0:
+            damaged[at] ^= 1 << chance.randrange(8)
+        case 1:
+            damaged[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFE, 0xFF, chance.randrange(256)))
+        case 2 | 3:
+            code = chance.choice(("<H", ">H", "<I", ">I"))
+            number = struct.pack(code, chance.choice(ODD) & (0xFFFF if code[1] == "H" else 0xFFFFFFFF))
+            damaged[at : at + len(number)] = number
+        case 4:
+            del damaged[at : at + size]
+        case 5:
+            damaged[at:at] = damaged[at : at + size]
+        case 6:
+            other = chance.choice(others)
+            start = chance.randrange(len(other))
+            damaged[at : at + size] = other[start : start + size]
+        case 7:
+            damaged[at : at + size] = chance.randbytes(size)
 
 
 def with_checksums(damaged):
@@ -187,9 +190,8 @@ def check(kind, count):
             forks.close()
         output.seek(0)
         written = output.read(1000)
-    print(
-        json.dumps({"format": kind, "mutants": count, "peak_mb": peak >> 20, **{str(key): ends[key] for key in ends}})
-    )
+    figures = {"format": kind, "mutants": count, "peak_mb": peak >> 20, **{str(key): ends[key] for key in ends}}
+    print(json.dumps(figures))  # noqa: T201 - make fuzz shows them
     assert ends.total() == count
     assert written == b""
     assert ends["the decoder failed"] == 0

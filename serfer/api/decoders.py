@@ -232,8 +232,13 @@ class Decoders:
         if self._background:
             await asyncio.wait(self._background)
         for decoder in self._idle:
-            decoder.close()
             await asyncio.to_thread(self._forks.end, decoder.pid)
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """End the fork server, and with it every decoder, where no event loop runs any more; a second call is fine."""
+        for decoder in self._idle:
+            decoder.close()
         self._idle.clear()
         if self._own_forks:
-            await asyncio.to_thread(self._forks.close)
+            self._forks.close()

@@ -5,7 +5,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 STAMP := .venv/.set-up
 
-.PHONY: setup demo test lint unit slow properties browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
+.PHONY: setup demo test lint unit slow fuzz properties browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,10 @@ properties: setup
 	  SERFER_TEST_EXAMPLES=2 $(BIN)/python -m pytest -m "hypothesis and not deploy and not browser" --hypothesis-seed=$$seed \
 	    --timeout 2400 -n 2 --dist loadfile || exit 1; \
 	done
+
+# 200,000 damaged images of every format, always the same ones, through the service's decoders.
+fuzz: setup
+	$(BIN)/python -m pytest -m slow --timeout 2400 -q -s tests/api/test_fuzz_decoding.py
 
 # The page in a real browser, which only Debian's own package brings.
 browser: setup

@@ -29,6 +29,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("serfer.api")
 _MARGIN_BYTES = 64 * 1024 * 1024  # beyond its pixels: tables, buffers, numpy
 _LEAST_S = 0.001  # the shortest time that a timer takes: 0 would be no limit
+_SMALL = 128 * 1024  # bytes of a file that are copied rather than sent apart from what is said of them
 _LONGEST_ERROR = 64 * 1024
 
 
@@ -77,13 +78,17 @@ class _Decoder:
         """Decode a file into `out` and return its pixels and processor seconds; raises what decode_image does."""
         loop = asyncio.get_running_loop()
         try:
-            await loop.sock_sendall(self._socket, job.pack(data))
-            await loop.sock_sendall(self._socket, data)
+            head = job.pack(data)
+            if len(data) <= _SMALL:  # at once: the decoder wakes up once
+                await loop.sock_sendall(self._socket, head + data)
+            else:
+                await loop.sock_sendall(self._socket, head)
+                await loop.sock_sendall(self._socket, data)
         except OSError:  # it has ended; what it may have said before does not matter
             raise _LostError from None
-        head = memoryview(bytearray(REPLY_HEAD.size))
-        await self._receive(head)
-        kind, pixels, processor_s, size = REPLY_HEAD.unpack(head)
+        reply = memoryview(bytearray(REPLY_HEAD.size))
+        await self._receive(reply)
+        kind, pixels, processor_s, size = REPLY_HEAD.unpack(reply)
         if kind == PIXELS:
             if size != len(out):
                 raise _LostError
@@ -232,8 +237,13 @@ class Decoders:
         if self._background:
             await asyncio.wait(self._background)
         for decoder in self._idle:
-            decoder.close()
             await asyncio.to_thread(self._forks.end, decoder.pid)
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """End the fork server, and with it every decoder, where no event loop runs any more; a second call is fine."""
+        for decoder in self._idle:
+            decoder.close()
         self._idle.clear()
         if self._own_forks:
-            await asyncio.to_thread(self._forks.close)
+            self._forks.close()

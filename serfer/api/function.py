@@ -82,6 +82,7 @@ def open_application(variables: Mapping[str, str], settings: Settings, opened: E
     }
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     service, telemetry = make_service(pipelines, settings)
+    opened.callback(service.decoders.end)
     app = make_app(service, settings, keys, telemetry)
     app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside the envelope
     return app

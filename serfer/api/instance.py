@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,13 +75,14 @@ def serve_instance(
     """
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     instance = open_instance(directory, choices, settings, progress)
-    with instance.pipeline:
+    with instance.pipeline, ExitStack() as ended:
         pipelines = {model: instance.pipeline}
         telemetry = open_telemetry(pipelines)
         telemetry.metrics.registry.register(EngineMetrics(instance.engine))
         bounds = decode_limits(settings, processes=max(settings.api_decoders, processors()), waiting=_NO_BOUND)
         service = Service(pipelines, Admission(_NO_BOUND, 0), telemetry, Decoders(bounds))
         service.decoders.launch()
+        ended.callback(service.decoders.end)
         app = make_app(service, settings, keys, telemetry, address.answers_to(settings))
         watch = IdleWatch(app, idle.seconds if idle else float("inf"))
         ending: list[asyncio.Task[None]] = []

@@ -69,6 +69,7 @@ def serve_models(
                 open_model(directory, _of(name, opening, first=not pipelines), settings)
             )
         service, telemetry = make_service(pipelines, settings)
+        opened.callback(service.decoders.end)
         serve(
             make_app(service, settings, keys, telemetry, address.answers_to(settings)),
             host=address.host,

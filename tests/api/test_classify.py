@@ -1,12 +1,15 @@
 import base64
+import io
 import json
 import socket
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 
 import serfer
 from serfer.api.held import HeldBytes
@@ -106,6 +109,15 @@ class TestRefusals:
         reply = http.get("/v1/classify")
         problem(reply, 405)
         assert reply.headers["allow"] == "POST"
+
+    def test_odd_metadata_is_the_clients_mistake(self, http):
+        """A JPEG that is to be turned, whose description is said to be a fraction: Pillow raises AttributeError."""
+        entries = b"".join(struct.pack("<HHII", *entry) for entry in ((0x010E, 5, 1, 8), (0x0112, 3, 1, 6)))
+        image = io.BytesIO()
+        Image.new("RGB", (32, 24)).save(image, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x02\0" + entries + bytes(4))
+        reply = http.post("/v1/classify", files={"image": ("odd.jpg", image.getvalue())})
+        problem(reply, 400)
+        assert reply.json()["detail"].startswith("odd.jpg cannot be decoded")
 
     def test_an_answer_that_comes_too_late_is_none(self, http, observed):
         problem(http.post("/v1/classify?deadline_ms=1", files={"image": png()}), 504)

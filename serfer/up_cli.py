@@ -91,7 +91,8 @@ def up(
         embedded = None if store else _embedded(parts)
         urls = (embedded.url if embedded else str(store), object_store)
         progress("putting the functions together")
-        service = _service(models.values(), urls, settings)
+        most = max(settings.local_concurrency, len(models) * drivers * settings.local_share(drivers))
+        service = _service(models.values(), urls, settings.model_copy(update={"local_concurrency": most}))
         behind = _Behind(drivers, options, urls, service, embedded, settings)
         asyncio.run(_run(behind, (host, port), progress, _tell_json if as_json else _tell))
 
@@ -133,8 +134,7 @@ class _Behind:
             ARGUMENTS: json.dumps([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
             "SERFER_LOCAL_URL": self.service.url,
             "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
-            # What the service may run at once, they share.
-            "SERFER_LOCAL_CONCURRENCY": str(max(1, self.settings.local_concurrency // self.drivers)),
+            "SERFER_LOCAL_CONCURRENCY": str(self.settings.local_share(self.drivers)),
         }
         return Order(self.drivers, command, variables, host, port, self.settings.api_header_timeout_s)
 

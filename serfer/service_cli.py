@@ -114,6 +114,8 @@ def serve(
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_hosts(settings, allow_host)
+    if driver in {"push", "poll"}:  # a state machine starts its tasks itself, as many as it likes
+        settings = settings.model_copy(update={"local_concurrency": settings.local_share()})
     check_logs(log_level, log_format)
     check_named(stack, model, plan)
     routing = routing_of(

@@ -89,6 +89,16 @@ class Settings(BaseSettings):
             raise ValueError("give ACCESS_KEY_ID:SECRET, the secret of at least 16 characters")
         return access
 
+    def local_share(self, drivers: int = 1) -> int:
+        """Return how many local invocations each of so many drivers may have under way.
+
+        That is an equal part of SERFER_LOCAL_CONCURRENCY where it is set, else one for each core: more would take turns
+        on the cores, each in an environment with a start and memory of its own.
+        """
+        if "local_concurrency" in self.model_fields_set:
+            return max(1, self.local_concurrency // drivers)
+        return len(os.sched_getaffinity(0))
+
     def signing_access(self) -> Access | None:
         """Return the local Lambda service's credentials, None where they are not set."""
         key_id, _, secret = self.local_access.get_secret_value().partition(":")

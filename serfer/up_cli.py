@@ -97,7 +97,8 @@ def up(
         embedded = None if store else _embedded(parts)
         urls = (embedded.url if embedded else str(store), object_store)
         progress("putting the functions together")
-        service = _service(models.values(), urls, settings)
+        most = max(settings.local_concurrency, len(models) * drivers * settings.local_share(drivers))
+        service = _service(models.values(), urls, settings.model_copy(update={"local_concurrency": most}))
         behind = _Behind(drivers, options, urls, service, embedded, settings)
         asyncio.run(_run(behind, (host, port), progress, _tell_json if as_json else _tell))
 
@@ -139,8 +140,7 @@ class _Behind:
             ARGUMENTS: json.dumps([f"--store={store}", *([f"--object-store={objects}"] if objects else [])]),
             "SERFER_LOCAL_URL": self.service.url,
             "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
-            # What the service may run at once, they share.
-            "SERFER_LOCAL_CONCURRENCY": str(max(1, self.settings.local_concurrency // self.drivers)),
+            "SERFER_LOCAL_CONCURRENCY": str(self.settings.local_share(self.drivers)),
         }
         settings = self.settings
         requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it

@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from serfer.api.protocol import limited_protocol
+from serfer.local.descriptors import bound_log
 from serfer.local.server import listen, local_url
 
 FINISH_S = 900
@@ -27,6 +28,7 @@ _KEEP_ALIVE_S = 75  # longer than a balancer's, so that it never sends a request
 _MOST_HEAD = 32 * 1024  # bytes
 _BACKLOG = 2048
 _SWITCH_S = 0.0005  # Python's 5 ms pass at each system call of the loop's while another thread computes
+_ACCEPTED_AT_ONCE = 1  # without descriptors, asyncio logs a traceback for each that it would accept
 _CUT = 2  # the signal that cuts off what runs; a third one waits for nothing
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -58,7 +60,7 @@ def serve(
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=_ACCEPTED_AT_ONCE,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=FINISH_S,
             h11_max_incomplete_event_size=_MOST_HEAD,
@@ -80,7 +82,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Take requests, and say so."""
+        bound_log(asyncio.get_running_loop())
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio made it as short as what is accepted at once
         if not self.should_exit:
             self._on_started()
 

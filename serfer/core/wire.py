@@ -144,7 +144,8 @@ def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
             }
         }:
             crop = (dtype, None) if stage == 0 else None
-            return _plain_to_task([plan, query, stage, tile, batch, float(ttl), crop, False, [], None, ""])
+            lives = float(ttl) if abs(ttl) <= MAX_TTL else math.inf  # an int may be too large for a float
+            return _plain_to_task([plan, query, stage, tile, batch, lives, crop, False, [], None, ""])
     return _plain_to_task(_unpack(event, "task"))
 
 

@@ -9,6 +9,7 @@ What is known of them lies in a directory, so that whoever leads next finds them
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from serfer.fleet.provisioner import Member
 END_S = 30.0
 """How long a process that is to end may take, before it is killed."""
 _MOST_BYTES = 64 * 1024
+_MOST_LOG_BYTES = 4 << 20
 _SHOWN = 300
 _FEWEST = 8  # processes that a pool may have on any machine
 _log = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ class LocalProvisioner:
             if not record.process.lives:
                 self._forget(path, record)
                 continue
+            _bound(path.with_suffix(".err"))
             if record.ends is not None and _now() > record.ends + self._end_s:
                 record.process.send(signal.SIGKILL)
             found.append(_member(path, record))
@@ -141,6 +144,13 @@ class LocalProvisioner:
             _log.warning("instance %s has ended by itself: %s", path.stem, _last_words(path.with_suffix(".err")))
         for suffix in (".out", ".err", ".json"):
             path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _bound(log: Path) -> None:
+    """Empty a log that has grown too long; the process appends to it, and so goes on at its start."""
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > _MOST_LOG_BYTES:
+            os.truncate(log, 0)
 
 
 def _member(path: Path, record: _Record) -> Member:

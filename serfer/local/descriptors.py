@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
 import time
 from collections.abc import Callable
+from typing import Any
 
 FEW = 1024
 """Below this a stack of drivers, functions and their clients runs out under an ordinary load."""
@@ -20,6 +22,20 @@ def raise_limit() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def bound_log(loop: asyncio.AbstractEventLoop) -> None:
+    """Have a loop log what asyncio's own servers say of connections that they cannot accept as `Shortage` does."""
+    shortage = Shortage()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and "socket.accept()" in context["message"]:
+            shortage.log(error)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
 
 
 class Shortage:

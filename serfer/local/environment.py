@@ -242,6 +242,12 @@ class Environment:
         return self._log.invocation(invocation.request_id, report)
 
     def _exited(self, status: int) -> None:
+        try:
+            self._end(status)
+        finally:  # whatever failed: stopping waits for this
+            self._gone()
+
+    def _end(self, status: int) -> None:
         invocation = self._invocation
         if invocation is not None and self._warm and self._delivered is None:
             self._invocation = None
@@ -250,7 +256,6 @@ class Environment:
             self._host.on_orphan(self, invocation)
         else:
             self._crash("Runtime.ExitError", exit_reason(status))
-        self._gone()
 
     def _gone(self) -> None:
         self.reaped.set()

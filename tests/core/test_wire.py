@@ -332,3 +332,10 @@ class TestShared:
     def test_an_oversize_payload_is_refused(self):
         with pytest.raises(InputError, match="carries no tasks"):
             decode_tasks({"tasks": "A" * (16 * 1024 * 1024 + 1)})
+
+
+@pytest.mark.parametrize("ttl", [10**400, -(10**400), float("inf"), float("nan"), 0])
+def test_a_steps_time_to_live_is_bounded_before_it_is_converted(ttl):
+    step = {"plan": "d" * 64, "query": "{0}", "stage": 1, "tile": 0, "batch": 1, "ttl": ttl, "dtype": "uint8"}
+    with pytest.raises(InputError, match="out of bounds"):
+        decode_task({"step": step})

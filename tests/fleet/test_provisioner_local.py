@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import UnavailableError
+from serfer.fleet import local
 from serfer.fleet.local import LocalProvisioner
 from serfer.fleet.processes import Identity, identify
 from tests.e2e.small import split_small
@@ -157,6 +158,7 @@ def test_a_boot_delay_ends_in_the_command_itself(pool, registry):
 
 CONTROLLER = """
 import asyncio, pathlib, sys, time
+from serfer.fleet import local
 from serfer.fleet.local import LocalProvisioner
 
 async def main():
@@ -270,3 +272,22 @@ def test_a_registry_that_cannot_be_written_is_told(tmp_path):
 def test_a_command_that_is_not_there_is_told(registry):
     with pytest.raises(UnavailableError, match=r"--instances local: .*No such file"):
         asyncio.run(LocalProvisioner(["/nowhere/serfer"], registry).start(1))
+
+
+def test_a_log_does_not_grow_without_bound(pool, registry, monkeypatch):
+    monkeypatch.setattr(local, "_MOST_LOG_BYTES", 1000)
+
+    async def work(pool):
+        await pool.start(1)
+        [log] = registry.glob("*.err")
+        sizes = []
+        for _ in range(3):
+            with log.open("ab") as stream:  # as the process does
+                stream.write(b"x" * 600)
+            await pool.members()
+            sizes.append(log.stat().st_size)
+        return sizes
+
+    first, second, third = pool(work)
+    assert (second, third - second) == (0, 600)
+    assert first in range(600, 1001)

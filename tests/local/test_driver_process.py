@@ -1,10 +1,12 @@
 import asyncio
+import errno
 import os
 import sys
 
 import pytest
 
 from serfer.core.errors import UnavailableError
+from serfer.local import driver_process
 from serfer.local.driver_process import DriverProcess, pause
 
 PATIENCE = 30.0
@@ -78,3 +80,38 @@ def test_driver_that_does_not_come_up_says_why():
 def test_pauses_grow_to_a_bound():
     assert [pause(ends) for ends in (1, 2, 3)] == [0.2, 0.4, 0.8]
     assert pause(1000) == 10.0
+
+
+def test_driver_that_cannot_be_started_again_is_tried_again_later(monkeypatch):
+    class Short:
+        def __init__(self, *_, **__):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    async def play():
+        heard = Heard()
+        driver = heard.driver(LISTENS)
+        await driver.start()
+        monkeypatch.setattr(driver_process, "WorkerProcess", Short)
+        driver.kill()
+        assert await heard.next() == "driver 0 has ended (signal: killed): it is started again in 0.2 s"
+        said = await heard.next()
+        assert said == "driver 0 could not be started (Too many open files): it is started again in 0.4 s"
+        monkeypatch.undo()
+        assert await heard.next() == "driver 0 is back at http://127.0.0.1:4321"
+        await driver.stop()
+
+    asyncio.run(play())
+
+
+def test_driver_that_cannot_be_started_at_all_says_why(monkeypatch):
+    def short(*_, **__):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async def play():
+        monkeypatch.setattr(driver_process, "WorkerProcess", short)
+        driver = Heard().driver(LISTENS)
+        with pytest.raises(UnavailableError, match=r"^driver 0 cannot be started: Resource temporarily unavailable$"):
+            await driver.start()
+        await driver.stop()
+
+    asyncio.run(play())

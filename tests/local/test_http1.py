@@ -1,10 +1,12 @@
 """The lean HTTP server under clients that boto3 is not: in pieces, pipelined, too large, malformed."""
 
 import asyncio
+import errno
 import socket
 
 import pytest
 
+from serfer.local import http1
 from serfer.local.http1 import HEAD_LIMIT, HttpServer
 
 LIMIT = 1000
@@ -126,3 +128,41 @@ def test_what_a_web_page_in_a_browser_sends_is_refused(header):
 @pytest.mark.parametrize("host", [b"127.0.0.1:4000", b"localhost", b"localhost:4000"])
 def test_this_machines_own_names_are_served(host):
     assert talk(post(b"{}", b"Host: " + host)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_without_descriptors_accepting_pauses_says_so_once_and_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(http1, "PAUSE_S", 0.0)
+    tries, accept = [], socket.socket.accept
+
+    def short(listener):
+        tries.append(listener)
+        if len(tries) <= 5:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", short)
+    assert talk(post(b"late")).endswith(b"late")
+    assert len(tries) >= 6
+    assert [record.getMessage() for record in caplog.records] == [
+        "connections wait to be accepted: Too many open files (raise the limit: ulimit -n)"
+    ]
+
+
+def test_closing_while_accepting_pauses_leaves_nothing(monkeypatch):
+    async def run():
+        tried = asyncio.Event()
+
+        def short(_):
+            tried.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(socket.socket, "accept", short)
+        server = HttpServer(lambda _: None, lambda _: LIMIT)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: pytest.fail(str(context)))
+        with socket.create_connection(("127.0.0.1", server.listen("127.0.0.1"))):
+            await tried.wait()
+            server.close()
+            server.close()
+            assert server._pause.cancelled()
+
+    asyncio.run(asyncio.wait_for(run(), 10))

@@ -24,6 +24,7 @@ from botocore.exceptions import HTTPClientError
 
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError
+from serfer.local.environment import Environment
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
@@ -443,6 +444,18 @@ def test_stopping_leaves_nothing_and_tells_those_who_wait(runtime, gate, threads
         port = int(local.service.url.rsplit(":", 1)[1])
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+def test_stopping_ends_even_where_an_environments_end_fails(runtime, monkeypatch):
+    def fails(_self, _status):
+        raise ValueError("Invalid file descriptor: -1")
+
+    with Local(runtime, probe("echo")) as local:
+        worker = os.pidfd_open(local.invoke("echo")[0]["pid"])
+        monkeypatch.setattr(Environment, "_end", fails)
+        local.do(local.service.stop)
+        assert gone(worker)
+        assert local.service.environments == 0
 
 
 HOST = """

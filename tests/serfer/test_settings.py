@@ -178,3 +178,10 @@ def test_profiles_that_cannot_be_used_are_refused_with_their_names(tmp_path, con
         Settings(profiles_file=path).profiles()
     with pytest.raises(InputError, match=f"^--profiles: .*profiles.json.*{words}"):
         Settings().profiles(path)
+
+
+def test_a_local_driver_has_an_invocation_for_each_core_unless_the_limit_is_set(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
+    assert [load_settings().local_share(drivers) for drivers in (1, 2, 64)] == [3, 3, 3]
+    monkeypatch.setenv("SERFER_LOCAL_CONCURRENCY", "16")
+    assert [load_settings().local_share(drivers) for drivers in (1, 2, 3, 64)] == [16, 8, 5, 1]

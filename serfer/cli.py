@@ -164,10 +164,13 @@ def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None
 
 @app.command()
 def split(
-    model: Annotated[str, typer.Argument(
+    model: Annotated[
+        str,
+        typer.Argument(
             help="A zoo name, an .onnx file, or module.py:factory, a function without arguments that returns the "
             "nn.Module: the file is imported and run, so it must be one that you trust."
-        )],
+        ),
+    ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
     stages: Annotated[str, typer.Option(help="How many stages, or auto.")] = "auto",
     grids: Annotated[

@@ -185,6 +185,8 @@ class Pipeline:
         shape, count = self.plan.input, len(array) if array.ndim else 0
         if 1 <= count <= MAX_BATCH:
             if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
+                if not np.isfinite(array).all():
+                    raise InputError("the batch has values that are NaN or infinite: give it finite numbers")
                 return
             if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
                 self._preprocess()
@@ -370,7 +372,7 @@ class Pipeline:
         answer = await self._driver.run(crops, asked.batch, left_s, asked.asker)
         columns = [np.frombuffer(output, dtype="<f4").reshape(asked.batch, -1) for output in answer.outputs]
         logits = np.concatenate(columns, axis=1)
-        images = self._images(asked.names, _finite(logits, asked.array), asked.top_k)
+        images = self._images(asked.names, _finite(logits), asked.top_k)
         answered = _now()
         return Result(
             logits,
@@ -382,7 +384,7 @@ class Pipeline:
         )
 
     def _by_instance(self, asked: _Asked, served: Served, started: float) -> Result:
-        images = self._images(asked.names, _finite(served.logits, asked.array), asked.top_k)
+        images = self._images(asked.names, _finite(served.logits), asked.top_k)
         answered = _now()
         report = gpu_report(self.plan, images, answered - asked.split[0], served.cost_usd)
         answer = Answer("", started, answered, (), (), (), Spent())
@@ -418,12 +420,10 @@ class Pipeline:
         self.close()
 
 
-def _finite(logits: Logits, batch: NDArray[Any]) -> Logits:
-    """Return the logits of a batch; raises NotFiniteError for NaN or infinity, InputError where the batch has some."""
+def _finite(logits: Logits) -> Logits:
+    """Return the logits; raises NotFiniteError where one is NaN or infinite."""
     if np.isfinite(logits).all():
         return logits
-    if not np.isfinite(batch).all():
-        raise InputError("the batch has values that are NaN or infinite: give it finite numbers")
     image, index = np.argwhere(~np.isfinite(logits))[0].tolist()
     raise NotFiniteError(
         f"the network's output {index} for image {image} is {logits[image, index]}, which is not a finite number: "

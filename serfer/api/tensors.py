@@ -104,9 +104,10 @@ def encode_answer(
     """Return the answer to a request, and how many of its bytes are JSON where binary data follows.
 
     `logits` is (N, K) float32, `named` what comes before them: the model's name and version, and parameters where there
-    are any. Raises NotFiniteError for logits that are NaN or infinite.
+    are any. Raises NotFiniteError for logits that are NaN or infinite, which binary data alone can say: a driver that
+    asks an instance for that checks them itself, so that a network of NaN is no broken instance.
     """
-    if not np.isfinite(logits).all():
+    if (inference.classes or not inference.binary) and not np.isfinite(logits).all():
         raise NotFiniteError("the network's outputs for this input are not all finite numbers")
     if inference.classes:
         rows = [_best(row, inference.classes, labels) for row in logits]

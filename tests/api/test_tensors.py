@@ -256,7 +256,7 @@ class TestRefusals:
 
 
 class TestAnswers:
-    @given(arrays.arrays(np.float32, (2, 5), elements=FINITE), st.none() | st.text(max_size=9))
+    @given(arrays.arrays(np.float32, (2, 5)), st.none() | st.text(max_size=9))
     def test_every_bit_of_binary_logits_is_read_by_tritons_client(self, logits, identifier):
         result = read(*encode_answer(asked(id=identifier), logits, NAMED, LOGITS, LABELS))
         assert result.as_numpy("logits").tobytes() == logits.tobytes()
@@ -271,8 +271,8 @@ class TestAnswers:
         assert read(body, header).as_numpy("logits").tolist() == logits.tolist()
 
     @pytest.mark.parametrize("number", [np.nan, np.inf])
-    @pytest.mark.parametrize("form", [{"binary": True}, {"binary": False}, {"classes": 2, "binary": False}])
-    def test_logits_that_are_not_finite_are_no_answer_in_any_form(self, number, form):
+    @pytest.mark.parametrize("form", [{"binary": False}, {"classes": 2, "binary": False}, {"classes": 2}])
+    def test_logits_that_are_not_finite_are_neither_json_nor_classes(self, number, form):
         logits = np.array([[0, 1, number, 2, 3]], np.float32)
         with pytest.raises(NotFiniteError):
             encode_answer(asked(**form), logits, NAMED, LOGITS, LABELS)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from serfer.core.aws import shipped_aws
-from serfer.core.cost import FLOAT_BYTES, StageLoad, Traffic, stage_price
+from serfer.core.cost import StageLoad, Traffic, stage_price
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
+from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PackageLimit
 from serfer.core.profile import shipped_profiles
 from splitter import operators
 from splitter.cuts import cut_points, weight_bytes

@@ -208,6 +208,9 @@ def test_a_stack_with_nothing_to_go_back_to_is_left_alone(session, told, capsys)
     deploy(session, "demo-prod", [two, one])
     assert main(["rollback", told, "prod"]) == 2
     assert f"has never served {one}" in capsys.readouterr().err
+    deploy(session, "demo-prod", [two, one], Days="30")  # an update of nothing but a parameter
+    assert main(["rollback", told, "prod"]) == 2
+    assert f"has never served {one}" in capsys.readouterr().err
     assert outputs(session, "demo-prod")["Serving"] == two
 
 

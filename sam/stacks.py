@@ -16,13 +16,14 @@ from typing import Any
 from botocore.exceptions import ClientError, WaiterError
 
 from sam.deployment import Deployment
+from sam.names import function_id
 from serfer.core.errors import UnavailableError, UsageError
 
 TAG = "serfer:stack"
 OUTPUTS = frozenset({"FunctionPrefix", "Store"})
 """What samconfig.toml gives a stack, and what its template says of it: others' stacks are left alone."""
 _STORE = re.compile(r"\bstore (\w+), drivers \w+$")  # in the template's description
-_CREATED = "CREATE_COMPLETE"
+_BEGINNINGS = frozenset({"CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS"})
 _SERVING = "Serving"
 _WAIT_S, _WAITS = 5, 720
 _CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
@@ -41,23 +42,6 @@ class DeployedStack:
     serving: str
     store: str
     parameters: tuple[str, ...]
-
-    @property
-    def previous(self) -> str:
-        """The plan to go back to; raises UsageError where there is none."""
-        others = [plan for plan in self.plans if plan != self.serving]
-        if not others:
-            raise UsageError(f"{self.name} has the plan {self.serving} alone: there is none to go back to")
-        if self.serving != self.plans[0]:
-            raise UsageError(
-                f"{self.name} went back to {self.serving} already: make deploy returns to the current plan of BUILD"
-            )
-        if self.status == _CREATED:
-            raise UsageError(
-                f"{self.name} was created with {self.serving} and has never served {others[0]}: there is no plan to "
-                "go back to"
-            )
-        return others[0]
 
 
 def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN401 - boto3 has no types here
@@ -115,6 +99,38 @@ def check_update(stack: DeployedStack | None, deployment: Deployment) -> None:
         )
 
 
+def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - same
+    """Return the plan that a stack served before; raises UsageError where there is none."""
+    others = [plan for plan in stack.plans if plan != stack.serving]
+    if not others:
+        raise UsageError(f"{stack.name} has the plan {stack.serving} alone: there is none to go back to")
+    if stack.serving != stack.plans[0]:
+        raise UsageError(
+            f"{stack.name} went back to {stack.serving} already: make deploy returns to the current plan of BUILD"
+        )
+    if _came_together(formation, stack):
+        raise UsageError(
+            f"{stack.name} has never served {others[0]}, which came with {stack.serving}: there is no way back"
+        )
+    return others[0]
+
+
+def _came_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: ANN401 - same
+    """Say whether one operation made the functions of all plans: then drivers have used only the current one.
+
+    CloudFormation keeps events for 90 days; a plan whose functions are older than that was served.
+    """
+    operation, made = 0, dict[str, int]()
+    first = {function_id(plan, 0, 0): plan for plan in stack.plans}
+    for page in formation.get_paginator("describe_stack_events").paginate(StackName=stack.identity):
+        for event in page["StackEvents"]:  # the latest first
+            if event["LogicalResourceId"] in first and event["ResourceStatus"] == "CREATE_COMPLETE":
+                made.setdefault(first[event["LogicalResourceId"]], operation)
+            elif event["PhysicalResourceId"] == stack.identity and event["ResourceStatus"] in _BEGINNINGS:
+                operation += 1
+    return len(made) == len(first) and len({*made.values()}) == 1
+
+
 def roll_back(name: str, session: Any, progress: Callable[[str], None]) -> str:  # noqa: ANN401 - same
     """Let a stack's drivers use the plan before, in the template that it has; return that plan.
 
@@ -122,7 +138,7 @@ def roll_back(name: str, session: Any, progress: Callable[[str], None]) -> str: 
     """
     formation = session.client("cloudformation")
     stack = our_stack(formation, name)
-    plan = stack.previous
+    plan = _previous(formation, stack)
     progress(f"{name}: from plan {stack.serving} to {plan}; CloudFormation takes minutes")
     kept = [{"ParameterKey": key, "UsePreviousValue": True} for key in stack.parameters if key != _SERVING]
     changes = formation.create_change_set(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sam.names import function_id
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port
 
@@ -15,8 +16,8 @@ PYTHON = Path(sys.prefix) / "ministack" / "bin" / "python"
 TEMPLATE = {  # as much of a deployment's template as says what a stack serves
     "Description": "SerFer 0: images classified by functions, engine push, store s3, drivers function",
     "Parameters": {"Serving": {"Type": "String", "Default": "current"}, "Days": {"Type": "String", "Default": "14"}},
-    "Resources": {"Log": {"Type": "AWS::Logs::LogGroup", "Properties": {"LogGroupName": {"Ref": "Serving"}}}},
 }
+LOG = {"Type": "AWS::Logs::LogGroup"}
 
 
 class MinistackServer(LocalServer):
@@ -62,6 +63,10 @@ def deploy(session, name, plans, serving="current", **parameters):
     chosen = {"Fn::If": ["Current", plans[0], {"Ref": "Serving"}]}
     template = {
         **TEMPLATE,
+        "Resources": {
+            "Driver": {**LOG, "Properties": {"LogGroupName": {"Fn::Sub": f"{name}-${{Serving}}"}}},
+            **{function_id(plan, 0, 0): LOG for plan in plans},  # as good as functions
+        },
         "Conditions": {"Current": {"Fn::Equals": [{"Ref": "Serving"}, "current"]}},
         "Outputs": {
             "FunctionPrefix": {"Value": name},

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
+from sam import registry
 from sam.intrinsics import resources
 from sam.options import DRIVERS, ENGINES, STORES, Options
 from sam.parameters import check_parameters
@@ -201,6 +202,7 @@ def bill(
         raise UsageError(f"--queries-a-month and --burst are 1 to {_MOST_QUERIES:,} queries")
     check_parameters(template.get("Parameters") or {}, parameters or {})
     idle = standing(template, found.facts, parameters, found.options.region)
+    idle += registry.lines(found.options, found.facts, template, parameters)
     if packed_bytes:
         gigabytes = packed_bytes / _GB
         usd = gigabytes * found.facts.services.price_s3_gb

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sam.deployer_actions import BASE, DEPLOYER_ACTIONS
@@ -39,6 +39,7 @@ _UNNAMED = frozenset(
 )
 """Actions that know no resource of the stack, though others of their service do."""
 
+_ACCOUNT_DIGITS = 12
 _MOST_CHARACTERS = 6_144  # of a managed policy, of which a role may have ten; its inline ones have 10,240 together
 _PASS, _LINK = "iam:PassRole", "iam:CreateServiceLinkedRole"
 _UNBOUND = "iam:DeleteRolePermissionsBoundary"
@@ -112,12 +113,19 @@ def statements(types: Collection[str], target: Target) -> list[dict[str, Any]]:
 
 
 def policies(types: Collection[str], target: Target) -> list[dict[str, Any]]:
-    """Return the same statements as policy documents, each of which is short enough for a managed policy."""
+    """Return the same statements as policy documents, each short enough for a managed policy.
+
+    The account may be a placeholder: lengths are those with a number in its place.
+    """
     documents: list[dict[str, Any]] = []
-    for statement in statements(types, target):
-        if not documents or _characters([*documents[-1]["Statement"], statement]) > _MOST_CHARACTERS:
+    sized: list[dict[str, Any]] = []
+    real = statements(types, replace(target, account="0" * _ACCOUNT_DIGITS))
+    for statement, measured in zip(statements(types, target), real, strict=True):
+        if not documents or _characters([*sized, measured]) > _MOST_CHARACTERS:
             documents.append({"Version": "2012-10-17", "Statement": []})
+            sized = []
         documents[-1]["Statement"].append(statement)
+        sized.append(measured)
     return documents
 
 

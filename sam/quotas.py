@@ -13,6 +13,7 @@ from typing import Any
 from botocore.session import Session
 
 from drivers.asl import compile_plan, local_functions
+from sam import registry
 from sam.intrinsics import resources
 from sam.options import Options
 from serfer.core.aws import AwsFacts
@@ -128,11 +129,13 @@ def _check_machine(plan: Plan, options: Options) -> None:
 
 def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
     functions, notes = facts.functions, []
-    large = max(stage.memory_mb for stage in plan.stages)
-    if large > functions.memory_new_account:
+    if memory := memory_note(plan, facts):
+        notes.append(memory)
+    if options.gpu and options.store in registry.BUCKETS:
+        usd = registry.usd_per_driver(facts, options.store)
         notes.append(
-            f"a stage has {large:,} MB; new accounts may have {functions.memory_new_account:,} MB until AWS support "
-            "raises it, or split with a smaller --memory"
+            f"a GPU pool's drivers look each second at {registry.LOOKED_AT} keys of --store {options.store}: about "
+            f"${usd:,.0f} a month for each driver, whether queries come or not; choose --store valkey"
         )
     reserved = (options.reserved_concurrency or 0) * len(plan.functions)
     if reserved > functions.concurrency - functions.concurrency_kept:
@@ -141,6 +144,18 @@ def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
             f"may reserve {functions.concurrency - functions.concurrency_kept:,} unless its quota was raised"
         )
     return notes
+
+
+def memory_note(plan: Plan, facts: AwsFacts) -> str:
+    """Say which stage has more memory than a new account's functions may have; empty where none has."""
+    number, large = max(enumerate(stage.memory_mb for stage in plan.stages), key=lambda one: one[1])
+    most = facts.functions.memory_new_account
+    if large <= most:
+        return ""
+    return (
+        f"stage-{number} has {large:,} MB; new accounts may have {most:,} MB until AWS support raises it: split with "
+        f"--memory {most} or less for such an account"
+    )
 
 
 def check_template(template: Mapping[str, Any], facts: AwsFacts) -> None:

@@ -16,6 +16,7 @@ from sam.options import Options
 from sam.policies import give, network_statements
 from sam.pools import pools, routing
 from serfer import __version__
+from serfer.core.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 
@@ -48,7 +49,7 @@ def make_template(
     options.check()
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
-    words = _words(options)
+    words = {**_words(options), "burst": driver_room(plans[0], shipped_aws().functions.concurrency)}
     parts = [fragments.load(name, words) for name in _chosen(options)]
     environment = fragments.put_together(parts)["Environment"]
     parts += [generation(plan, options, environment, timeout_s) for plan in plans]
@@ -68,6 +69,11 @@ def make_template(
         f"store {options.store}, drivers {options.drivers}",
     }
     return {section: copy.deepcopy(whole[section]) for section in _ORDER if section in whole}
+
+
+def driver_room(plan: Plan, environments: int) -> int:
+    """Return how many driver functions, of so many environments, leave room for the widest stage of each query."""
+    return max(1, environments // (1 + max(stage.grid.tiles for stage in plan.stages)))
 
 
 def dump(template: Part) -> str:

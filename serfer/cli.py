@@ -230,7 +230,8 @@ def split(
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
     settings = load_settings()
     measured = settings.profiles(profiles, _share("--safety", safety))
-    from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - the command line starts fast
+    from sam.quotas import memory_note  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - same
     from splitter.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
@@ -263,6 +264,8 @@ def split(
     _print_plan(plan, as_json)
     if plan.limit.package > settings.facts().functions.package_limit:
         complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
+    elif note := memory_note(plan, settings.facts()):
+        complain(f"in AWS: {note}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from sam.deployer import Target, policies, statements
 from sam.deployment import Deployment, load_current_plan, load_deployment, load_template
 from sam.intrinsics import Properties, resources
 from sam.options import RUNTIMES, Options
-from sam.quotas import check_deployable, check_region, check_template, find_sam
+from sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
 from sam.samconfig import StackSettings, stacks
 from sam.stacks import TAG, check_update, find_stack
 from serfer.core.aws import AwsFacts
@@ -76,6 +76,12 @@ class Build:
     def resources(self) -> dict[str, tuple[str, Properties]]:
         """Types and properties of what is made with the template's defaults, by logical id."""
         return resources(self.template, region=self.deployment.options.region)
+
+    def resources_of(self, settings: StackSettings) -> dict[str, tuple[str, Properties]]:
+        """Return the same with the parameters that a stack is deployed with."""
+        declared = self.template.get("Parameters", {})
+        given = {name: value for name, value in settings.parameters.items() if name in declared}
+        return resources(self.template, given, settings.region)
 
     @property
     def types(self) -> set[str]:
@@ -144,8 +150,9 @@ def _sam() -> Check:
 def _limits(build: Build, facts: AwsFacts, region: str | None) -> Check:
     """Say whether the plan and the template keep AWS's limits."""
     options = replace(build.deployment.options, region=region or build.deployment.options.region)
+    memory = memory_note(build.plan, facts)  # has a check of its own, which knows the account
     try:
-        notes = check_deployable(build.plan, options, facts)
+        notes = [note for note in check_deployable(build.plan, options, facts) if note != memory]
         check_template(build.template, facts)
     except SerferError as error:
         return Check("limits", ok=False, found=f"{build.plan.model}: refused", remedy=str(error))
@@ -230,17 +237,58 @@ def _concurrency(account: Account, build: Build | None) -> Check:
     found = f"{total:,} environments at once, {free:,} of them not reserved"
     if build is None:
         return Check("concurrency", ok=True, found=found)
-    reserved = sum(int(properties.get("ReservedConcurrentExecutions", 0)) for _, properties in build.resources.values())
+    reserved = max(_reserved(build, settings) for settings in build.stacks)
     kept = account.facts.functions.concurrency_kept
     if reserved and reserved > free - kept:
         remedy = f"reserve fewer (--reserved-concurrency): {kept} must stay for all others; or {_MORE}"
         return Check("concurrency", ok=False, found=f"{found}; {reserved:,} would be", remedy=remedy)
     widest = max(stage.grid.tiles for stage in build.plan.stages)
-    if widest > free:
-        remedy = f"split into fewer tiles (--max-tiles {free}), or {_MORE}"
-        return Check("concurrency", ok=False, found=f"{found}; a query's widest stage takes {widest}", remedy=remedy)
-    at_once = f"{free // widest:,} queries run at once, a burst of {_BURST:,} would take {_BURST * widest:,}"
-    return Check("concurrency", ok=True, found=f"{found}: {at_once}")
+    each = widest + (build.deployment.options.drivers == "function")
+    if each > free:
+        taken = f"a query's widest stage takes {widest}" + (", its driver one more" if each > widest else "")
+        remedy = f"split into fewer tiles (--max-tiles {max(1, free - each + widest)}), or {_MORE}"
+        return Check("concurrency", ok=False, found=f"{found}; {taken}", remedy=remedy)
+    at_once = free // each
+    found = f"{found}: {at_once:,} queries run at once, a burst of {_BURST:,} would take {_BURST * each:,}"
+    admitted = max(_admitted(build, settings) for settings in build.stacks)
+    if admitted > at_once:
+        remedy = f'set ThrottleBurst="{at_once}" in parameter_overrides of samconfig.toml, or {_MORE}'
+        more = f"{found}; ThrottleBurst lets {admitted:,} in, whose drivers would take the stages' environments"
+        return Check("concurrency", ok=False, found=more, remedy=remedy)
+    return Check("concurrency", ok=True, found=found)
+
+
+def _reserved(build: Build, settings: StackSettings) -> int:
+    """Return how many environments a stack reserves for its functions."""
+    made = build.resources_of(settings).values()
+    return sum(int(properties.get("ReservedConcurrentExecutions", 0)) for _, properties in made)
+
+
+def _admitted(build: Build, settings: StackSettings) -> int:
+    """Return how many driver functions a stack lets start at once; 0 where its drivers are none."""
+    _, driver = build.resources_of(settings).get("DriverFunction", ("", {}))
+    _, limits = build.resources_of(settings).get("ApiPlan", ("", {}))
+    bounds = [driver.get("ReservedConcurrentExecutions"), limits.get("Throttle", {}).get("BurstLimit")]
+    return min((int(bound) for bound in bounds if bound is not None), default=0)
+
+
+@_asked("memory", _MORE)
+def _memory(account: Account, build: Build | None) -> Check:
+    """Say whether stages have more memory than a new account allows, which no call tells.
+
+    AWS raises a new account's memory and concurrency together, by how it is used: one with less concurrency than all
+    others have by default is new.
+    """
+    note = memory_note(build.plan, account.facts) if build else ""
+    if build is None or not note:
+        return Check("memory", ok=True, found="no stage has more than new accounts may have")
+    total = account.client("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"]
+    if total >= account.facts.functions.concurrency:
+        return Check("memory", ok=True, found=f"{_UNKNOWN}: {note}")
+    most = account.facts.functions.memory_new_account
+    found = f"{note}; this account is new, since it may run {total:,} environments at once"
+    remedy = f"split with --memory {most} or less and package again, or ask AWS support for more memory"
+    return Check("memory", ok=False, found=found, remedy=remedy)
 
 
 @_asked("code storage", _MORE)
@@ -260,6 +308,7 @@ def _needed(build: Build | None) -> Sequence[_Look]:
     looks: list[_Look] = [_stack(settings, build.deployment) for settings in build.stacks]
     looks += [_reached(*asked) for prefix, asked in _REACHED.items() if _any(kinds, prefix)]
     looks += [_quota(quota, kinds.count(quota.kind)) for quota in _QUOTAS if quota.kind in kinds]
+    looks.append(_memory)
     if build.deployment.options.gpu:
         looks.append(_gpus)
     if "AWS::Budgets::Budget" in build.types:

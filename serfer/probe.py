@@ -10,7 +10,7 @@ from typing import Protocol
 from serfer.core.errors import SerferError
 from serfer.core.keys import NOBODY, input_key, output_key
 from serfer.core.plan import Plan
-from serfer.core.run import Failure
+from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import Warmed, WarmUp
 from storage.store import Store
 
@@ -31,10 +31,15 @@ class Functions(Protocol):
 
 @dataclass(frozen=True)
 class Health:
-    """What is wrong with the store and with the functions, each in one line; empty where nothing is."""
+    """What is wrong with the store and with the functions, each in one line; empty where nothing is.
+
+    `busy` says that Lambda had no room for the look itself: nothing is known to be wrong, and another driver, or a new
+    one, would have no more room.
+    """
 
     store: str = ""
     functions: str = ""
+    busy: bool = False
 
     @property
     def ready(self) -> bool:
@@ -52,8 +57,10 @@ class Probe:
 
     async def look(self, *, start: bool = False) -> Health:
         """Return what is wrong. With `start`, an environment of every function has to get ready, which Lambda bills."""
-        store, functions = await asyncio.gather(self._look_at_store(), self._look_at_functions(start=start))
-        return Health(store, functions)
+        store, failures = await asyncio.gather(self._look_at_store(), self._look_at_functions(start=start))
+        wrong = [one for one in failures if one.kind is not FailureKind.THROTTLED]
+        functions = f"{wrong[0].kind.value}: {wrong[0].message}" if wrong else ""
+        return Health(store, functions, busy=len(wrong) < len(failures))
 
     async def _look_at_store(self) -> str:
         try:
@@ -65,9 +72,9 @@ class Probe:
             return str(error)
         return ""
 
-    async def _look_at_functions(self, *, start: bool) -> str:
+    async def _look_at_functions(self, *, start: bool) -> list[Failure]:
         if self._functions is None:
-            return ""
+            return []
         looks = [
             self._functions.warm(name, WarmUp(self._plan.digest, stage, part, 0.0))
             if start
@@ -75,7 +82,7 @@ class Probe:
             for (stage, part), name in _functions(self._plan)
         ]
         found = await asyncio.gather(*looks)
-        return next((f"{one.kind.value}: {one.message}" for one in found if isinstance(one, Failure)), "")
+        return [one for one in found if isinstance(one, Failure)]
 
 
 def probes(plan: Plan) -> list[str]:

@@ -42,6 +42,7 @@ class Settings(BaseSettings):
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     api_body_timeout_s: float = Field(default=10.0, gt=0, le=3600)
     api_header_timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    throttled_attempts: int = Field(default=12, gt=0, le=12)
     api_in_flight: int = Field(default=16, gt=0, le=10_000)
     api_queue: int = Field(default=64, ge=0, le=10_000)
     api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)

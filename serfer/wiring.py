@@ -191,6 +191,7 @@ def _driver(
         inline_limit=int(limit * _BASE64_SHARE),
         answer_limit=0 if polls else None,
         timeout_s=TASK_TIMEOUT_S,
+        retry=Retry(throttled_attempts=opening.settings.throttled_attempts),
         concurrency=concurrency,
         hedge=choices.hedge,
         sharing=plan_sharing(plan, facts.memory_per_vcpu, concurrency) if shares else None,

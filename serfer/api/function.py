@@ -36,6 +36,7 @@ from serfer.api.variables import named_models, named_opening
 from serfer.settings import Settings, load_settings
 
 _LONGEST_MS = 28_000
+_THROTTLED_ATTEMPTS = 5  # in about half a second: a waiting driver takes the room that its own stages need
 _TEXT = (*DEFAULT_TEXT_MIME_TYPES, MEDIA_TYPE, "application/openmetrics-text")
 
 
@@ -67,7 +68,12 @@ def open_application(variables: Mapping[str, str], settings: Settings, opened: E
     Raises UsageError that names the wrong variable, and what opening a plan raises.
     """
     opening = named_opening(variables)
-    alone = {"api_in_flight": 1, "api_queue": 0, "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS)}
+    alone = {
+        "api_in_flight": 1,
+        "api_queue": 0,
+        "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS),
+        "throttled_attempts": min(settings.throttled_attempts, _THROTTLED_ATTEMPTS),
+    }
     settings = settings.model_copy(update=alone)
     pipelines = {
         name: opened.enter_context(open_model(directory, opening, settings))

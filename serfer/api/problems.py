@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -17,6 +18,7 @@ from serfer.core.errors import (
     ImageError,
     ImageTooLargeError,
     InputError,
+    LambdaThrottledError,
     OverloadedError,
     PlanError,
     SerferError,
@@ -63,6 +65,13 @@ def problem_of(error: Exception) -> Problem:
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         slug = "ceiling" if isinstance(error, CeilingError) else "overloaded"
         return Problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), slug=slug, headers=wait)
+    if isinstance(error, LambdaThrottledError):
+        return Problem(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            _BUSY,
+            slug="overloaded",
+            headers={"Retry-After": str(1 + secrets.randbelow(3))},
+        )
     for kind, status in _OUTSIDE:
         if isinstance(error, kind):
             return Problem(status, str(error))
@@ -75,6 +84,7 @@ def problem_of(error: Exception) -> Problem:
     )
 
 
+_BUSY = "all execution environments of the functions are in use: try again later"
 _UNAVAILABLE = "the store or the functions do not answer, or a function failed again and again: try again later"
 
 

@@ -13,7 +13,13 @@ from typing import Any, Protocol
 from drivers.driver import Asker
 from serfer.api.admission import Admission
 from serfer.api.problems import Problem
-from serfer.core.errors import DeadlineError, LambdaUnavailableError, StoreUnavailableError, TaskFailedError
+from serfer.core.errors import (
+    DeadlineError,
+    LambdaThrottledError,
+    LambdaUnavailableError,
+    StoreUnavailableError,
+    TaskFailedError,
+)
 from serfer.pipeline import Pipeline, Result
 from serfer.probe import Health
 from storage.store import Store
@@ -114,7 +120,10 @@ class Service:
             raise  # whom it refuses the admission counts
         except BaseException as error:
             self._observer.failed(question.model, error)
-            self._doubtful = self._doubtful or isinstance(error, _UNSOUND)
+            throttled = isinstance(
+                error, LambdaThrottledError
+            )  # which says that there are too many, not that one is ill
+            self._doubtful = self._doubtful or (isinstance(error, _UNSOUND) and not throttled)
             raise
         self._doubtful = False
         answered = Answered(result, admitted, queued_s)
@@ -155,7 +164,7 @@ class Service:
             looks = [pipeline.health(start=doubtful) for pipeline in self.pipelines.values()]
             found = await asyncio.gather(*(asyncio.wrap_future(look) for look in looks))
             self._health = next((health for health in found if not health.ready), Health())
-            if doubtful and self._health.ready:
+            if doubtful and self._health.ready and not any(health.busy for health in found):
                 self._doubtful = False
         finally:
             self._looked, self._looking = time.monotonic(), None

@@ -14,6 +14,7 @@
     ├── UnavailableError                4      something we need is not there
     │   ├── StoreUnavailableError
     │   ├── LambdaUnavailableError
+    │   │   └── LambdaThrottledError           the account's concurrency is used up
     │   └── OverloadedError                    an instance has too much to do to answer in time
     │       └── CeilingError                   the dollars that an hour may cost are spent
     ├── StoreError                      1
@@ -91,6 +92,10 @@ class StoreUnavailableError(UnavailableError):
 
 class LambdaUnavailableError(UnavailableError):
     """The Lambda service, or a function of it, does not answer."""
+
+
+class LambdaThrottledError(LambdaUnavailableError):
+    """The account's concurrency, or a function's, is used up (HTTP 429): later there may be room."""
 
 
 class OverloadedError(UnavailableError):

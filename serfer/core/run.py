@@ -23,6 +23,7 @@ from typing import Protocol
 
 from serfer.core.errors import (
     DeadlineError,
+    LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
     QueryError,
@@ -140,11 +141,13 @@ class Retry:
 
     The n-th wait is base * 2^n, at most `longest`, times a random factor in [0.5, 1) so that failures do not march in
     step. Being throttled, or not reaching the store, says nothing about the task, so it has a larger allowance of its
-    own. A query whose pieces the store has lost begins anew `restarts` times.
+    own, of which being throttled may take `throttled_attempts`: a driver that is a function itself keeps an environment
+    from others while it waits. A query whose pieces the store has lost begins anew `restarts` times.
     """
 
     attempts: int = 3
     unavailable_attempts: int = 12
+    throttled_attempts: int = 12
     restarts: int = 3
     base: float = 0.05
     longest: float = 2.0
@@ -188,6 +191,7 @@ class TileRun:
     report: Report | None = None
     failures: int = 0
     refusals: int = 0  # failures that say nothing about the task
+    throttles: int = 0  # those of them for which Lambda had no room
     due: float | None = None
     hedged: bool = False
 
@@ -315,17 +319,26 @@ class Run:
         ended.ended, ended.result = now, failure
         if failure.error_type == MissingKeyError.__name__:
             return self._finish(_error(stage, tile, failure))
+        run.throttles += failure.kind is FailureKind.THROTTLED
         if failure.unavailable:
             run.refusals += 1
         else:
             run.failures += 1
         if run.open or run.due is not None:
             return []  # another attempt may still answer
-        if run.failures >= self._retry.attempts or run.refusals >= self._retry.unavailable_attempts:
+        if self._gives_up(run):
             return self._finish(_error(stage, tile, failure))
         wait = self._retry.wait(run.failures + run.refusals, self._random.random())
         run.due = now + wait
         return [WakeAt(run.due)]
+
+    def _gives_up(self, run: TileRun) -> bool:
+        """Say whether a task has failed as often as it may."""
+        return (
+            run.failures >= self._retry.attempts
+            or run.refusals >= self._retry.unavailable_attempts
+            or run.throttles >= self._retry.throttled_attempts
+        )
 
     def _time_passed(self, now: float) -> list[Action]:
         if now >= self._deadline:
@@ -385,7 +398,9 @@ def query_error(failure: Failure, where: str) -> SerferError:
         return MissingKeyError(text)
     if failure.error_type == StoreUnavailableError.__name__:
         return StoreUnavailableError(text)
-    if failure.kind in (FailureKind.UNREACHABLE, FailureKind.THROTTLED):
+    if failure.kind is FailureKind.THROTTLED:
+        return LambdaThrottledError(f"{failure.kind.value}: {text}")
+    if failure.kind is FailureKind.UNREACHABLE:
         return LambdaUnavailableError(f"{failure.kind.value}: {text}")
     return TaskFailedError(f"{failure.kind.value}: {text}")
 

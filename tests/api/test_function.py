@@ -16,12 +16,14 @@ from botocore.config import Config
 from redis import Redis
 
 import serfer
+from serfer.api import function as function_module
 from serfer.api.function import Function, open_application
 from serfer.api.keys import add_key
 from serfer.api.variables import named_models
 from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import dump_plan, load_plan, sealed
+from serfer.core.run import Retry
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
@@ -340,3 +342,9 @@ def test_lambda_runs_it(small_plan, tmp_path):
         loop.close()
     told = [json.loads(line.removeprefix("http: ")) for line in lines if line.startswith("http: {")]
     assert [line["request_id"] for line in told if line["event"] == "request"] == ["mine", "mine"]
+
+
+def test_a_driver_function_waits_less_than_a_second_for_room_that_it_takes_itself():
+    """Twelve tries are ten seconds of an environment in which its own stages could have run."""
+    waits = [Retry().wait(failures, 1.0) for failures in range(1, function_module._THROTTLED_ATTEMPTS)]
+    assert sum(waits) < 1 < sum(Retry().wait(failures, 0.0) for failures in range(1, Retry().throttled_attempts))

@@ -8,9 +8,9 @@ import pytest
 
 from drivers.driver import Asker
 from serfer.api.admission import Admission
-from serfer.api.problems import Problem
+from serfer.api.problems import Problem, problem_of
 from serfer.api.service import Question, Service
-from serfer.core.errors import DeadlineError, LambdaUnavailableError
+from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
 from serfer.probe import Health
 from tests.api.conftest import Observed
 
@@ -144,6 +144,35 @@ class TestQueries:
 
 
 class TestHealth:
+    def test_a_query_that_was_throttled_raises_no_doubt(self, service, pipeline):
+        async def check():
+            task = classify(service)
+            await until(lambda: pipeline.begun)
+            pipeline.begun[0][0].set_exception(LambdaThrottledError("Rate Exceeded."))
+            with pytest.raises(LambdaThrottledError) as caught:
+                await task
+            problem = problem_of(caught.value)
+            assert (problem.status, problem.slug) == (429, "overloaded")
+            assert 1 <= int(problem.headers["Retry-After"]) <= 3
+            assert (await service.health()).ready
+            assert pipeline.health_looks == [False]  # none has to start, which would take more room
+
+        asyncio.run(check())
+
+    def test_a_look_for_which_there_is_no_room_settles_no_doubt(self, service, pipeline):
+        async def check():
+            task = classify(service)
+            await until(lambda: pipeline.begun)
+            pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
+            await asyncio.wait((task,))
+            assert isinstance(task.exception(), LambdaUnavailableError)
+            for pipeline.found in (Health(busy=True), Health(), Health()):
+                service._looked = float("-inf")
+                assert (await service.health()).ready
+            assert pipeline.health_looks == [True, True, False]
+
+        asyncio.run(check())
+
     def test_looks_at_the_same_time_are_one(self, service, pipeline):
         async def check():
             found = await asyncio.gather(*(service.health() for _ in range(5)))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
+    LambdaThrottledError,
     LambdaUnavailableError,
     MissingKeyError,
     QueryError,
@@ -306,6 +307,17 @@ def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
     assert isinstance(finishes(run.handle(last, now))[0].error, UnavailableError)
 
 
+def test_being_throttled_has_a_bound_of_its_own_and_is_told_apart():
+    """A driver function that waits for room keeps an environment from the stages that would give it back."""
+    run, _ = started(tiles=(1,), deadline=1e6, throttled_attempts=2)
+    wakes_at = wakes(run.handle(failed(0, 0, FailureKind.FAILED_IN_CODE, "StoreUnavailableError"), 1.0))
+    run.handle(TimePassed(), wakes_at[0])
+    wakes_at = wakes(run.handle(failed(0, 0, FailureKind.THROTTLED, attempt=1), 2.0))
+    run.handle(TimePassed(), wakes_at[0])
+    (finish,) = finishes(run.handle(failed(0, 0, FailureKind.THROTTLED, attempt=2), 3.0))
+    assert type(finish.error) is LambdaThrottledError
+
+
 def test_a_query_whose_pieces_are_gone_ends_at_once_and_says_so():
     run, _ = started(tiles=(2, 1))
     for tile in range(2):
@@ -369,7 +381,7 @@ def test_a_cancelled_query_ends_as_such():
         (FailureKind.FAILED_IN_CODE, "StoreUnavailableError", StoreUnavailableError),
         (FailureKind.UNREACHABLE, "StoreUnavailableError", StoreUnavailableError),
         (FailureKind.UNREACHABLE, "", LambdaUnavailableError),
-        (FailureKind.THROTTLED, "", LambdaUnavailableError),
+        (FailureKind.THROTTLED, "", LambdaThrottledError),
         (FailureKind.FAILED_IN_CODE, "PlanError", TaskFailedError),
         (FailureKind.TIMED_OUT, "", TaskFailedError),
         (FailureKind.OUT_OF_MEMORY, "", TaskFailedError),

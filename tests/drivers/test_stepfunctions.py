@@ -18,6 +18,7 @@ from serfer.core.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
+    LambdaThrottledError,
     LambdaUnavailableError,
     QueryError,
     StoreUnavailableError,
@@ -220,7 +221,7 @@ def test_what_a_state_machine_tells_makes_a_report_and_a_trace(store):
         ("States.Timeout", TaskFailedError, "timed out: "),
         ("Runtime.OutOfMemory", TaskFailedError, "out of memory: "),
         ("Lambda.Unknown", TaskFailedError, "failed in code: "),
-        (THROTTLED, LambdaUnavailableError, "throttled: "),
+        (THROTTLED, LambdaThrottledError, "throttled: "),
         ("Lambda.ResourceNotFoundException", LambdaUnavailableError, "unreachable: "),
         ("StoreUnavailableError", StoreUnavailableError, ""),
     ],

@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 import serfer
 from sam.names import digest12
@@ -114,6 +116,52 @@ def running(stack, access, python, runtime, cache, **more):
         loop.close()
 
 
+@contextmanager
+def in_one_account(stack, access, python, runtime, cache, concurrency):
+    """Run all functions of a stack, its driver's too, in one service with so many environments, as an account has."""
+    port = free_port()
+    functions = stack.functions({**access, "AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{port}"}, python)
+    service = LambdaService(
+        functions.values(),
+        facts=shipped_aws().functions,
+        runtime=runtime_directory(cache / "runtime"),
+        runtimes={python: runtime},
+        concurrency=concurrency,
+        port=port,
+    )
+    loop = LoopThread()
+    loop.wait(service.start())
+    try:
+        yield service
+    finally:
+        loop.wait(service.stop())
+        loop.close()
+
+
+@pytest.mark.parametrize("concurrency", [10, 4])
+def test_drivers_that_have_taken_all_environments_let_go_of_them(
+    updated, access, python313, runtime313, cache, concurrency
+):
+    """Drivers waited ten seconds for environments that other drivers held, and then answered 503."""
+    requests = 20
+
+    def status():
+        try:
+            said = invoked(service, rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
+        except ClientError as error:  # no environment for the driver itself
+            return error.response["ResponseMetadata"]["HTTPStatusCode"]
+        if said["statusCode"] == 429:
+            assert 1 <= int(said["headers"]["retry-after"]) <= 3, said
+        return said["statusCode"]
+
+    with in_one_account(updated, access, python313, runtime313, cache, concurrency) as service:
+        assert status() == 200
+        with ThreadPoolExecutor(requests) as pool:
+            found = Counter(pool.map(lambda _: status(), range(requests)))
+        assert found.keys() == {200, 429}, found
+        assert status() == 200  # nothing is stuck
+
+
 @pytest.fixture(scope="module")
 def live(updated, access, python313, runtime313, cache):
     with running(updated, access, python313, runtime313, cache) as services:
@@ -142,8 +190,8 @@ def expected(plans):
         return pipeline.run(batch(3))
 
 
-def ask(service, event):
-    """Invoke the driver's function as API Gateway does."""
+def invoked(service, event):
+    """Invoke the driver's function as API Gateway does; return what API Gateway would be told."""
     client = boto3.client(
         "lambda",
         endpoint_url=service.url,
@@ -158,6 +206,12 @@ def ask(service, event):
     finally:
         client.close()
     assert "FunctionError" not in answer, said
+    return said
+
+
+def ask(service, event):
+    """Invoke the driver's function; return status and body of its response."""
+    said = invoked(service, event)
     return said["statusCode"], json.loads(said["body"])
 
 

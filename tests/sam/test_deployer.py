@@ -204,11 +204,16 @@ def test_with_a_boundary_roles_are_made_within_it_alone():
 def test_each_of_a_deployers_policies_fits_a_managed_policy_and_a_role_has_room_for_all():
     stack = "s" * 30
     for chosen, source in every_template():
-        target = Target([f"{stack}-dev", f"{stack}-prod"], ["ap-southeast-2"], ACCOUNT)
+        target = Target([f"{stack}-dev", f"{stack}-prod"], ["ap-southeast-2"], "ACCOUNT")
         documents = policies(set(types(source)), target)
         assert len(documents) <= MOST_POLICIES, chosen
-        assert all(len("".join(json.dumps(each).split())) <= MOST_MANAGED_CHARACTERS for each in documents), chosen
+        assert all(managed_characters(each) <= MOST_MANAGED_CHARACTERS for each in documents), chosen
         assert [one for each in documents for one in each["Statement"]] == statements(set(types(source)), target)
+
+
+def managed_characters(document):
+    """Return how long a document is, as IAM counts it, when the account's number is put in."""
+    return len("".join(json.dumps(document).split()).replace("ACCOUNT", ACCOUNT))
 
 
 @functools.cache

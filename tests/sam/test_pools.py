@@ -7,6 +7,7 @@ from sam.cost import bill, deployed
 from sam.deployer import unlisted
 from sam.names import digest12, pool_name
 from sam.options import GpuPool
+from sam.quotas import check_deployable
 from sam.standing import standing, unpriced
 from sam.template import make_template
 from serfer.core.aws import shipped_aws
@@ -125,3 +126,21 @@ def test_a_bill_says_what_an_instance_costs_an_hour(tmp_path):
     place = build(tmp_path / "b", drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
     assert price_build(place, FACTS, burst=1).as_dict()["options"]["gpu"]["instance_type"] == "g6.xlarge"
     assert len(compare_build(place, FACTS, [1000])) == 32
+
+
+@pytest.mark.parametrize(("store", "usd"), [("s3", 180), ("s3express", 20), ("valkey", 0)])
+def test_a_pools_registry_in_a_bucket_is_priced_and_noted(store, usd):
+    """An idle fleet of two drivers paid S3 more for looking at 64 keys each second than for anything else."""
+    chosen = small_options(drivers="fleet", store=store, gpu=POOL)
+    source = make_template(chosen, [small_plan()])
+    found = bill(deployed(small_plan(), chosen, FACTS, source), source)
+    priced = [line for line in found.idle if line.item.startswith("pool registry")]
+    assert sum(line.usd for line in priced) == pytest.approx(usd, rel=0.1)
+    month = 730 * 3600
+    assert [line.quantity for line in priced[:1]] == ([2 * (64 + 3) * month] if usd else [])
+    notes = [note for note in check_deployable(small_plan(), chosen, FACTS) if "--store valkey" in note]
+    assert len(notes) == bool(usd)
+    more = bill(deployed(small_plan(), chosen, FACTS, source), source, parameters={"MinDrivers": "4"})
+    assert sum(line.usd for line in more.idle if line.item.startswith("pool registry")) >= 1.8 * sum(
+        line.usd for line in priced
+    )

@@ -66,7 +66,8 @@ def test_a_function_that_is_too_large_is_told():
 
 def test_what_an_account_may_have_to_ask_for_is_said():
     [memory] = check_deployable(with_first(memory_mb=4000), options(), FACTS)
-    assert "4,000 MB; new accounts may have 3,008 MB" in memory
+    assert "stage-0 has 4,000 MB; new accounts may have 3,008 MB" in memory
+    assert "--memory 3008" in memory
     [reserved] = check_deployable(small_plan(), options(reserved_concurrency=500), FACTS)
     assert "1,000 environments for 2 functions, an account may reserve 900" in reserved
 

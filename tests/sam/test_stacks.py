@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import boto3
 import pytest
+from typer.testing import CliRunner
 
 from sam import fetch, stacks
 from sam import package as package_module
@@ -14,6 +15,7 @@ from sam.__main__ import main
 from sam.package import package
 from sam.samconfig import FILE, samconfig
 from sam.tree import seal, tree_digest
+from serfer.cli import app
 from serfer.core.errors import InputError, UsageError
 from serfer.settings import Settings
 from tests.e2e.small import split_small
@@ -218,3 +220,18 @@ def test_a_package_that_is_none_is_refused(session, monkeypatch):
         link = bucket.generate_presigned_url("get_object", Params={"Bucket": "packages", "Key": "one"})
         with pytest.raises(InputError, match=words), fetch._downloaded(link):
             pass
+
+
+def test_the_command_keeps_the_plan_of_a_stack_unless_it_is_to_keep_none(plans, tmp_path, monkeypatch):
+    kept = []
+
+    def write(*_, previous_of, **__):
+        kept.append(previous_of)
+        raise InputError("enough")
+
+    monkeypatch.setattr(package_module, "package", write)
+    arguments = ["package", str(plans[0]), "--out", str(tmp_path / "build"), "--previous-of", "shop-prod"]
+    assert CliRunner().invoke(app, [*arguments, "--no-previous"]).exception.exit_code == 2
+    assert kept == []
+    CliRunner().invoke(app, arguments)
+    assert kept == ["shop-prod"]

@@ -287,3 +287,17 @@ def test_short_forms_are_read_as_long_ones():
         "g": {"Fn::Sub": ["x", {"y": {"Ref": "Z"}}]},
         "h": {"Condition": "I"},
     }
+
+
+def test_a_driver_that_cannot_answer_gets_no_queries_but_is_not_replaced():
+    """A throttled account or a store that fails for a while would otherwise end all drivers, and boot others as ill."""
+    source = template(drivers="fleet")
+    assert source["Resources"]["DriverTargets"]["Properties"]["HealthCheckPath"] == "/readyz"
+    assert source["Resources"]["Drivers"]["Properties"]["HealthCheckType"] == "EC2"
+
+
+def test_requests_at_once_leave_environments_for_the_stages():
+    widest = max(stage.grid.tiles for stage in plans()[0].stages)
+    burst = template()["Parameters"]["ThrottleBurst"]
+    assert burst["Default"] * (1 + widest) <= 1000 < (burst["Default"] + 1) * (1 + widest)
+    assert f" {burst['Default']} are what" in burst["Description"]

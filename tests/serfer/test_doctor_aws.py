@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import count
 
 import boto3
@@ -20,6 +21,7 @@ from serfer import doctor_aws
 from serfer.cli import app
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError
+from serfer.core.plan import sealed
 from serfer.doctor_aws import Account, Build, examine_aws
 from tests.core.plans import small_plan
 from tests.sam.builds import build, options
@@ -210,6 +212,51 @@ def test_a_new_accounts_concurrency_is_too_little_for_wide_stages(stubs, loaded)
     stubs.answers("lambda", "get_account_settings", settings_of(10, 1))
     found = doctor_aws._concurrency(stubs.account, loaded())
     assert (found.ok, "widest stage takes 2" in found.found, "--max-tiles 1" in found.remedy) == (False, True, True)
+
+
+def test_drivers_that_are_functions_share_the_concurrency_with_their_stages(stubs, loaded):
+    for free in (10, 2, 10):
+        stubs.answers("lambda", "get_account_settings", settings_of(10, free))
+    few = doctor_aws._concurrency(stubs.account, loaded())  # stages of two tiles
+    assert (few.ok, "3 queries run at once" in few.found) == (False, True)
+    assert "ThrottleBurst lets 333 in" in few.found
+    assert 'ThrottleBurst="3"' in few.remedy
+    none = doctor_aws._concurrency(stubs.account, loaded())
+    assert (none.ok, "takes 2, its driver one more" in none.found, "--max-tiles 1" in none.remedy) == (
+        False,
+        True,
+        True,
+    )
+    fleet = doctor_aws._concurrency(stubs.account, loaded(drivers="fleet"))
+    assert (fleet.ok, "5 queries run at once" in fleet.found) == (True, True)
+
+
+def test_parameters_that_sam_is_told_count(stubs, tmp_path):
+    place = build(tmp_path / "own")
+    config = place / SAMCONFIG
+    config.write_text(config.read_text().replace('Serving="current"', 'Serving="current" ThrottleBurst="3"'))
+    for _ in range(2):
+        stubs.answers("lambda", "get_account_settings", settings_of(10, 10))
+    assert doctor_aws._concurrency(stubs.account, Build.load(place)).ok
+    config.write_text(config.read_text().replace('ThrottleBurst="3"', 'DriverConcurrency="4"'))
+    refused = doctor_aws._concurrency(stubs.account, Build.load(place))
+    assert (refused.ok, "4 would be" in refused.found, "100 must stay" in refused.remedy) == (False, True, True)
+
+
+@pytest.mark.parametrize(("total", "ok"), [(10, False), (1000, True)])
+def test_memory_that_new_accounts_do_not_have_is_a_finding(stubs, tmp_path, total, ok):
+    """A plan of 3,538 MB was "ok" for an account that refuses its functions."""
+    plan = small_plan()
+    large = sealed(replace(plan, stages=(replace(plan.stages[0], memory_mb=3538), *plan.stages[1:])))
+    stubs.answers("lambda", "get_account_settings", settings_of(total, total))
+    place = build(tmp_path / "large", large)
+    found = doctor_aws._memory(stubs.account, Build.load(place))
+    assert (found.ok, "stage-0 has 3,538 MB" in found.found) == (ok, True)
+    assert "--memory 3008" in (found.found if ok else found.remedy)
+    assert doctor_aws._memory in doctor_aws._needed(Build.load(place))
+    limits = doctor_aws._limits(Build.load(place), FACTS, None)
+    assert (limits.ok, "3,538" in limits.found) == (True, False)
+    assert doctor_aws._memory(stubs.account, Build.load(build(tmp_path / "small"))).ok
 
 
 def test_code_storage_has_room(stubs, loaded):

@@ -37,6 +37,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_held_bytes": 8,
         "api_body_timeout_s": 0.5,
         "api_header_timeout_s": 1.5,
+        "throttled_attempts": 4,
         "api_in_flight": 9,
         "api_queue": 0,
         "api_deadline_ms": 10,

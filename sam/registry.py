@@ -1,0 +1,61 @@
+"""What the drivers of a GPU pool cost by telling one another of themselves, where their store is a bucket.
+
+A bucket bills each request: every driver looks each second at every key of the registry (serfer/fleet/board.py), and
+writes its own. Where the store is a cache these are a few hundred cheap commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sam.intrinsics import resources
+from sam.options import Options
+from sam.standing import SECONDS_A_MONTH, Line
+from serfer.core.aws import AwsFacts, StoreFacts
+from serfer.fleet.board import MOST_DRIVERS
+from serfer.fleet.controller import PERIOD_S
+from serfer.fleet.lease import SLOT_S
+
+BUCKETS = ("s3", "s3express")
+LOOKED_AT = MOST_DRIVERS
+_GROUP = "Drivers"
+
+
+def usd_per_driver(facts: AwsFacts, store: str) -> float:
+    """Return the dollars a month that a driver's part in the registry costs, of two drivers."""
+    reads, writes = _requests(2)
+    prices = _prices(facts, store)
+    return (reads * prices.price_get + writes * prices.price_put) / 2
+
+
+def lines(
+    options: Options, facts: AwsFacts, template: Mapping[str, Any], parameters: Mapping[str, Any] | None = None
+) -> list[Line]:
+    """Price the registry for a month of the fewest drivers; none where the deployment has no pool or a cache."""
+    if options.gpu is None or options.store not in BUCKETS:
+        return []
+    _, group = resources(template, parameters, options.region).get(_GROUP, ("", {}))
+    reads, writes = _requests(int(group.get("MinSize", 1)))
+    prices = _prices(facts, options.store)
+    return [
+        Line("pool registry, looks", reads, "requests", reads * prices.price_get, f"{options.store}.price_get"),
+        Line("pool registry, writes", writes, "requests", writes * prices.price_put, f"{options.store}.price_put"),
+    ]
+
+
+def _requests(drivers: int) -> tuple[float, float]:
+    """Return the reads and writes of a month.
+
+    Each period a driver looks at every key, reads those of all drivers and the leader's, and writes its own; one writes
+    the leader's, and once a slot a lease.
+    """
+    periods = SECONDS_A_MONTH / PERIOD_S
+    return (
+        drivers * (LOOKED_AT + drivers + 1) * periods,
+        (drivers + 1) * periods + SECONDS_A_MONTH / SLOT_S,
+    )
+
+
+def _prices(facts: AwsFacts, store: str) -> StoreFacts:
+    return facts.s3 if store == "s3" else facts.s3express

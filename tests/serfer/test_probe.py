@@ -1,0 +1,46 @@
+"""What a look at a plan's functions says of them."""
+
+import asyncio
+
+import pytest
+
+from serfer.core.run import Failure, FailureKind
+from serfer.probe import Health, Probe
+from storage import open_store
+from tests.core.plans import small_plan
+
+
+class Functions:
+    """Answers every look with the next of these failures, or with None."""
+
+    def __init__(self, *found):
+        self._found = list(found)
+
+    async def check(self, _function):
+        return self._found.pop(0)
+
+    async def warm(self, _function, _asked):
+        return self._found.pop(0)
+
+
+BUSY = Failure(FailureKind.THROTTLED, "TooManyRequestsException", "Rate Exceeded.")
+GONE = Failure(FailureKind.UNREACHABLE, "ResourceNotFoundException", "Function not found")
+
+
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize(
+    ("found", "health"),
+    [
+        ((None, None), Health()),
+        ((BUSY, BUSY), Health(busy=True)),
+        ((BUSY, GONE), Health(functions="unreachable: Function not found", busy=True)),
+        ((GONE, None), Health(functions="unreachable: Function not found")),
+    ],
+)
+def test_a_throttle_is_busy_and_not_ill(start, found, health):
+    """A full account made every driver unready, and the Auto Scaling group replaced all of them."""
+    store = open_store("memory://")
+    look = Probe(small_plan(), store, Functions(*found)).look(start=start)
+    assert asyncio.run(look) == health
+    assert health.ready == (GONE not in found)
+    store.close()

@@ -1,7 +1,7 @@
 """What the drivers of a GPU pool cost by telling one another of themselves, where their store is a bucket.
 
-A bucket bills each request: every driver looks each second at every key of the registry (serfer/fleet/board.py), and
-writes its own. Where the store is a cache these are a few hundred cheap commands.
+A bucket bills each request: every driver reads each second what the others wrote (serfer/fleet/board.py), and writes its
+own. Where the store is a cache these are a few hundred cheap commands.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from sam.intrinsics import resources
 from sam.options import Options
 from sam.standing import SECONDS_A_MONTH, Line
 from serfer.core.aws import AwsFacts, StoreFacts
-from serfer.fleet.board import MOST_DRIVERS
-from serfer.fleet.controller import PERIOD_S
-from serfer.fleet.lease import SLOT_S
+from serfer.fleet.board import requests_per_s
 
 BUCKETS = ("s3", "s3express")
-LOOKED_AT = MOST_DRIVERS
 _GROUP = "Drivers"
 
 
@@ -45,16 +42,9 @@ def lines(
 
 
 def _requests(drivers: int) -> tuple[float, float]:
-    """Return the reads and writes of a month.
-
-    Each period a driver looks at every key, reads those of all drivers and the leader's, and writes its own; one writes
-    the leader's, and once a slot a lease.
-    """
-    periods = SECONDS_A_MONTH / PERIOD_S
-    return (
-        drivers * (LOOKED_AT + drivers + 1) * periods,
-        (drivers + 1) * periods + SECONDS_A_MONTH / SLOT_S,
-    )
+    """Return the reads and writes of a month, of all drivers."""
+    each = requests_per_s(drivers)
+    return drivers * each.reads * SECONDS_A_MONTH, drivers * each.writes * SECONDS_A_MONTH
 
 
 def _prices(facts: AwsFacts, store: str) -> StoreFacts:

@@ -11,6 +11,7 @@ from sam.quotas import check_deployable
 from sam.standing import standing, unpriced
 from sam.template import make_template
 from serfer.core.aws import shipped_aws
+from serfer.fleet.board import requests_per_s
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options
@@ -128,16 +129,16 @@ def test_a_bill_says_what_an_instance_costs_an_hour(tmp_path):
     assert len(compare_build(place, FACTS, [1000])) == 32
 
 
-@pytest.mark.parametrize(("store", "usd"), [("s3", 180), ("s3express", 20), ("valkey", 0)])
+@pytest.mark.parametrize(("store", "usd"), [("s3", 56.8), ("s3express", 11.2), ("valkey", 0)])
 def test_a_pools_registry_in_a_bucket_is_priced_and_noted(store, usd):
-    """An idle fleet of two drivers paid S3 more for looking at 64 keys each second than for anything else."""
+    """An idle fleet of two drivers pays S3 for each look at the registry and each write to it."""
     chosen = small_options(drivers="fleet", store=store, gpu=POOL)
     source = make_template(chosen, [small_plan()])
     found = bill(deployed(small_plan(), chosen, FACTS, source), source)
     priced = [line for line in found.idle if line.item.startswith("pool registry")]
     assert sum(line.usd for line in priced) == pytest.approx(usd, rel=0.1)
     month = 730 * 3600
-    assert [line.quantity for line in priced[:1]] == ([2 * (64 + 3) * month] if usd else [])
+    assert [line.quantity for line in priced[:1]] == ([2 * requests_per_s(2).reads * month] if usd else [])
     notes = [note for note in check_deployable(small_plan(), chosen, FACTS) if "--store valkey" in note]
     assert len(notes) == bool(usd)
     more = bill(deployed(small_plan(), chosen, FACTS, source), source, parameters={"MinDrivers": "4"})

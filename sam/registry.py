@@ -1,7 +1,7 @@
 """What the drivers of a GPU pool cost by telling one another of themselves, where their store is a bucket.
 
-A bucket bills each request: every driver reads each second what the others wrote (serfer/fleet/board.py), and writes its
-own. Where the store is a cache these are a few hundred cheap commands.
+A bucket bills each request: every driver reads each second what the others wrote (serfer/fleet/board.py), and writes
+its own. Where the store is a cache these are a few cheap commands.
 """
 
 from __future__ import annotations

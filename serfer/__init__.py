@@ -18,15 +18,19 @@ from serfer import torchvision_import
 if TYPE_CHECKING:
     from serfer.client import AsyncClient as AsyncClient
     from serfer.client import Client as Client
+    from serfer.core.errors import AlteredPieceError as AlteredPieceError
+    from serfer.core.errors import BrokenPlanError as BrokenPlanError
     from serfer.core.errors import CeilingError as CeilingError
     from serfer.core.errors import DeadlineError as DeadlineError
     from serfer.core.errors import ImageError as ImageError
     from serfer.core.errors import ImageTooLargeError as ImageTooLargeError
     from serfer.core.errors import InputError as InputError
     from serfer.core.errors import KeyRefusedError as KeyRefusedError
+    from serfer.core.errors import LambdaThrottledError as LambdaThrottledError
     from serfer.core.errors import LambdaUnavailableError as LambdaUnavailableError
     from serfer.core.errors import MissingKeyError as MissingKeyError
     from serfer.core.errors import ModelError as ModelError
+    from serfer.core.errors import NotFiniteError as NotFiniteError
     from serfer.core.errors import OverloadedError as OverloadedError
     from serfer.core.errors import PlanError as PlanError
     from serfer.core.errors import PlanWarning as PlanWarning
@@ -56,7 +60,9 @@ torchvision_import.install()
 
 __version__ = "0.1.0"
 __all__ = [
+    "AlteredPieceError",
     "AsyncClient",
+    "BrokenPlanError",
     "CeilingError",
     "Client",
     "DeadlineError",
@@ -64,9 +70,11 @@ __all__ = [
     "ImageTooLargeError",
     "InputError",
     "KeyRefusedError",
+    "LambdaThrottledError",
     "LambdaUnavailableError",
     "MissingKeyError",
     "ModelError",
+    "NotFiniteError",
     "OverloadedError",
     "Pipeline",
     "Plan",

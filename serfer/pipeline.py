@@ -32,6 +32,7 @@ from storage.store import Store
 
 Logits = NDArray[np.float32]
 Image = bytes | str | Path
+_MS_PER_S = 1000
 DEADLINE_S = 120.0
 MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 
@@ -139,10 +140,7 @@ class Pipeline:
         the workers preprocess. Raises InputError for any other array and for values that are not finite, NotFiniteError
         where the network's output has NaN or infinity.
         """
-        array = np.asarray(batch)
-        self._check_array(array)
-        _check_finite(array)
-        return result_of(self.submit(array, deadline_s=deadline_s)).logits
+        return result_of(self.submit(batch, deadline_s=deadline_s)).logits
 
     def submit(
         self,
@@ -185,8 +183,7 @@ class Pipeline:
         shape, count = self.plan.input, len(array) if array.ndim else 0
         if 1 <= count <= MAX_BATCH:
             if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
-                if not np.isfinite(array).all():
-                    raise InputError("the batch has values that are NaN or infinite: give it finite numbers")
+                _check_finite(array)
                 return
             if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
                 self._preprocess()
@@ -274,7 +271,10 @@ class Pipeline:
         pixels = self.pixels(images, names)
         decoded_s = _now() - started
         if decoded_s >= deadline_s:
-            raise DeadlineError("no answer by the deadline: it passed while the images were decoded; allow more")
+            ms = f"{deadline_s * _MS_PER_S:.0f} ms"
+            raise DeadlineError(
+                f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
+            )
         left_s = deadline_s - decoded_s
         return self.ask_pixels(pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, asker=asker, key=key)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -128,8 +129,9 @@ async def start_service(service: LambdaService) -> None:
     try:
         await service.start()
     except OSError as error:
+        reason = os.strerror(error.errno or 0)
         raise UnavailableError(
-            f"the local Lambda service cannot listen at {service.url}: {error.strerror}: set SERFER_LOCAL_PORT"
+            f"the local Lambda service cannot listen at {service.url}: {reason}: set SERFER_LOCAL_PORT"
         ) from error
 
 

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
 import serfer
 from serfer.choices import DRIVERS
@@ -111,13 +112,14 @@ class TestDeployed:
     @pytest.fixture
     def service(self, plan, settings, redis):
         port = free_port()
-        here = settings.model_copy(update={"local_port": port})
+        access = {"local_port": port, "local_access": SecretStr("local:local-secret-of-a-test")}
+        here = settings.model_copy(update=access)
         with serfer.open(plan, store=redis, workers="local", settings=here):
             yield {
                 "AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{port}",
                 "AWS_DEFAULT_REGION": "us-east-1",
                 "AWS_ACCESS_KEY_ID": "local",
-                "AWS_SECRET_ACCESS_KEY": "local",
+                "AWS_SECRET_ACCESS_KEY": "local-secret-of-a-test",
             }
 
     def test_they_are_warmed_up_and_asked(self, service, serfer_, plan, redis, examples):

@@ -214,7 +214,8 @@ class TestPlans:
         serfer_("classify", "--plan", copy, picture, "--workers", "inprocess").complains(1, words)
         lines = serfer_("classify", "--plan", copy, picture, "--workers", "inprocess", "--json")
         lines.complains(1, words)
-        assert lines.lines == [], "no JSON with NaN"
+        assert "NaN" not in lines.out
+        assert [json.loads(line)["images"][0]["predictions"] for line in lines.lines] == [[]]
         serfer_("verify", copy).complains(3, "the unsplit network's answer to random, seed 0 is not finite")
 
     @pytest.mark.parametrize("name", ["unsplit.onnx", "stage-1/weights-0.bin", "stage-1"])
@@ -262,7 +263,7 @@ class TestUnavailable:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             result = serfer_("classify", "--plan", lean, picture, SERFER_LOCAL_PORT=str(port))
-        result.complains(4, f"cannot listen at http://127.0.0.1:{port}", "address already in use")
+        result.complains(4, f"cannot listen at http://127.0.0.1:{port}", "in use: set SERFER_LOCAL_PORT")
 
     def test_a_port_of_ones_own_is_free_again_afterwards(self, serfer_, lean):
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -319,7 +320,7 @@ class TestQueries:
 
     def test_the_deadline(self, serfer_, lean, picture, redis):
         result = serfer_("classify", "--plan", lean, picture, "--store", redis, "--deadline-ms", "1")
-        result.complains(1, "no answer by the deadline of 1 ms: stage 0 of 2 was running")
+        result.complains(1, "no answer by the deadline of 1 ms")
 
     def test_an_interrupt_during_a_query_deletes_its_keys(self, query, redis):
         command = query()

@@ -16,6 +16,7 @@ from serfer.api.function import Function, open_application
 from serfer.background import LoopThread
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
 from serfer.core.plan import load_plan
+from serfer.core.sigv4 import Access
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
@@ -24,7 +25,9 @@ from splitter.bundle import HANDLER, dependencies
 from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.e2e.small import batch
-from tests.serfer.moto_server import MotoServer
+from tests.serfer.moto_server import ACCESS, MotoServer
+
+MOTO = Access(ACCESS["AWS_ACCESS_KEY_ID"], ACCESS["AWS_SECRET_ACCESS_KEY"])
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def functions(tmp_path_factory, plan, worker_layer, settings, _redis):
             FunctionConfig(name, package, HANDLER, timeout_s=60, environment=variables, layers=(worker_layer, weights))
         )
     runtime = runtime_directory(settings.cache_dir / "runtime")
-    service, loop = LambdaService(configs, facts=settings.facts().functions, runtime=runtime), LoopThread()
+    service, loop = LambdaService(configs, facts=settings.facts().functions, runtime=runtime, access=MOTO), LoopThread()
     loop.wait(service.start())
     yield service
     loop.wait(service.stop())

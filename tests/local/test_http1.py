@@ -54,7 +54,7 @@ def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
 
     async def run():
         server = HttpServer(look, lambda _: LIMIT)
-        reader, writer = await asyncio.open_connection("127.0.0.1", await server.listen("127.0.0.1"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.listen("127.0.0.1"))
         writer.write(post(b""))
         await one_reply(reader)
         server.close()

@@ -178,7 +178,7 @@ def test_a_function_that_is_too_large_is_refused_and_nothing_is_left(plans, tmp_
     facts = tmp_path / "aws.toml"
     facts.write_text("[lambda]\npackage_limit = 1000\n")
     settings = Settings(cache_dir=cache, aws_file=facts)
-    with pytest.raises(ModelError, match=r"function 0-0 takes .* AWS allows 1,000:"):
+    with pytest.raises(ModelError, match=r"function 0-0 takes .* more than the 1,000 that AWS allows:"):
         package(plans[0], tmp_path / "build", OPTIONS, settings, progress=lambda _: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aws.toml"]
 

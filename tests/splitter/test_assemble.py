@@ -2,6 +2,7 @@
 
 import pytest
 
+from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.plan import IMAGE
 from tests.splitter.models import Net, check_every_answer, cut, through_the_store
 
@@ -86,7 +87,8 @@ def test_a_tensor_that_is_read_two_stages_later_is_written_once_and_read_from_wh
     check_every_answer(model, plan, tmp_path / "plan", batch)
     _, result = through_the_store(tmp_path / "plan", batch)
     for stage, report in zip(plan.stages[:-1], result.report.stages, strict=False):
-        assert report.bytes_out == 4 * len(batch) * sum(shape.elements for shape in stage.outputs)
+        values = 4 * len(batch) * sum(shape.elements for shape in stage.outputs)
+        assert report.bytes_out == values + CHECKSUM_BYTES * sum(len(tile.cells) for tile in stage.tiles)
 
 
 def test_a_stage_may_read_nothing_of_the_one_before(tmp_path):

@@ -9,6 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.local.s3_server import S3Server
 from splitter import bundle
 from splitter.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
@@ -88,7 +89,8 @@ def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, function
     assert done.returncode == 0, done.stderr
     report = msgpack.unpackb(base64.b64decode(done.stdout.strip().splitlines()[-1]))
     assert report["counts"]["puts"] == 1
-    assert report["counts"]["bytes_put"] == 4 * 4 * sum(cell.rect.area for cell in plan.stages[0].tiles[0].cells)
+    cells = plan.stages[0].tiles[0].cells
+    assert report["counts"]["bytes_put"] == sum(4 * 4 * cell.rect.area + CHECKSUM_BYTES for cell in cells)
 
 
 def test_dependencies_stay_within_their_limit(functions, cache):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import PlanWarning
 from serfer.core.geometry import Grid
 from splitter.global_pooling import with_grid, with_tile_pools
@@ -57,7 +58,7 @@ def test_a_tile_writes_one_value_for_each_channel(tmp_path, form, grid):
     batch = net.batch_of(3) - 1  # a maximum that is padded with zeros would show
     check_every_answer(model, plan, tmp_path / "plan", batch)
     _, result = through_the_store(tmp_path / "plan", batch)
-    assert result.report.stages[0].bytes_out == 4 * CHANNELS * EVERY_TILE[grid] * len(batch)
+    assert result.report.stages[0].bytes_out == EVERY_TILE[grid] * (4 * CHANNELS * len(batch) + CHECKSUM_BYTES)
     assert result.report.store.bytes_get == result.report.store.bytes_put
 
 

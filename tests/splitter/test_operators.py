@@ -261,6 +261,7 @@ def test_tensors_that_are_called_input_or_output_do_not_get_in_the_way(tmp_path)
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
 
+@pytest.mark.filterwarnings("ignore::serfer.core.errors.PlanWarning")  # of cuts without a map to spread
 def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path):
     net = Net(3, 8, 8)
     x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def _is_map(graph: Graph, tensor: str) -> bool:
 
 
 def _kinds_only(reason: str) -> str:
-    """Leave out the operator's name, which the exporter numbers as it likes."""
+    """Leave out the operator's name, which the exporter numbers as it likes, and the place of a temporary file."""
+    reason = re.sub(r"Load model from \S+ failed", "Load model failed", reason)
     start, mark, rest = reason.partition("' (")
     return f"({rest}" if mark and start.startswith("operator '") else reason
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from drivers.lambda_http import LambdaInvoker
 from sam.measure import Sample
+from serfer.core.checksum import protect
 from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan
@@ -62,7 +63,8 @@ async def probe(
 
     try:
         for task in (small, large):
-            await asyncio.to_thread(store.put, input_key(task.query, 0), bytes(_input_bytes(plan, task.batch)), _TTL_S)
+            key = input_key(task.query, 0)
+            await asyncio.to_thread(store.put, key, protect(bytes(_input_bytes(plan, task.batch)), key), _TTL_S)
         started = await asyncio.gather(*(sample(small) for _ in range(COLD)))
         for task in (small, large):
             await sample(task)  # opens connections, and makes room for the larger size

@@ -132,6 +132,7 @@ def in_one_account(stack, access, python, runtime, cache, concurrency):
         runtimes={python: runtime},
         concurrency=concurrency,
         port=port,
+        access=Access(access["AWS_ACCESS_KEY_ID"], access["AWS_SECRET_ACCESS_KEY"]),
     )
     loop = LoopThread()
     loop.wait(service.start())

@@ -46,6 +46,11 @@ class Crowd:
             self._change.wait_for(lambda: self._over or self._ended >= share * self._queries)
             return not self._over
 
+    @property
+    def share_ended(self) -> float:
+        """The share of the queries that has ended."""
+        return self._ended / self._queries
+
     def go_home(self) -> None:
         """Tell whoever waits that the load is over."""
         with self._change:

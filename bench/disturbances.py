@@ -10,19 +10,19 @@ from bench.crowd import Crowd, TwoDrivers
 from bench.scene import Scene
 
 Disturbance = Callable[[Scene, Crowd], str]
-_KILLS, _AT_A_TIME = 10, 3
+_BETWEEN_KILLS, _AT_A_TIME = 0.1, 3
 _RESTARTS = (0.25, 0.5)
 _DEATH = 1 / 3
 _PATIENCE_S = 5.0
 
 
 def kill_workers(scene: Scene, crowd: Crowd) -> str:
-    """Kill a few workers again and again, until nine in ten queries have ended; say how many."""
+    """Kill a few workers each time another tenth of the queries has ended; say how many."""
     killed = 0
-    for step in range(_KILLS):
-        if not crowd.wait(step / _KILLS):
-            break
-        killed += sum(scene.kill_worker() for _ in range(_AT_A_TIME))
+    due = 0.0
+    while crowd.wait(due):
+        killed += scene.kill_workers(_AT_A_TIME)
+        due = crowd.share_ended + _BETWEEN_KILLS
     return f"{killed} workers killed"
 
 

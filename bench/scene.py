@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench.account import Reply, reply_of
 from bench.driver_apart import Configuration, DriverApart
-from bench.processes import descendants
+from bench.processes import descendants, processor_s
 from serfer.background import LoopThread
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
 from serfer.local.access import fetch, random_access
@@ -105,6 +105,7 @@ class Scene:
         self._deadline_s = deadline_s
         self._directory = directory
         self._driver = conditions.driver
+        self._start_s = 0.0  # processor seconds of a worker until it has answered once
         self._random = random.Random(0)  # noqa: S311 - whom it hits is no secret
         self._access = settings.signing_access() or random_access()
         known = {"local_port": settings.local_port or free_port(), "local_access": access_setting(self._access)}
@@ -173,6 +174,11 @@ class Scene:
         """Start as many workers as invocations fit at once, for the functions of the stages with most tiles."""
         most = max(len(stage.tiles) for stage in self._pipeline.plan.stages)
         self._pipeline.warm(max(1, self._settings.local_concurrency // most))
+        self._start_s = min(map(processor_s, self._workers()), default=0.0)
+
+    @staticmethod
+    def _workers() -> list[int]:
+        return [process for process in descendants() if _is_worker(process)]
 
     def another_driver(self) -> DriverApart:
         """Start a driver in a process of its own, on the same store and Lambda service."""
@@ -184,15 +190,18 @@ class Scene:
             )
         )
 
-    def kill_worker(self) -> bool:
-        """Kill one of the workers as `kill -9` does, one that computes if there is any; False where none is left."""
-        states = {process: _state(process) for process in descendants() if _is_worker(process)}
-        computing = [process for process, state in states.items() if state == _RUNNING]
-        workers = computing or [*states]
-        if workers:
+    def kill_workers(self, count: int) -> int:
+        """Kill this many workers as `kill -9` does, those that compute first; return how many there were to kill.
+
+        Workers that are still starting are spared. A task whose worker was killed waits in one of them, which computes
+        longer than any other: it would be killed again, and three failures of a task end its query (serfer.core.run).
+        """
+        states = {worker: _state(worker) for worker in self._workers() if processor_s(worker) >= self._start_s}
+        chosen = sorted(states, key=lambda worker: (states[worker] != _RUNNING, self._random.random()))[:count]
+        for worker in chosen:
             with suppress(ProcessLookupError):
-                os.kill(self._random.choice(workers), signal.SIGKILL)
-        return bool(workers)
+                os.kill(worker, signal.SIGKILL)
+        return len(chosen)
 
     def restart_store(self) -> None:
         """Kill the store and start it again, empty; raises UsageError where it is not ours."""

@@ -61,15 +61,20 @@ class Expand(Elementwise):
     """A small map, such as the gates of squeeze-and-excite, broadcast by an operator of its own."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
-        """Return NCHW where a map becomes a larger one of constant shape."""
+        """Return where the input has rows and columns (NCHW if it has one of each), if the new shape is constant."""
         source = graph.activations(node)[0]
         plain = integers(graph, node, 1) is not None and len(graph.shapes[source]) == MAP_RANK
         size = graph.shapes[node.output]
-        return NCHW if plain and len(size) == MAP_RANK and _broadcasts(graph.shapes[source], size, NCHW) else None
+        axes = graph.axes(source) if graph.shape(source).whole.area > 1 else NCHW
+        if axes is None or not plain or len(size) != MAP_RANK:
+            return None
+        return axes if _broadcasts(graph.shapes[source], size, axes) else None
 
     def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
         """Append the operator with the size of the tile."""
-        size = [1, writer.graph.shape(node.output).channels, region.rows.size, region.cols.size]
+        rows, cols = writer.graph.axes(node.output) or NCHW
+        size = [1, *writer.graph.shapes[node.output][1:]]
+        size[rows], size[cols] = region.rows.size, region.cols.size
         writer.append(node.kind, [inputs[0], writer.constant(f"{node.output}.shape", np.array(size))], node.output)
 
 

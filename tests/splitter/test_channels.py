@@ -206,6 +206,17 @@ def test_squeeze_and_excite(form, grid, expand, tmp_path):
     assert spread(net, x, tmp_path, grid) <= EXACT
 
 
+@pytest.mark.parametrize("grid", ["2x2", "1x3"])
+def test_a_norm_of_the_last_axis_that_an_operator_broadcasts(grid, tmp_path):
+    """As in EdgeNeXt's attention: the map has its rows and columns before its channels."""
+    net, x = network()
+    x = net.op("Transpose", x, perm=[0, 2, 3, 1])
+    norm = net.op("ReduceL2", x, net.constant(np.array([-1])), keepdims=1)
+    norm = net.op("Expand", norm, net.constant(np.array([1, *SIZE, 6])))
+    x = net.op("Transpose", net.op("Div", x, norm), perm=[0, 3, 1, 2])
+    assert spread(net, net.conv(x, 6, 4, [3, 3]), tmp_path, grid) <= EXACT
+
+
 @pytest.mark.parametrize("kind", ["ReduceMean", "ReduceMax", "ReduceSum"])
 @pytest.mark.parametrize("axes", [[2, 3], [-1, -2]])
 @pytest.mark.parametrize("keep", [0, 1])

@@ -58,7 +58,7 @@ properties: setup
 
 # 200,000 damaged images of every format, always the same ones, through the service's decoders.
 fuzz: setup
-	$(BIN)/python -m pytest -m slow --timeout 2400 -q -s tests/api/test_fuzz_decoding.py
+	SERFER_TEST_MUTANTS=200000 $(BIN)/python -m pytest -m slow --timeout 2400 -q -s tests/api/test_fuzz_decoding.py
 
 # The page in a real browser, which only Debian's own package brings.
 browser: setup

@@ -1,9 +1,14 @@
 import os
+import signal
 
 from hypothesis import is_hypothesis_test, settings
 
 # What tests start writes into pipes as it does for users: what it does not flush, nobody sees.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# A shell's background job ignores interrupts, and so would the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine takes its time: how long an example takes says nothing about the code.
 settings.register_profile("patient", deadline=None)

@@ -20,17 +20,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
+from statistics import median
 
 from serfer.api.problems import OVERLOADED, Problem
 from serfer.core.errors import DeadlineError
 
 _ROUNDS = 4  # of as many departures as run at once are what a rate is taken from: they come in clumps
 _GUESS_S = 0.25  # between departures, where nothing is known
-_MARGIN = 1.3  # a query may take so much longer than the mean says
+_MARGIN = 2.0  # a query may take so much longer than the mean says
 _STALE_S = 10.0  # what was measured longer ago says nothing of now
 _LONGEST_WAIT_S = 60.0
-_REFUSALS_PER_S = 50.0  # that go out at once
-_LONGEST_HOLD_S = 1.0  # no more than the least Retry-After
+_REFUSALS_PER_S = 10.0  # that go out at once
+_LONGEST_HOLD_S = 3.0
 
 
 class Reservation:
@@ -60,7 +61,10 @@ def using(reservation: Reservation) -> Iterator[None]:
 
 
 class RefusalPace:
-    """Holds refusals back for at most a second where there are more than 50 a second; `clock` is in seconds."""
+    """Holds refusals back for at most 3 s where there are more than 10 a second; `clock` is in seconds.
+
+    Reading and refusing a request takes milliseconds of the processors that answers need.
+    """
 
     def __init__(
         self,
@@ -71,10 +75,10 @@ class RefusalPace:
         self._sleep = sleep
         self._next = -math.inf
 
-    async def hold(self) -> None:
-        """Return when the next refusal may go out."""
+    async def hold(self, left_s: float) -> None:
+        """Return when the next refusal may go out, at the latest when the `left_s` until its deadline have passed."""
         now = self._clock()
-        due = min(max(self._next, now), now + _LONGEST_HOLD_S)
+        due = min(max(self._next, now), now + min(_LONGEST_HOLD_S, max(left_s, 0.0)))
         self._next = due + 1 / _REFUSALS_PER_S
         if due > now:
             await self._sleep(due - now)
@@ -92,7 +96,7 @@ class Admission:
         self._gaps: deque[float] = deque(maxlen=_ROUNDS * in_flight)  # between departures, while queries were kept out
         self._pressed = False
         self._departed: float | None = None  # the last departure, if queries have been kept out ever since
-        self._learnt = -math.inf
+        self._learnt = self._answered = -math.inf
         self._promised = -math.inf
         self.running = 0
         self.reserved = 0
@@ -117,7 +121,8 @@ class Admission:
 
     def check(self, deadline_s: float) -> None:
         """Refuse a query that could not be answered within `deadline_s`: Problem 429 that says when to come again."""
-        known, rate = self.running + self.waiting + self.reserved, self.rate
+        known = self.running + self.waiting + self.reserved
+        rate = self.rate or (self._rate_at_most() if known >= self._in_flight else None)
         late = rate is not None and (known + 1) / rate * _MARGIN > deadline_s
         if known >= self._in_flight + self._queue or (late and known):
             self.shed += 1
@@ -129,6 +134,22 @@ class Admission:
         self.check(deadline_s)
         self.reserved += 1
         return Reservation(self)
+
+    @contextmanager
+    def place(self, deadline_s: float) -> Iterator[None]:
+        """Keep a place for the query that is prepared here, until it asks for its turn; raises Problem 429 as `check`.
+
+        Preparing takes time of the processors that answers need: whoever is refused should be refused before.
+        """
+        if self.promised:
+            yield
+            return
+        reservation = self.reserve(deadline_s)
+        try:
+            with using(reservation):
+                yield
+        finally:
+            reservation.release()
 
     @asynccontextmanager
     async def turn(self, deadline_s: float) -> AsyncIterator[float]:
@@ -152,7 +173,8 @@ class Admission:
         except BaseException:
             self._depart()
             raise
-        self._took.append(self._clock() - begun)
+        self._answered = self._clock()
+        self._took.append(self._answered - begun)
         self._depart()
 
     async def _take(self, deadline_s: float) -> float:
@@ -188,7 +210,7 @@ class Admission:
     def _hand_on(self) -> None:
         """Give the slot to the query that has waited longest of those that can still be answered, if any waits."""
         self._pressed = bool(self._waiting)
-        latest = self._clock() + min(self._took, default=0.0)
+        latest = self._clock() + (median(self._took) if self._took else 0.0)
         while self._waiting:
             following, deadline = self._waiting.popleft()
             if not following.done():
@@ -206,6 +228,12 @@ class Admission:
         if self._departed is not None:
             self._gaps.append(now - self._departed)
         self._departed = self._learnt = now
+
+    def _rate_at_most(self) -> float | None:
+        """Return the rate if queries take no longer than the last ones did; None where none has ended lately."""
+        if not self._took or self._clock() - self._answered > _STALE_S:
+            return None
+        return self._in_flight / max(median(self._took), 1e-6)
 
     def _refusal(self) -> Problem:
         now, rate = self._clock(), self.rate

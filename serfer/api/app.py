@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -119,7 +121,7 @@ def _answer_errors(app: FastAPI, pace: RefusalPace) -> None:
         problem = problem_of(error)
         request.state.error = error
         if problem.slug == OVERLOADED:
-            await pace.hold()
+            await pace.hold(getattr(request.state, "deadline", math.inf) - time.monotonic())
         return problem_response(problem, request)
 
     async def http(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -131,8 +131,17 @@ class Decoders:
         """Let the fork server begin its imports; the first image would wait for them."""
         self._forks.launch()
 
-    async def decode(self, images: Sequence[bytes], names: Sequence[str], recipe: Recipe, client: str) -> Decoded:
+    async def decode(
+        self,
+        images: Sequence[bytes],
+        names: Sequence[str],
+        recipe: Recipe,
+        client: str,
+        admit: Callable[[], None] = lambda: None,
+    ) -> Decoded:
         """Decode a request's images, one after the other, in turn with those of other requests.
+
+        `admit` is called when it is the last image's turn; what it raises ends the request before that is decoded.
 
         Raises ImageError and ImageTooLargeError that name the image, PlanError as decode_image does, Problem 429 where
         too many wait, UnavailableError where there are no decoders.
@@ -144,6 +153,8 @@ class Decoders:
         waited_s = busy_s = 0.0
         for number, (data, name) in enumerate(zip(images, names, strict=True)):
             async with self.slots.hold(client, number) as waited:
+                if number == len(images) - 1:
+                    admit()
                 began = time.monotonic()
                 job = Job(
                     *(name, recipe, pixels_left, self.limits.request_pixels, max(processor_s, _LEAST_S)),

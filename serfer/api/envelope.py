@@ -17,6 +17,9 @@ from serfer.api.record import CURRENT, Record
 from serfer.api.telemetry import Telemetry
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_SINCE = re.compile(rb"t=(\d{13})")
+_LONGEST_WAIT_S = 60.0  # in a balancer
+_MS_PER_S = 1000
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do
 _NO_STORE = (b"cache-control", b"no-store")
 _CAREFUL = (
@@ -101,7 +104,7 @@ class _Exchange:
         self.state: dict[str, Any] = scope.setdefault("state", {})
         self.record = Record(_request_id(scope))
         self.state["request_id"] = self.record.request_id
-        self.state["arrived"] = time.monotonic()  # deadlines count from here
+        self.state["arrived"] = time.monotonic() - _waited_s(scope)  # deadlines count from here
         self._receive = receive
         self._send = send
 
@@ -134,6 +137,16 @@ class _Exchange:
         if _NO_STORE[0] not in own and self.scope["path"].startswith(("/v1", "/v2")):
             added.append(_NO_STORE)
         return [*headers, *added, (b"x-request-id", self.record.request_id.encode())]
+
+
+def _waited_s(scope: Scope) -> float:
+    """Return how long ago a balancer took the request (X-Request-Start: t=MILLISECONDS since 1970), 0 if none says so.
+
+    It is believed of any client: it makes only that client's own deadline earlier, by no more than `_LONGEST_WAIT_S`.
+    """
+    given = next((value for name, value in scope["headers"] if name == b"x-request-start"), b"")
+    found = _SINCE.fullmatch(given)
+    return min(max(time.time() - int(found[1]) / _MS_PER_S, 0.0), _LONGEST_WAIT_S) if found else 0.0
 
 
 def _request_id(scope: Scope) -> str:

@@ -43,11 +43,12 @@ def question_of(request: Request, model: str, allowed_s: float) -> Question:
     """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
     state = request.state
     asker = Asker(getattr(state, "request_id", ""))
-    return Question(model, arrival(request) + allowed_s, allowed_s, asker, client_of(request))
+    state.deadline = arrival(request) + allowed_s
+    return Question(model, state.deadline, allowed_s, asker, client_of(request))
 
 
 def arrival(request: Request) -> float:
-    """Return when a request's head had been read, on time.monotonic's clock."""
+    """Return when a request arrived at the balancer or, without one, its head here, on time.monotonic's clock."""
     arrived: float = getattr(request.state, "arrived", None) or time.monotonic()
     return arrived
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -191,8 +191,6 @@ class Service:
         if kept is not None:
             return Answered(kept, kept.split[0], 0.0)
         self.check(question)
-        async with question.in_time("its images were not decoded"):
-            decoded = await self.decoders.decode(images, names, pipeline.recipe, question.client)
 
         def begin(left_s: float) -> Future[Result]:
             return pipeline.ask_pixels(
@@ -205,7 +203,14 @@ class Service:
                 key=key,
             )
 
-        return await self._in_turn(question, begin, decoded)
+        with ExitStack() as place:
+
+            def admit() -> None:
+                place.enter_context(self.admission.place(question.left_s))
+
+            async with question.in_time("its images were not decoded"):
+                decoded = await self.decoders.decode(images, names, pipeline.recipe, question.client, admit)
+            return await self._in_turn(question, begin, decoded)
 
     async def _kept(
         self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int

@@ -7,7 +7,7 @@ is asked again only where that can do no harm: GET, DELETE, and what carries an 
 256 KiB. Other requests of a dead driver get 503, or, if the client's connection was used before, have it closed, which
 is how HAProxy says that a kept-alive connection has failed.
 
-Where drivers have as many requests as they could let in, further POSTs are held for a second and then refused with 429,
+Where drivers have as many requests as they could let in, further POSTs are held for 2 s and then refused with 429,
 so that clients that ignore Retry-After cost the drivers nothing.
 
 Its refusals are problem+json like the drivers', but for two that HAProxy 2.8 words itself: 400 for what is no HTTP, 408
@@ -61,9 +61,10 @@ defaults
   timeout queue 5s
   timeout server {longest_ms:.0f}ms
   timeout check 2s
-  timeout tarpit 1s
+  timeout tarpit 2s
   retries 3
   option redispatch 1
+  option abortonclose
   retry-on conn-failure empty-response
 {errors}
 frontend clients
@@ -71,6 +72,7 @@ frontend clients
   http-request return status 200 content-type text/plain string {token} if {{ path /{token} }}
   http-request set-header X-Request-Id %[uuid] unless {{ req.fhdr(X-Request-Id,1) -m reg ^[A-Za-z0-9._-]{{1,64}}$ }}
   http-request set-header X-Request-Id %[req.fhdr(X-Request-Id,1)]
+  http-request set-header X-Request-Start t=%[date(0,ms)]
   http-request set-var(txn.request) req.fhdr(X-Request-Id,1)
 {full}
   http-request del-header Forwarded

@@ -159,7 +159,7 @@ class TestReservations:
 
 
 class TestPace:
-    def holds(self, *times):
+    def holds(self, *times, left_s=60.0):
         """Return how long refusals at these times are held."""
         clock, held = Clock(), []
 
@@ -171,21 +171,25 @@ class TestPace:
             for each in times:
                 clock.now = 100.0 + each
                 held.append(0.0)
-                await pace.hold()
+                await pace.hold(left_s)
 
         run(check)
         return held
 
     def test_few_refusals_go_out_at_once(self):
-        assert self.holds(0, 0.03, 1, 2, 2.03) == [0.0] * 5
+        assert self.holds(0, 0.15, 1, 2, 2.15) == [0.0] * 5
 
-    def test_many_go_out_at_a_bounded_rate_and_none_is_held_longer_than_a_second(self):
+    def test_many_go_out_at_a_bounded_rate_and_none_is_held_longer_than_three_seconds(self):
         held = self.holds(*[0] * 100)
-        assert held[:3] == pytest.approx([0, 0.02, 0.04])
-        assert max(held) == held[-1] == pytest.approx(1.0)
+        assert held[:3] == pytest.approx([0, 0.1, 0.2])
+        assert max(held) == held[-1] == pytest.approx(3.0)
+
+    @pytest.mark.parametrize("left_s", [0.5, -1.0])
+    def test_none_is_held_longer_than_until_its_deadline(self, left_s):
+        assert max(self.holds(*[0] * 100, left_s=left_s)) == max(left_s, 0.0)
 
     def test_a_crowd_that_is_gone_holds_back_nothing(self):
-        assert self.holds(*[0] * 100, 1.1)[-1] == 0.0
+        assert self.holds(*[0] * 100, 3.2)[-1] == 0.0
 
 
 class TestTime:
@@ -240,8 +244,56 @@ class TestTime:
             clock.now += 0.5
             await held.pop().aclose()
             assert admission.running == 1
-            admission.check(1.4)  # two queries, half a second each, and a third for safety
-            refused(admission, 1.2)
+            admission.check(2.1)  # two queries, half a second each, and as much again for safety
+            refused(admission, 1.9)
+
+        run(check)
+
+    async def after_one(self, clock, took_s):
+        """Return an admission of two at once that has answered one query."""
+        admission = Admission(2, 100, clock)
+        [held] = await turns(admission, 1)
+        clock.now += took_s
+        await held.aclose()
+        assert admission.rate is None
+        return admission
+
+    def test_before_a_rate_was_measured_queries_that_must_wait_count_as_long_as_the_last_ones_took(self):
+        async def check():
+            clock = Clock()
+            admission = await self.after_one(clock, 1.0)
+            await turns(admission, 2)
+            admission.check(3.1)  # the third query, of which two end a second, and as much again for safety
+            refused(admission, 2.9)
+            clock.now += 11
+            admission.check(0.1)
+
+        run(check)
+
+    def test_a_cold_start_keeps_no_query_out_that_need_not_wait(self):
+        async def check():
+            admission = await self.after_one(Clock(), 30.0)
+            await turns(admission, 1)
+            admission.check(1.0)
+
+        run(check)
+
+    def test_a_turn_goes_to_a_query_that_has_as_much_time_left_as_half_of_the_last_ones_took(self):
+        async def check():
+            clock = Clock()
+            admission = Admission(3, 100, clock)
+            for took in (0.1, 1.0, 1.0):
+                [held] = await turns(admission, 1)
+                clock.now += took
+                await held.aclose()
+            held, *_others = await turns(admission, 3)
+            hopeless, hopeful = (asyncio.create_task(turns(admission, 1, deadline_s=60.0)) for _ in range(2))
+            await asyncio.sleep(0)
+            admission._waiting[0] = (admission._waiting[0][0], clock.now + 0.9)
+            await held.aclose()
+            with pytest.raises(DeadlineError):
+                await hopeless
+            assert len(await hopeful) == 1
 
         run(check)
 

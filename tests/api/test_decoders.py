@@ -82,6 +82,24 @@ def test_what_is_wrong_with_an_image_is_told_as_in_process(forks):
         decode(forks, [png()], replace(RECIPE, shape=Shape(1, 24, 24, flat=False)))
 
 
+def test_a_request_is_admitted_when_it_is_its_last_images_turn(forks):
+    class RefusedError(Exception):
+        pass
+
+    def refuse():
+        raise RefusedError
+
+    async def check():
+        pool = Decoders(DecodeLimits(1), forks)
+        with pytest.raises(ImageError, match="first"):
+            await pool.decode([b"no image", png()], ["first", "last"], RECIPE, "me", refuse)
+        with pytest.raises(RefusedError):
+            await pool.decode([png(), b"no image"], ["first", "last"], RECIPE, "me", refuse)
+        await pool.close()
+
+    asyncio.run(check())
+
+
 def test_the_pixels_of_a_requests_images_are_bounded_together(forks):
     limits = DecodeLimits(request_pixels=3 * 48 * 40)
     assert len(decode(forks, [png()] * 3, limits=limits).pixels) == 3

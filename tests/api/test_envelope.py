@@ -1,10 +1,11 @@
 import asyncio
 import json
+import time
 
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 from serfer.api.envelope import Envelope
 from serfer.api.metrics import Metrics
@@ -95,6 +96,35 @@ def ask(app, path, method="GET", headers=(), body=b"", **scope):
     }
     asyncio.run(app(asked, receive, send))
     return Response(messages)
+
+
+class TestArrival:
+    @pytest.fixture
+    def waited_s(self, app):
+        """Return a function that says how long ago a request arrived, by its own state."""
+        found = []
+
+        @app.get("/arrived")
+        async def arrived(request: Request):
+            found.append(time.monotonic() - request.state.arrived)
+
+        def wait(*values):
+            ask(app, "/arrived", headers=[(b"x-request-start", value) for value in values])
+            return found.pop()
+
+        return wait
+
+    def test_a_balancer_says_when_it_took_the_request(self, waited_s):
+        assert waited_s(b"t=%d" % (time.time() * 1000 - 30_000)) == pytest.approx(30, abs=10)
+
+    def test_it_is_believed_for_a_minute_at_most_and_not_of_the_future(self, waited_s):
+        assert 60 <= waited_s(b"t=0000000000001") < 90
+        assert waited_s(b"t=9999999999999") < 30
+
+    @pytest.mark.parametrize("value", [b"", b"t=", b"t=1", b"1790000000000", b"t=-000000000001", b"t=1.790000000e12"])
+    def test_what_is_no_time_says_nothing(self, waited_s, value):
+        assert waited_s(value) < 30
+        assert waited_s() < 30
 
 
 class TestRequestId:

@@ -49,11 +49,13 @@ class NoDecoders:
     """Decoders that have nothing to do, or wait until they are cancelled."""
 
     def __init__(self):
-        self.slots, self.endless, self.cancelled = FairSlots(1, 4), False, 0
+        self.slots, self.endless, self.cancelled, self.decoded = FairSlots(1, 4), False, 0, 0
 
-    async def decode(self, images, _names, _recipe, _client):
+    async def decode(self, images, _names, _recipe, _client, admit):
         try:
             await asyncio.sleep(1e6 if self.endless else 0)
+            admit()
+            self.decoded += 1
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -172,6 +174,21 @@ class TestQueries:
             for task in hostile:
                 task.cancel()
             await asyncio.wait(hostile)
+
+        asyncio.run(check())
+
+    def test_a_query_without_room_is_refused_before_its_last_image_is_decoded(self, pipeline, observed):
+        async def check():
+            service = Service({"m": pipeline}, Admission(1, 1), observed, NoDecoders())
+            together = [classify(service) for _ in range(4)]  # the first look finds room for each of them
+            await until(lambda: pipeline.begun and sum(task.done() for task in together) == 2)
+            assert service.decoders.decoded == 2
+            for number in range(2):
+                await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
+                pipeline.begun[number][0].set_result("served")
+            ended = await asyncio.gather(*together, return_exceptions=True)
+            assert [isinstance(each, Problem) for each in ended].count(True) == 2
+            assert (service.admission.running, service.admission.reserved) == (0, 0)
 
         asyncio.run(check())
 

@@ -265,6 +265,14 @@ def test_driver_hears_who_asked_under_which_id(balancer):
     assert ask(balancer, headers={"X-Request-Id": "a.B-9_"})[2]["headers"]["x-request-id"] == "a.B-9_"
 
 
+def test_driver_hears_when_the_balancer_took_the_request(balancer):
+    before = time.time()
+    headers = {
+        name.lower(): value for name, value in ask(balancer, headers={"X-Request-Start": "t=1"})[2]["headers"].items()
+    }
+    assert int(before * 1000) <= int(headers["x-request-start"].removeprefix("t=")) <= time.time() * 1000
+
+
 def test_large_heads_and_bodies_reach_the_driver(balancer):
     status, _, answer = ask(balancer, "/", "POST", bytes(5_000_000), {"X-Long": "x" * 40_000})
     assert (status, answer["length"]) == (200, 5_000_000)

@@ -181,9 +181,9 @@ def is_whole(graph: Graph, node: Node) -> bool:
 
 
 def _find_whole(graph: Graph, node: Node) -> bool:
-    if node.kind == TILE_SUM or graph.axes(node.output) is None:
-        return rule_of(graph, node) is None or node.kind == TILE_SUM
-    return _is_small(graph, node)
+    if node.kind == TILE_SUM or rule_of(graph, node) is None:
+        return True
+    return graph.axes(node.output) is not None and _is_small(graph, node)
 
 
 def _is_small(graph: Graph, node: Node) -> bool:

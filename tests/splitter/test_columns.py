@@ -54,6 +54,18 @@ def test_columns_are_exact_however_a_layer_is_written(tmp_path, form, grid):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
+def test_what_no_rule_can_tile_is_computed_whole_even_where_less_of_it_is_read(tmp_path):
+    """An operator behind InstanceNormalization leaves the last row and column unread."""
+    net = Net(1, 9, 9)
+    x = net.op("InstanceNormalization", "x", *(net.constant(net.floats(1)) for _ in "sb"), epsilon=0.1)
+    x = net.op("MatMul", x, net.constant(np.eye(9, 8, dtype=np.float32)))
+    x = net.op("MatMul", net.constant(np.eye(8, 9, dtype=np.float32)), x)
+    model = net.model(layer(net, net.flat(x), "gemm", 64))
+    plan = cut(model, (9, 9), tmp_path / "plan", ["col2"])
+    assert [str(stage.grid) for stage in plan.stages] == ["col2"]
+    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
+
+
 @pytest.mark.parametrize(
     "kind", ["Relu", "Sigmoid", "Clip", "Mul", "Add both", "PRelu", "Dropout", "Softmax", "Concat"]
 )

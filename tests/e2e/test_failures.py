@@ -18,7 +18,7 @@ from tests.e2e.conftest import eventually, keys, processes
 from tests.e2e.small import give_nan, small_onnx
 
 INTERRUPTED, TERMINATED = 130, 143
-_LONG = 100  # images, so that a command lasts until a busy machine has looked at it
+_LONG = 1000  # images, so that a command lasts until a busy machine has looked at it
 
 
 @pytest.fixture

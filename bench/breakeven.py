@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from bench.planner import Network, Point, Progress, aligned, piped, point, priced, read_network
 from serfer.core.aws import AwsFacts
-from splitter import operators
-from splitter.planner import memory_sizes
-from splitter.search import LATENCY
+from splitter.planning.planner import memory_sizes
+from splitter.planning.search import LATENCY
+from splitter.tiling import operators
 
 NETWORKS = ("squeezenet", "mobilenet-v2", "alexnet", "resnet18", "resnet50", "densenet121", "inception-v3", "vgg16")
 SIZES = (224, 448, 672, 896, 1120)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bench.account import Account, Reply
 from bench.driver_apart import DriverApart
+from serfer.core.exactness import difference
 from serfer.pipeline import Logits
-from splitter.exactness import difference
 
 Batch = NDArray[Any]
 Ask = Callable[[Batch], Future[Reply]]

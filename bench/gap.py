@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from serfer.core.errors import ModelError
-from splitter.calibration import Calibration
-from splitter.gap import HeadFit, replace_head
-from splitter.ingest import from_onnx
-from splitter.load import load
-from splitter.trunks import answers
-from splitter.tuning import threads
+from splitter.head.batched_inference import answers
+from splitter.head.calibration import Calibration
+from splitter.head.fine_tune import threads
+from splitter.head.gap import HeadFit, replace_head
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
 
 SIZE = 28
 ALLOWED_POINTS = 1.3

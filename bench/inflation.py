@@ -11,13 +11,13 @@ import numpy as np
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import PackageLimit
-from splitter.assemble import Decision, tile_macs_of
-from splitter.cuts import cut_points
-from splitter.global_pooling import with_tile_pools
-from splitter.grids import parse_grids
-from splitter.ingest import from_onnx
-from splitter.load import load
-from splitter.planner import Budget, choose
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
+from splitter.plan_dir.assemble import Decision, tile_macs_of
+from splitter.planning.planner import Budget, choose
+from splitter.tiling.cuts import cut_points
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import parse_grids
 
 
 @dataclass(frozen=True)

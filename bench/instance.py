@@ -24,9 +24,9 @@ from bench.arrivals import burst, poisson
 from bench.child import serving
 from drivers.open_inference import HEADER, decode_answer, encode_request
 from serfer.core.errors import InputError, UsageError
+from serfer.core.exactness import difference
 from serfer.core.plan import Plan, load_plan
 from serfer.unsplit import unsplit
-from splitter.exactness import difference
 
 BURSTS = (8, 32, 128, 512, 1000)
 _CONNECTIONS = 256

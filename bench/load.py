@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from serfer.core.exactness import difference
 from serfer.pipeline import Logits
-from splitter.exactness import difference
 
 Pixels = NDArray[np.uint8]
 Submit = Callable[[Pixels], Future[Logits]]

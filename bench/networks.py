@@ -15,14 +15,14 @@ from onnxscript import ir
 
 import serfer
 from serfer.core.errors import ModelError, UsageError
-from splitter.check import run_tiles
-from splitter.exactness import TOLERANCE, difference
-from splitter.graph import MAP_RANK, Graph
-from splitter.ingest import from_onnx
-from splitter.load import load
-from splitter.operators import tiled_kinds
-from splitter.refusals import refused_kinds
-from splitter.zoo import with_random_weights
+from serfer.core.exactness import TOLERANCE, difference
+from splitter.network.graph import MAP_RANK, Graph
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
+from splitter.network.unsupported import refused_kinds
+from splitter.network.zoo import with_random_weights
+from splitter.plan_dir.check import run_tiles
+from splitter.tiling.operators import tiled_kinds
 
 if TYPE_CHECKING:
     import torch

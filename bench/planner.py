@@ -20,16 +20,16 @@ from serfer.core.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
 from splitter.bundle import DEPENDENCY_ALLOWANCE
-from splitter.cuts import cut_points
-from splitter.global_pooling import with_tile_pools
-from splitter.graph import Graph
-from splitter.grids import GridChoice
-from splitter.ingest import from_onnx
-from splitter.load import load
-from splitter.planner import Budget, Choice, Storage, choices_of, memory_sizes, prepare
-from splitter.reasons import unsplit
-from splitter.search import COST, LATENCY, Chain, Search
-from splitter.zoo import find
+from splitter.network.graph import Graph
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
+from splitter.network.zoo import find
+from splitter.planning.explanation import unsplit
+from splitter.planning.planner import Budget, Choice, Storage, choices_of, memory_sizes, prepare
+from splitter.planning.search import COST, LATENCY, Chain, Search
+from splitter.tiling.cuts import cut_points
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import GridChoice
 
 NETWORKS = ("alexnet", "vgg16", "resnet50", "densenet121", "inception-v3")
 LARGE = 896

@@ -18,15 +18,15 @@ from serfer.core.aws import shipped_aws
 from serfer.core.errors import UnavailableError
 from serfer.core.plan import PackageLimit
 from serfer.core.profile import Profiles
-from splitter.cuts import Cut, cut_points
-from splitter.global_pooling import with_tile_pools
-from splitter.graph import Graph
-from splitter.grids import ONE, parse_grids
-from splitter.ingest import from_onnx
-from splitter.load import load
-from splitter.planner import Budget, Choice, choose
-from splitter.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
-from splitter.zoo import find
+from splitter.network.graph import Graph
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
+from splitter.network.zoo import find
+from splitter.planning.planner import Budget, Choice, choose
+from splitter.profiling.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
+from splitter.tiling.cuts import Cut, cut_points
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import ONE, parse_grids
 
 HELD_OUT = (
     *("alexnet", "efficientnet-lite0", "efficientnet-lite2", "googlenet", "inception-v3"),

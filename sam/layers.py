@@ -24,9 +24,10 @@ from sam.options import Options
 from sam.pins import GPU, lock_file
 from sam.tree import Built, built, link_tree, seal
 from sam.wheels import unpack, wheels
+from serfer.core import exactness
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import PLAN_FILE, Plan
-from splitter import compiling, exactness
+from splitter import compiling
 from splitter.bundle import link
 from splitter.cache import assembled, in_use
 

@@ -51,7 +51,7 @@ from serfer import __version__
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, load_plan
 from serfer.settings import Settings
-from splitter.directory import appearing_whole, place_for
+from splitter.plan_dir.output_directory import appearing_whole, place_for
 
 MACHINE = "statemachine.asl.json"
 _GENERATIONS, _DRIVER, _LAYERS = "plans", "driver", "layers"

@@ -38,6 +38,7 @@ from serfer.cli_options import (
     status_line,
 )
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
+from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.structure import unstructure
 from serfer.instance_cli import instance, tune
 from serfer.package_cli import package
@@ -47,8 +48,7 @@ from serfer.simulate_cli import HELP as SIMULATE_HELP
 from serfer.simulate_cli import simulate
 from serfer.terminal import complain, err, out, run
 from serfer.up_cli import up
-from splitter.exactness import TOLERANCE, difference
-from splitter.zoo import ZOO
+from splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
@@ -280,7 +280,7 @@ def split(
     from sam.quotas import memory_note  # noqa: PLC0415 - the command line starts fast
     from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - same
     from splitter.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
-    from splitter.description import read_labels, read_preprocess  # noqa: PLC0415 - same
+    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
     with status_line() as progress:
@@ -474,7 +474,7 @@ def profile(
     from serfer.files import check_place, write_whole  # noqa: PLC0415 - same
 
     check_place(file)
-    from splitter.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
+    from splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
 
     with status_line() as progress:
         found = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)

@@ -14,7 +14,7 @@ from serfer import display
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 from serfer.terminal import complain, err, uninterrupted
-from splitter.zoo import ZOO
+from splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
     from serfer.pipeline import Pipeline

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sam.cost import Bill
     from sam.deployment import Deployment
     from sam.standing import Line
+    from serfer.core.exactness import Difference
     from serfer.core.profile import Profiles
     from serfer.core.report import QueryReport
     from serfer.doctor import Check
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from serfer.prices import Prices
     from serfer.verify import Verification
     from serfer.warm import Warmth
-    from splitter.exactness import Difference
 
 _MB = 1024 * 1024
 _MS_PER_S = 1000

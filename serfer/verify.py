@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ImageError
+from serfer.core.exactness import Difference, check_finite, difference
 from serfer.images import image_files
 from serfer.pipeline import Pipeline
 from serfer.unsplit import original, unsplit
-from splitter.exactness import Difference, check_finite, difference
 
 
 @dataclass(frozen=True)

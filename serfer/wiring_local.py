@@ -31,9 +31,9 @@ from serfer.local.running import check_functions
 from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
 from serfer.settings import Settings, aws_access
-from splitter import zoo
 from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from splitter.cache import forget_unused, in_use
+from splitter.network import zoo
 from storage import distribution, schemes
 
 _EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}

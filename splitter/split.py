@@ -15,18 +15,18 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
 from serfer.core.profile import Profiles, shipped_profiles
 from serfer.images import ImageLimits, check_channels
-from splitter.assemble import PackageOverflowError, assemble
 from splitter.bundle import DEPENDENCY_ALLOWANCE
-from splitter.calibration import Calibration, read_calibration
-from splitter.check import check_exact
-from splitter.description import read_labels, read_preprocess
-from splitter.directory import appearing_whole, place_for
-from splitter.fit import Wishes, fit
-from splitter.graph import Graph
-from splitter.grids import GridLike, parse_grids
-from splitter.ingest import from_onnx
-from splitter.load import Array, Progress, Source, load
-from splitter.planner import Budget, memory_sizes
+from splitter.head.calibration import Calibration, read_calibration
+from splitter.network.description import read_labels, read_preprocess
+from splitter.network.graph import Graph
+from splitter.network.ingest import from_onnx
+from splitter.network.source import Array, Progress, Source, load
+from splitter.plan_dir.assemble import PackageOverflowError, assemble
+from splitter.plan_dir.check import check_exact
+from splitter.plan_dir.output_directory import appearing_whole, place_for
+from splitter.planning.package_fit import Wishes, fit
+from splitter.planning.planner import Budget, memory_sizes
+from splitter.tiling.grids import GridLike, parse_grids
 
 _MB = 1024 * 1024
 _CHECK_BATCH = 2

@@ -30,7 +30,7 @@ from serfer.core.plan import Plan, check_artefacts, load_plan
 from serfer.core.sigv4 import Access
 from serfer.local.function import REGION, FunctionConfig
 from serfer.settings import Settings
-from splitter.planner import WORKER_MB
+from splitter.planning.planner import WORKER_MB
 
 _MB = 1 << 20
 _WEIGHT_COPIES = 2  # of each weight in memory: as in gillis.py

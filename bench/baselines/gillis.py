@@ -38,12 +38,12 @@ from serfer.core.cost import (
 )
 from serfer.core.geometry import Grid
 from serfer.core.plan import FLOAT_BYTES
-from splitter.cuts import Cut, cut_points, weight_bytes
-from splitter.graph import Graph
-from splitter.grids import ONE
-from splitter.loads import Load, Loads
-from splitter.planner import WORKER_MB, Budget, memory_needed, tile_rects
-from splitter.tiles import walk_back
+from splitter.network.graph import Graph
+from splitter.planning.planner import WORKER_MB, Budget, memory_needed, tile_rects
+from splitter.planning.stage_costs import Load, Loads
+from splitter.tiling.cuts import Cut, cut_points, weight_bytes
+from splitter.tiling.grids import ONE
+from splitter.tiling.regions import walk_back
 
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(2, 4), Grid(1, 2, columns=True), Grid(1, 4, columns=True))
 """What a group may run on: tiles of maps, columns of fully connected layers."""

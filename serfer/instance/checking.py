@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from serfer.core.errors import WrongAnswerError
+from serfer.core.exactness import TOLERANCE, Difference, difference
 from serfer.core.plan import Plan
 from serfer.instance.network import Network
 from serfer.unsplit import unsplit
-from splitter.exactness import TOLERANCE, Difference, difference
 
 _IMAGES = 2
 

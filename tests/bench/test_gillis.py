@@ -10,12 +10,12 @@ from bench.baselines.gillis import Gillis, Options, layers
 from serfer.core.aws import shipped_aws
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import PackageLimit
-from splitter.cuts import weight_bytes
-from splitter.global_pooling import with_tile_pools
-from splitter.grids import ONE
-from splitter.ingest import from_onnx
-from splitter.planner import Budget, memory_sizes
-from splitter.work import work
+from splitter.network.ingest import from_onnx
+from splitter.planning.ort_kernels import work
+from splitter.planning.planner import Budget, memory_sizes
+from splitter.tiling.cuts import weight_bytes
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import ONE
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
 

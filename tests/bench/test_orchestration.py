@@ -11,7 +11,7 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.settings import Settings
 from serfer.unsplit import unsplit
-from splitter import zoo
+from splitter.network import zoo
 from tests.e2e.small import GRIDS, SIZE, split_small
 
 

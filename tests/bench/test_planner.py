@@ -14,9 +14,9 @@ from bench.planner import FASTEST, Comparisons, Network, Point, Versus
 from serfer.cli import app
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import PackageLimit
-from splitter.global_pooling import with_tile_pools
-from splitter.ingest import from_onnx
-from splitter.planner import Budget
+from splitter.network.ingest import from_onnx
+from splitter.planning.planner import Budget
+from splitter.tiling.global_pooling import with_tile_pools
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
 

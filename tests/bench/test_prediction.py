@@ -3,7 +3,7 @@ import pytest
 from bench.prediction import HELD_OUT, Prediction, StagePrediction, measure, table
 from serfer.core.errors import UnavailableError
 from serfer.core.profile import shipped_profiles
-from splitter import profile
+from splitter.profiling import profile
 
 
 def test_no_network_that_is_judged_was_profiled():

@@ -21,10 +21,10 @@ from bench.baselines.poll_driver import POLLS_BEFORE_RETRY, PollDriver
 from bench.systems import SYSTEMS, Ours, open_system
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
+from serfer.core.exactness import difference
 from serfer.core.plan import PackageLimit, dump_plan, load_plan, sealed
 from serfer.settings import Settings
 from serfer.unsplit import unsplit
-from splitter.exactness import difference
 from storage import open_store
 from storage.memory import MemoryStore
 from tests.e2e.conftest import PATIENCE, eventually

@@ -12,11 +12,11 @@ import pytest
 import serfer
 from lambdas.worker import Worker
 from serfer.core.counts import StoreCounts
+from serfer.core.exactness import difference
 from serfer.core.inline import inline_stages
 from serfer.core.keys import stage_of
 from serfer.core.plan import load_plan
 from serfer.unsplit import unsplit
-from splitter.exactness import difference
 from storage.file import FileStore
 from tests.e2e.small import batch, hand_on, split_small
 from tests.splitter.models import Net

@@ -10,9 +10,9 @@ import pytest
 import serfer
 from drivers.inprocess import InProcessInvoker
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.exactness import difference
 from serfer.core.keys import stage_of
 from serfer.unsplit import unsplit
-from splitter.exactness import difference
 from storage.memory import MemoryStore
 from storage.redis import RedisStore
 from tests.e2e.small import batch, hand_on

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import serfer
+from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
 from serfer.settings import Settings
 from serfer.unsplit import unsplit
-from splitter.exactness import difference
 from tests.e2e.small import batch, hand_on, split_small
 
 QUERIES = 24

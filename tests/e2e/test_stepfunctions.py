@@ -15,6 +15,7 @@ from drivers.push import PushDriver
 from drivers.stepfunctions import StepFunctionsDriver
 from serfer.background import LoopThread
 from serfer.core.errors import TaskFailedError
+from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
 from serfer.core.run import Retry
 from serfer.core.wire import Crop
@@ -24,7 +25,6 @@ from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
 from serfer.unsplit import unsplit
 from splitter.bundle import function_directory
-from splitter.exactness import difference
 from storage import open_store
 from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import batch, split_small

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
-from splitter.exactness import difference
+from serfer.core.exactness import difference
 from tests.e2e.small import CLASSES, batch
 from tests.instance.conftest import PATIENCE, pixels
 

@@ -8,7 +8,7 @@ import pytest
 from drivers.driver import NOBODY
 from serfer.control.batching import Profile
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
-from splitter.exactness import difference
+from serfer.core.exactness import difference
 from tests.e2e.small import batch
 from tests.instance.conftest import PATIENCE, pixels
 

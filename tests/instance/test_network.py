@@ -8,13 +8,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError, UsageError, WrongAnswerError
+from serfer.core.exactness import difference
 from serfer.instance import network as module
 from serfer.instance.checking import compare
 from serfer.instance.half import half_precision
 from serfer.instance.network import Hardware, Network, doubled_sizes, load_whole, open_network, padded_sizes
 from serfer.instance.opening import InstanceChoices
 from serfer.instance.profiling import profile
-from splitter.exactness import difference
 from tests.e2e.small import batch
 
 CPU = Hardware("cpu", threads=1)

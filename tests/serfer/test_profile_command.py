@@ -10,7 +10,7 @@ from serfer import cli
 from serfer.core.errors import InputError, UsageError
 from serfer.core.profile import dump_profiles, parse_profiles, shipped_profiles
 from serfer.files import check_place, write_whole
-from splitter import profile
+from splitter.profiling import profile
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import shutil
 import numpy as np
 import pytest
 
-from splitter import load as loading
 from splitter import split as splitting
-from splitter.ingest import from_onnx
+from splitter.network import source as loading
+from splitter.network.ingest import from_onnx
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.core.aws import shipped_aws
+from serfer.core.exactness import relative_error
 from serfer.core.plan import PackageLimit, check_artefacts, parse_plan
 from serfer.settings import Settings
-from splitter.assemble import assemble
 from splitter.bundle import DEPENDENCY_ALLOWANCE
-from splitter.check import run_tiles
-from splitter.exactness import relative_error
-from splitter.fit import Wishes, fit
-from splitter.grids import parse_grids
-from splitter.ingest import from_onnx
-from splitter.load import Source
-from splitter.planner import Budget
+from splitter.network.ingest import from_onnx
+from splitter.network.source import Source
+from splitter.plan_dir.assemble import assemble
+from splitter.plan_dir.check import run_tiles
+from splitter.planning.package_fit import Wishes, fit
+from splitter.planning.planner import Budget
 from splitter.split import split
+from splitter.tiling.grids import parse_grids
 
 FACTS = shipped_aws()
 LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_ALLOWANCE)

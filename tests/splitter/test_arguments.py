@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from serfer.core.errors import ModelError
-from splitter import load
+from splitter.network import source as load
 
 FACTORY = """
 from __future__ import annotations

@@ -11,8 +11,8 @@ from PIL import Image
 from serfer.core.errors import ImageError, InputError, PlanError, UsageError
 from serfer.core.plan import Preprocess, Shape
 from serfer.images import ImageLimits, decode_image, normalise
-from splitter import calibration
-from splitter.calibration import Calibration, read_calibration
+from splitter.head import calibration
+from splitter.head.calibration import Calibration, read_calibration
 
 SHAPE = Shape(3, 6, 8, flat=False)
 RGB = Preprocess(7, "bilinear", "RGB", 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from splitter import operators
-from splitter.global_pooling import with_tile_pools
-from splitter.ingest import from_onnx
+from splitter.network.ingest import from_onnx
+from splitter.tiling import operators
+from splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.models import Net, unsplit, worst_error
 
 EXACT = 2e-6

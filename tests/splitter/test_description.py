@@ -20,7 +20,7 @@ from serfer.core.plan import CHANNELS, INTERPOLATIONS, Preprocess, load_plan
 from serfer.core.structure import structure, unstructure
 from serfer.images import normalise
 from serfer.unsplit import unsplit
-from splitter.description import read_labels, read_preprocess
+from splitter.network.description import read_labels, read_preprocess
 from tests.splitter.models import Net
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from serfer.core.errors import InputError, UnavailableError
-from splitter import directory
-from splitter.directory import appearing_whole, place_for
+from splitter.plan_dir import output_directory as directory
+from splitter.plan_dir.output_directory import appearing_whole, place_for
 from tests.core.plans import write_plan
 
 NEW = '{"format": 0, "digest": "new"}'

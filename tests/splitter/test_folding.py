@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from serfer.core.errors import ModelError
-from splitter.ingest import from_onnx
+from splitter.network.ingest import from_onnx
 from tests.splitter.models import worst_error
 from tests.splitter.test_ingest import network
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from splitter import operators
-from splitter.global_pooling import with_tile_pools
-from splitter.ingest import from_onnx
-from splitter.load import load
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
+from splitter.tiling import operators
+from splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 from tests.splitter.test_channels import EXACT, SIZE, network
 

@@ -6,10 +6,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from splitter import check
-from splitter.exactness import relative_error
-from splitter.half_floats import ROUNDING
-from splitter.load import load
+from serfer.core.exactness import relative_error
+from splitter.network.half_floats import ROUNDING
+from splitter.network.source import load
+from splitter.plan_dir import check
 from splitter.split import split
 from tests.splitter.models import Net, check_every_answer, unsplit
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from serfer.core.errors import ModelError
-from splitter import tuning
-from splitter.calibration import Calibration
-from splitter.exactness import relative_error
-from splitter.gap import divide, replace_head, replace_head_blind
-from splitter.heads import Linear, find_head, with_linear_head
-from splitter.ingest import from_onnx
-from splitter.load import mean_matrix
-from splitter.trainable import Trainable, unknown_kinds
-from splitter.trunks import answers, pooled_and_logits
+from serfer.core.exactness import relative_error
+from splitter.head import fine_tune as tuning
+from splitter.head.batched_inference import answers, pooled_and_logits
+from splitter.head.calibration import Calibration
+from splitter.head.find import Linear, find_head, with_linear_head
+from splitter.head.gap import divide, replace_head, replace_head_blind
+from splitter.head.torch_interpreter import Trainable, unknown_kinds
+from splitter.network.ingest import from_onnx
+from splitter.network.source import mean_matrix
 from tests.splitter.models import Net, unsplit
 
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"]

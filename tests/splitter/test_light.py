@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxscript import ir
 
-from splitter import ingest
-from splitter.ingest import from_onnx
-from splitter.light import LightModel
-from splitter.load import load
+from splitter.network import ingest
+from splitter.network.external_weights import LightModel
+from splitter.network.ingest import from_onnx
+from splitter.network.source import load
 from tests.splitter.models import Net, unsplit, worst_error
 
 SIZE = (16, 16)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import ModelError
-from splitter import operators
-from splitter.cuts import cut_points
-from splitter.exactness import relative_error
-from splitter.ingest import from_onnx
-from splitter.load import OPSET, mean_matrix
+from serfer.core.exactness import relative_error
+from splitter.network.ingest import from_onnx
+from splitter.network.source import OPSET, mean_matrix
+from splitter.tiling import operators
+from splitter.tiling.cuts import cut_points
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 
 GRIDS = ["1", "1x3", "2x2", "3x2"]
@@ -175,7 +175,7 @@ def test_padding_that_repeats_the_image_is_exact(tmp_path, mode):
 
 @pytest.mark.parametrize("grid", ["2x2", "3x3"])
 def test_old_opsets_are_converted(tmp_path, grid):
-    from splitter.load import load  # noqa: PLC0415 - beside its only use
+    from splitter.network.source import load  # noqa: PLC0415 - beside its only use
 
     net = Net(2, 13, 13, opset=13, batch=1)
     x = net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1])

@@ -5,14 +5,14 @@ import pytest
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
-from splitter import operators
-from splitter.cuts import cut_points, weight_bytes
-from splitter.fit import Wishes, fit
-from splitter.grids import parse_grids
-from splitter.ingest import from_onnx
-from splitter.planner import Budget, Storage, choose, memory_needed, prepare, tile_rects
-from splitter.search import BALANCED, COST, LATENCY
-from splitter.tiles import tile_macs, walk_back, whole_regions
+from splitter.network.ingest import from_onnx
+from splitter.planning.package_fit import Wishes, fit
+from splitter.planning.planner import Budget, Storage, choose, memory_needed, prepare, tile_rects
+from splitter.planning.search import BALANCED, COST, LATENCY
+from splitter.tiling import operators
+from splitter.tiling.cuts import cut_points, weight_bytes
+from splitter.tiling.grids import parse_grids
+from splitter.tiling.regions import tile_macs, walk_back, whole_regions
 from tests.splitter.models import BUDGET, FACTS, LIMIT, Net
 
 ONE = Grid(1, 1)

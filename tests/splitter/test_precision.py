@@ -7,12 +7,12 @@ import onnx
 import pytest
 
 from serfer.core.errors import ModelError, UsageError
+from serfer.core.exactness import relative_error
 from serfer.unsplit import original
 from serfer.unsplit import unsplit as in_one_piece
-from splitter.exactness import relative_error
-from splitter.graph import Node
-from splitter.ingest import from_onnx
-from splitter.precision import rounding, storable, with_half
+from splitter.network.graph import Node
+from splitter.network.ingest import from_onnx
+from splitter.plan_dir.precision import rounding, storable, with_half
 from splitter.split import split
 from tests.splitter.models import Net, check_every_answer, cut, every_answer, room_for, unsplit
 

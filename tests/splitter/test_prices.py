@@ -6,12 +6,12 @@ import pytest
 
 from serfer.core.cost import Platform, price_plan
 from serfer.core.profile import shipped_profiles
-from splitter.assemble import assemble
-from splitter.fit import Wishes, fit
-from splitter.grids import parse_grids
-from splitter.ingest import from_onnx
-from splitter.load import Source
-from splitter.planner import Budget
+from splitter.network.ingest import from_onnx
+from splitter.network.source import Source
+from splitter.plan_dir.assemble import assemble
+from splitter.planning.package_fit import Wishes, fit
+from splitter.planning.planner import Budget
+from splitter.tiling.grids import parse_grids
 from tests.splitter.models import FACTS, LIMIT, Net, unsplit
 
 

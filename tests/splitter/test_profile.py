@@ -9,12 +9,13 @@ import pytest
 from lambdas import sessions
 from serfer.core.geometry import Grid
 from serfer.core.profile import Kind, dump_profiles, parse_profiles
-from splitter import profile, work
-from splitter.cuts import cut_points
-from splitter.drawn import drawn_models
-from splitter.global_pooling import with_tile_pools
-from splitter.grids import ONE
-from splitter.profile import Meter, given_to, measure, stage_tasks, worker_session
+from splitter.planning import ort_kernels as work
+from splitter.profiling import profile
+from splitter.profiling.profile import Meter, given_to, measure, stage_tasks, worker_session
+from splitter.profiling.synthetic_models import drawn_models
+from splitter.tiling.cuts import cut_points
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import ONE
 
 _REORDERS = (Kind.INTO_BLOCKS, Kind.INTO_ORDER, Kind.INPUT_INTO_BLOCKS)
 _FREE = ("Flatten", "Reshape", "Identity")

@@ -12,20 +12,20 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from lambdas.worker import Worker
 from serfer.core.checksum import verified
 from serfer.core.errors import ModelError, PlanWarning
+from serfer.core.exactness import difference
 from serfer.core.geometry import Rect, Span, even_parts
 from serfer.core.keys import output_key
 from serfer.core.plan import load_plan
 from serfer.core.wire import Crop, Task
-from splitter import planner
-from splitter.assemble import Decision, assemble
-from splitter.cuts import all_cuts
-from splitter.exactness import difference
-from splitter.global_pooling import with_tile_pools
-from splitter.grids import ONE, parse_grid
-from splitter.ingest import from_onnx
-from splitter.load import Source
-from splitter.loads import Loads
-from splitter.planner import Choice
+from splitter.network.ingest import from_onnx
+from splitter.network.source import Source
+from splitter.plan_dir.assemble import Decision, assemble
+from splitter.planning import planner
+from splitter.planning.planner import Choice
+from splitter.planning.stage_costs import Loads
+from splitter.tiling.cuts import all_cuts
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import ONE, parse_grid
 from storage.memory import MemoryStore
 from tests.splitter.drawn import wanted
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
@@ -125,7 +125,7 @@ def check(wish):
     expected = unsplit(model, batch)
     source = Source("net", "random", model, lambda images: unsplit(model, images))
     with tempfile.TemporaryDirectory() as directory:
-        with patch("splitter.assemble.tile_rects", uneven(wish.seed)):
+        with patch("splitter.plan_dir.assemble.tile_rects", uneven(wish.seed)):
             assemble(decision, source, graph, BUDGET, Path(directory), lambda _: None)
         found = difference(answers(Path(directory), batch), expected)
     assert found.same_top

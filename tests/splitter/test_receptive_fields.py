@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
-from splitter import operators, tiles
-from splitter.ingest import from_onnx
-from splitter.windows import Window, explicit_pads
-from splitter.windows import window as window_of
+from splitter.network.ingest import from_onnx
+from splitter.tiling import operators
+from splitter.tiling import regions as tiles
+from splitter.tiling.receptive_field import Window, explicit_pads
+from splitter.tiling.receptive_field import window as window_of
 from tests.splitter.models import Net
 
 WINDOWS = st.builds(

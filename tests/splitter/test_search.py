@@ -12,16 +12,16 @@ from serfer.core.cost import StageLoad, Traffic, stage_price
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PackageLimit
 from serfer.core.profile import shipped_profiles
-from splitter import operators
-from splitter.cuts import cut_points, weight_bytes
-from splitter.global_pooling import with_grid, with_tile_pools
-from splitter.grids import COLUMNS, ONE, GridChoice
-from splitter.ingest import from_onnx
-from splitter.loads import can_part
-from splitter.planner import LEAST_SIDE, Budget, choices_of, prepare, tile_rects
-from splitter.search import BALANCED, COST, LATENCY, Chain, Search
-from splitter.tiles import walk_back
-from splitter.work import tile_moves, work
+from splitter.network.ingest import from_onnx
+from splitter.planning.ort_kernels import tile_moves, work
+from splitter.planning.planner import LEAST_SIDE, Budget, choices_of, prepare, tile_rects
+from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
+from splitter.planning.stage_costs import can_part
+from splitter.tiling import operators
+from splitter.tiling.cuts import cut_points, weight_bytes
+from splitter.tiling.global_pooling import with_grid, with_tile_pools
+from splitter.tiling.grids import COLUMNS, ONE, GridChoice
+from splitter.tiling.regions import walk_back
 from tests.splitter.models import Net
 
 CASES = 200
@@ -210,7 +210,7 @@ def cases(count):
 def _little_rides_along():
     """Tiny networks have tiny maps: nearly all of them would."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("splitter.planner.INLINE_MOST", INLINE_MOST)
+        patch.setattr("splitter.planning.planner.INLINE_MOST", INLINE_MOST)
         yield
 
 

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.plan import check_artefacts, load_plan
-from splitter import assemble as assembling
 from splitter import split as splitting
+from splitter.plan_dir import assemble as assembling
 from splitter.split import split
 from tests.e2e.small import small_onnx
 from tests.splitter.models import Net

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from splitter.load import load
+from splitter.network.source import load
 
 EXAMPLE = np.zeros((1, 3, 32, 32), np.float32)
 FACTORY = """

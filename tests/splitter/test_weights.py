@@ -4,7 +4,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from serfer.core.geometry import Span
-from splitter.weights import INLINE_BYTES, Slice, WeightsFile
+from splitter.plan_dir.weights import INLINE_BYTES, Slice, WeightsFile
 
 RANDOM = np.random.default_rng(0)
 CONSTANTS = {

@@ -14,8 +14,8 @@ from PIL import Image
 import serfer
 from serfer.core.errors import ModelError
 from splitter.bundle import directory_bytes, function_directory
-from splitter.grids import ONE, parse_grids
-from splitter.zoo import ZOO, find, imagenet_labels
+from splitter.network.zoo import ZOO, find, imagenet_labels
+from splitter.tiling.grids import ONE, parse_grids
 
 PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "images" / "chelsea.png"
 PACKAGE_LIMIT = 262_144_000

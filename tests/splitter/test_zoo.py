@@ -8,18 +8,18 @@ import pytest
 from PIL import Image, ImageOps
 
 import serfer
+from serfer.core.exactness import relative_error
 from serfer.core.plan import check_artefacts, load_plan
 from serfer.images import image_files
 from serfer.unsplit import normalised, original, unsplit
 from splitter import split as splitting
-from splitter.assemble import Decision, _stage_parts
 from splitter.bundle import DEPENDENCY_ALLOWANCE
-from splitter.cuts import cut_points
-from splitter.exactness import relative_error
-from splitter.global_pooling import with_tile_pools
-from splitter.grids import parse_grids
-from splitter.planner import choose
-from splitter.weights import WeightsFile
+from splitter.plan_dir.assemble import Decision, _stage_parts
+from splitter.plan_dir.weights import WeightsFile
+from splitter.planning.planner import choose
+from splitter.tiling.cuts import cut_points
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import parse_grids
 from tests.splitter.models import BUDGET
 
 PHOTOGRAPHS = Path(__file__).parents[2] / "examples" / "images"
@@ -151,7 +151,7 @@ def crops(count, size):
 
 
 def test_alexnets_random_weights_are_the_same_every_time(zoo):
-    from splitter.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
+    from splitter.network.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
 
     again = ZOO["alexnet"].build().state_dict()
     stored = zoo("alexnet")[2].weights["features.0.weight"]

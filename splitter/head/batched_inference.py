@@ -1,0 +1,87 @@
+"""A graph as one plain ONNX model, run over many images in batches: what a head sees, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from splitter.network.graph import Graph, Node
+from splitter.tiling import operators
+
+Array = NDArray[np.float32]
+Progress = Callable[[str], None]
+_IR_VERSION = 10
+_BATCH_BYTES = 256 * 1024 * 1024
+_MOST_IMAGES = 64
+
+
+def onnx_of(graph: Graph, *outputs: str) -> onnx.ModelProto:
+    """Write the part of a graph that `outputs` depend on, with a free batch axis; constants lie inside."""
+    needed = set(outputs)
+    nodes = []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            nodes.append(node)
+            needed.update(name for name in node.inputs if name)
+    constants = [
+        numpy_helper.from_array(np.ascontiguousarray(graph.weights[n]), n) for n in graph.weights if n in needed
+    ]
+    body = helper.make_graph(
+        [_proto(node) for node in reversed(nodes)],
+        "part",
+        [_value(graph, graph.input)],
+        [_value(graph, name) for name in outputs],
+        constants,
+    )
+    return helper.make_model(body, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=_IR_VERSION)
+
+
+def _proto(node: Node) -> onnx.NodeProto:
+    return helper.make_node(node.kind, list(node.inputs), [node.output], name=node.name, **node.attributes)
+
+
+def _value(graph: Graph, name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *graph.shapes[name][1:]])
+
+
+def batch_size(graph: Graph) -> int:
+    """Return how many images to take at once: as many as keep all their activations within a quarter of a GiB."""
+    values = sum(int(np.prod(shape)) for shape in graph.shapes.values())
+    return int(np.clip(_BATCH_BYTES // (4 * values), 1, _MOST_IMAGES))
+
+
+def macs(graph: Graph, nodes: Sequence[Node]) -> int:
+    """Count one image's multiply-accumulates."""
+    return sum(operators.macs(graph, node, int(np.prod(graph.shapes[node.output][2:]))) for node in nodes)
+
+
+def pooled_and_logits(
+    graph: Graph, trunk_end: str, logits: str, images: Array, progress: Progress
+) -> tuple[Array, Array]:
+    """Return the means (N, C) of the map `trunk_end` and the vectors (N, K) `logits` for images (N, C, H, W)."""
+    session = _session(onnx_of(graph, trunk_end, logits))
+    pooled, answers = [], []
+    size = batch_size(graph)
+    for start in range(0, len(images), size):
+        progress(f"{start} of {len(images)} images looked at")
+        maps, scores = session.run(None, {graph.input: images[start : start + size]})
+        pooled.append(maps.mean(axis=(2, 3), dtype=np.float64).astype(np.float32))
+        answers.append(scores)
+    return np.concatenate(pooled), np.concatenate(answers)
+
+
+def answers(graph: Graph, images: Array) -> Array:
+    """Return the graph's outputs (N, K) for images (N, C, H, W)."""
+    session = _session(onnx_of(graph, graph.output))
+    size = batch_size(graph)
+    batches = (images[start : start + size] for start in range(0, len(images), size))
+    return np.concatenate([session.run(None, {graph.input: batch})[0] for batch in batches])
+
+
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

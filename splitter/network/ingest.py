@@ -1,0 +1,366 @@
+"""An ONNX model to a plain graph.
+
+Plain means: one image input (1, C, H, W), one output (1, K), constants apart from activations, explicit padding, no
+batch size baked into a shape, and only operators that lie between the input and the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import onnxscript.optimizer
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnxscript import ir
+
+from serfer.core.errors import ModelError
+from splitter.network import half_floats, whole_numbers
+from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
+from splitter.network.external_weights import LightModel
+from splitter.network.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
+from splitter.network.half_floats import widened
+from splitter.network.transpose_sinking import with_images_first
+from splitter.network.unsupported import check_batch, check_kinds, check_windows, may_fold, refuse
+from splitter.network.whole_numbers import in_whole_numbers
+from splitter.tiling.operators import axes_of_output
+from splitter.tiling.receptive_field import floor_pads, pool_scale
+
+_MOST_FOLDED_BYTES = 2 * 1024**3
+"""What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
+_IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_MOST_OPTIMIZED = 512 * 512
+"""Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
+
+
+def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> Graph:
+    """Make the graph of an ONNX model at an input of height x width.
+
+    Raises ModelError for a model that is not one image in, one (N, K) score tensor out.
+    """
+    light = model if isinstance(model, LightModel) else LightModel.of(ir.from_proto(model))
+    light = _with_static_input(light, height, width)
+    try:
+        wide = widened(_simplified(_without_late_windows(light)))
+        light, quantised = in_whole_numbers(wide.model)
+        light = _folded(light)
+        check_kinds(light.proto)
+        light = replace(light, proto=shape_inference.infer_shapes(light.proto, strict_mode=True, data_prop=True))
+        check_windows(light.proto)
+    except ModelError:
+        raise
+    except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
+        check_kinds(light.proto)  # says more, if that is the reason
+        check_windows(shape_inference.infer_shapes(light.proto))  # same
+        raise ModelError(f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}") from error
+    graph = with_images_first(without_identities(_read(light)))
+    rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
+    graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
+    check_batch(graph)
+    return _with_places(with_free_batch(plain(with_explicit_windows(graph))))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _with_static_input(model: LightModel, height: int, width: int) -> LightModel:
+    """Fix the input to (1, C, height, width), so that every shape becomes a number."""
+    inputs, outputs = model.inputs, model.proto.graph.output
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise ModelError(
+            f"the model has {len(inputs)} inputs and {len(outputs)} outputs; one image in and one score "
+            "tensor out are needed"
+        )
+    tensor = inputs[0].type.tensor_type
+    dims = tensor.shape.dim
+    if len(dims) != 4 or tensor.elem_type not in _IMAGES:  # noqa: PLR2004 - (N, C, H, W)
+        kind, shape = TensorProto.DataType.Name(tensor.elem_type), [dim.dim_param or dim.dim_value for dim in dims]
+        raise ModelError(
+            f"the model's input {inputs[0].name!r} is {kind} {shape}, not an image tensor (N, C, H, W) of float32 or "
+            "float16"
+        )
+    for axis, size in ((2, height), (3, width)):
+        if dims[axis].HasField("dim_value") and dims[axis].dim_value not in (0, size):
+            raise ModelError(
+                f"the model takes {dims[2].dim_value} x {dims[3].dim_value} images, the example has {height} x {width}"
+            )
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model.proto)
+    fixed = replace(model, proto=copy)
+    for axis, size in ((0, 1), (2, height), (3, width)):
+        fixed.inputs[0].type.tensor_type.shape.dim[axis].dim_value = size
+    del copy.graph.value_info[:]
+    copy.graph.output[0].type.tensor_type.ClearField("shape")
+    return fixed
+
+
+def _simplified(model: LightModel) -> LightModel:
+    """Inline functions and fold constants, and keep only what the output depends on."""
+    whole = model.whole()
+    onnxscript.optimizer.optimize_ir(whole, should_fold=_is_no_growth)
+    model = LightModel.of(whole)
+    graph = model.proto.graph
+    needed = {graph.output[0].name}
+    kept = []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(_read_by(node))
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+    return model
+
+
+def _is_no_growth(node: ir.Node) -> bool | None:
+    """Keep the optimizer from computing constants of unknown or great size; by None it decides for itself."""
+    shape = node.outputs[0].shape
+    sizes = [size for size in shape if isinstance(size, int)] if shape is not None else []
+    if shape is None or len(sizes) < len(shape):
+        return False
+    read = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
+    return None if prod(sizes) <= max(_MOST_OPTIMIZED, read) else False
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield what an operator reads, its branches included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _read_by(inner)
+
+
+def _folded(model: LightModel) -> LightModel:
+    """Compute what depends on constants alone, which the optimizer leaves to be done: quantised weights, pads."""
+    graph = model.proto.graph
+    constant = {tensor.name for tensor in graph.initializer} | model.large.keys()
+    foldable: list[onnx.NodeProto] = []
+    rest: list[onnx.NodeProto] = []
+    for node in graph.node:
+        reads_constants = bool(node.input) and all(name in constant or not name for name in node.input)
+        fixed = node.op_type == "Constant" or (reads_constants and may_fold(model.proto, node))
+        (foldable if fixed else rest).append(node)
+        constant.update(node.output if fixed else ())
+    if all(node.op_type == "Constant" for node in foldable):
+        return model
+    _check_folded_size(model.proto, foldable)
+    needed = {name for node in rest for name in node.input} | {graph.output[0].name}
+    names = [name for node in foldable for name in node.output if name in needed]
+    values = _computed(model, foldable, names)
+    del graph.node[:]
+    graph.node.extend(rest)
+    return model.with_constants(values)
+
+
+def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    """Refuse to compute constants that take more memory than any model's do: a few bytes can ask for that."""
+    inferred = shape_inference.infer_shapes(model, data_prop=True).graph
+    values = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    total = 0
+    for node in nodes:
+        for name in filter(None, node.output):
+            size = _bytes_of(values.get(name))
+            total += size or 0
+            if size is None or total > _MOST_FOLDED_BYTES:
+                size_is = "an unknown number of" if size is None else f"more than {_MOST_FOLDED_BYTES:,}"
+                why = f"the constants that the model computes take {size_is} bytes; export it with their values instead"
+                raise refuse(node.name or name, node.op_type, why)
+
+
+def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
+    """Return how large a tensor is, None where inference found no static shape."""
+    if value is None or not value.type.tensor_type.HasField("shape") or min(_static_shape(value), default=0) < 0:
+        return None
+    kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    return kind.itemsize * prod(_static_shape(value))
+
+
+def _computed(model: LightModel, nodes: list[onnx.NodeProto], names: list[str]) -> Weights:
+    """Run operators that read constants alone; large ones are given to them as inputs."""
+    read = {name for node in nodes for name in node.input}
+    body = helper.make_graph(
+        nodes,
+        "constants",
+        [value for value in model.proto.graph.input if value.name in read],
+        [onnx.ValueInfoProto(name=name) for name in names],
+        [tensor for tensor in model.proto.graph.initializer if tensor.name in read],
+    )
+    part = helper.make_model(body, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
+    session = ort.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = {name: value for name, value in model.large.items() if name in read}
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+def _without_late_windows(light: LightModel) -> LightModel:
+    """Write pools in floor mode where ceil mode adds a window that would start past the map.
+
+    ONNX leaves such a window out, and so do runtimes; ONNX's shape inference counts it.
+    """
+    model = light.proto
+    rounded_up = [node for node in model.graph.node if _attributes(node).get("ceil_mode")]
+    for node in rounded_up:  # in order: each may change the size of the maps after it
+        inferred = shape_inference.infer_shapes(model, data_prop=True)
+        shapes = {value.name: _static_shape(value) for value in (*inferred.graph.value_info, *inferred.graph.input)}
+        sizes = [shapes.get(name, ())[2:] for name in (node.input[0], node.output[0])]
+        pads = floor_pads(_attributes(node), *sizes) if all(sizes) else None
+        if pads is None:
+            continue
+        if node.op_type == "AveragePool" and pads != list(_attributes(node).get("pads") or [0, 0, 0, 0]):
+            _count_apart(model, node, sizes)
+        kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+    return light
+
+
+def _count_apart(model: onnx.ModelProto, node: onnx.NodeProto, sizes: list[tuple[int, ...]]) -> None:
+    """Let a mean count its whole window, and scale its values to what they should count."""
+    scale = pool_scale(_attributes(node), *sizes)
+    mean, name = f"{node.output[0]}.mean", f"{node.output[0]}.scale"
+    product = helper.make_node("Mul", [mean, name], [node.output[0]], f"{node.name}.scale")
+    place = next(index for index, other in enumerate(model.graph.node) if other is node)
+    node.output[0] = mean
+    model.graph.node.insert(place + 1, product)
+    model.graph.initializer.append(numpy_helper.from_array(scale, name))
+    kept = [item for item in node.attribute if item.name != "count_include_pad"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("count_include_pad", 1)])
+
+
+def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
+    return {item.name: helper.get_attribute_value(item) for item in proto.attribute}
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What shape inference found out about a model's tensors."""
+
+    shapes: dict[str, tuple[int, ...]]
+    others: frozenset[str]
+
+
+def _values(model: onnx.ModelProto) -> _Values:
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    others = (value.name for value in values if value.type.tensor_type.elem_type != TensorProto.FLOAT)
+    return _Values({value.name: _static_shape(value) for value in values}, frozenset(others))
+
+
+def _read(light: LightModel) -> Graph:
+    model = light.proto
+    weights = light.large | {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    values = _values(model)
+    nodes: list[Node] = []
+    second: dict[str, Node] = {}
+    for index, proto in enumerate(model.graph.node):
+        if proto.op_type == "Constant":
+            weights[proto.output[0]] = _constant(proto)
+            continue
+        if proto.op_type == "Split":
+            nodes.extend(_slices(proto, values.shapes, weights))
+            continue
+        name, kind = proto.name or f"{proto.op_type}_{index}", proto.op_type
+        nodes.append(Node(name, kind, _inputs(proto), proto.output[0], _attributes(proto)))
+        second |= dict.fromkeys(proto.output[1:], nodes[-1])
+    opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    graph = Graph(
+        _named_apart(nodes),
+        weights,
+        light.inputs[0].name,
+        model.graph.output[0].name,
+        values.shapes,
+        opset,
+        others=values.others,
+    )
+    return _without_dead_nodes(graph, second)
+
+
+def _inputs(proto: onnx.NodeProto) -> tuple[str, ...]:
+    """Return an operator's inputs without absent ones at the end."""
+    names = list(proto.input)
+    while names and not names[-1]:
+        names.pop()
+    return tuple(names)
+
+
+def _named_apart(nodes: list[Node]) -> tuple[Node, ...]:
+    """Give operators that share a name their outputs' names as well: cuts are asked for by name."""
+    seen: set[str] = set()
+    apart = []
+    for node in nodes:
+        apart.append(replace(node, name=f"{node.name}.{node.output}") if node.name in seen else node)
+        seen.add(node.name)
+    return tuple(apart)
+
+
+def _slices(proto: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], weights: Weights) -> Iterator[Node]:
+    """Write a Split as one Slice for each of its outputs; a node has one output here."""
+    axis = _attributes(proto).get("axis", 0)
+    start = 0
+    for output in filter(None, proto.output):
+        stop = start + shapes[output][axis]
+        bounds = {f"{output}.starts": start, f"{output}.stops": stop, f"{output}.axes": axis}
+        weights.update({name: np.array([value]) for name, value in bounds.items()})
+        yield Node(f"{proto.name}.{output}", "Slice", (proto.input[0], *bounds), output)
+        start = stop
+
+
+def _constant(proto: onnx.NodeProto) -> NDArray[Any]:
+    value = helper.get_attribute_value(proto.attribute[0])
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
+def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
+
+
+def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
+    """Keep the nodes that the output depends on, with the constants they read.
+
+    `second` has the operators of which some output but the first is used.
+    """
+    needed = {graph.output}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            kept.append(node)
+            needed.update(graph.activations(node))
+    kept.reverse()
+    for name in sorted(needed & second.keys()):
+        why = f"its second output {name!r} is used; only first outputs can be handed on"
+        raise refuse(second[name].name, second[name].kind, why)
+    if graph.input not in needed:
+        raise ModelError("the model's output does not depend on its input")
+    for node in kept:
+        smallest = min(graph.shapes.get(node.output, (-1,)), default=1)
+        if smallest == 0:
+            raise refuse(node.name, node.kind, "its result is empty; give an example of larger images")
+        if smallest < 0:
+            why = "the shape of its result depends on the data, or is not inferred; export the model with static shapes"
+            raise refuse(node.name, node.kind, why)
+    _check_output(graph)
+    weights = {name: graph.weights[name] for node in kept for name in graph.constants(node)}
+    shapes = {name: graph.shapes[name] for name in needed}
+    return replace(graph, nodes=tuple(kept), weights=weights, shapes=shapes, others=graph.others & needed)
+
+
+def _check_output(graph: Graph) -> None:
+    shape = graph.shapes[graph.output]
+    if len(shape) != VECTOR_RANK or shape[0] != 1 or graph.output in graph.others:
+        raise ModelError(f"the model's output has shape {shape}; one float32 score for each class, (N, K), is needed")
+
+
+def _with_places(graph: Graph) -> Graph:
+    """Follow rows and columns through transposes, reshapes and the like."""
+    places: dict[str, tuple[int, int]] = {}
+    for node in graph.nodes:
+        found = axes_of_output(replace(graph, places=places), node)
+        default = NCHW if len(graph.shapes[node.output]) == len(NCHW) + VECTOR_RANK else None
+        if found is not None and found != default:
+            places[node.output] = found
+    return replace(graph, places=places)

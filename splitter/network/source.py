@@ -1,0 +1,365 @@
+"""What users call a model (a zoo name, an ONNX file, `module.py:factory`, an nn.Module) to one kind of source."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorShapeProto
+from onnxscript import ir
+
+from serfer.core.errors import ModelError
+from serfer.core.plan import MAX_ELEMENTS, Preprocess
+from splitter.network import zoo
+from splitter.network.external_weights import LightModel
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.float32]
+Run = Callable[[Array], Array]
+Progress = Callable[[str], None]
+MIN_OPSET, OPSET = 18, 20
+_MAX_ONNX_BYTES = 2 * 1024**3 - 1
+_SILENT = 4
+"""ONNX Runtime's level of errors that end the process: others are raised, and told by us."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it came: its ONNX form at one input size, and `run`, the unsplit model itself.
+
+    `run` takes (N, C, H, W) float32 and returns (N, K) float32. `exported` says that `onnx` was made of a module here.
+    """
+
+    name: str
+    weights: str
+    onnx: LightModel
+    run: Run
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] = ()
+    activation: str = "none"
+    exported: bool = True
+
+
+def load(model: Any, example: Array | None) -> tuple[Source, Array]:  # noqa: ANN401 - a module, a path or a name
+    """Return the source of a model and an example of its input.
+
+    `example` is (N, C, H, W) float32; a zoo model brings its own. Raises ModelError for what is no model.
+    """
+    with _inductor_cache():
+        if isinstance(model, Path | str):
+            return _load_named(str(model), example)
+        if getattr(model, "training", False):
+            raise ModelError("the module is in training mode: call its eval() first")
+        return _from_module(model, _given(example), type(model).__name__.lower(), "given by the caller")
+
+
+def _load_named(text: str, example: Array | None) -> tuple[Source, Array]:
+    if text in zoo.ZOO:
+        return _from_zoo(zoo.ZOO[text], example)
+    if text.endswith(".onnx"):
+        return _from_file(Path(text), example)
+    path, separator, factory = text.rpartition(":")
+    if separator and path.endswith(".py"):
+        module = _call_factory(Path(path), factory)
+        return _from_module(module, _given(example), factory, f"from {Path(path).name}")
+    known = ", ".join(sorted(zoo.ZOO))
+    raise ModelError(f"unknown model {text!r}: give a name ({known}), an .onnx file, or module.py:factory")
+
+
+def _given(example: Array | None) -> Array:
+    if example is None:
+        raise ModelError("this model needs an example of its input, (N, C, H, W) float32, or --size HEIGHTxWIDTH")
+    if example.ndim != 4 or example.dtype != np.float32 or not example.size:  # noqa: PLR2004 - (N, C, H, W)
+        raise ModelError(f"the example is {example.dtype} with shape {example.shape}; (N, C, H, W) float32 is needed")
+    return example
+
+
+def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array]:
+    if example is None:
+        example = np.random.default_rng(0).standard_normal((1, 3, entry.size, entry.size), dtype=np.float32)
+    source, example = _from_module(entry.build(), _given(example), entry.name, entry.weights)
+    shipped = Source(
+        source.name, source.weights, source.onnx, source.run, entry.preprocess, zoo.imagenet_labels(), entry.activation
+    )
+    return shipped, example
+
+
+def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
+    spec = importlib.util.spec_from_file_location(f"serfer_model_{path.stem}", path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path} is no Python file")
+    code = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))  # as for a script: its neighbours can be imported
+    sys.modules[spec.name] = code
+    try:
+        spec.loader.exec_module(code)
+        return _defined(code, path, factory)()
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
+        raise ModelError(f"{path}:{factory} failed: {_in_one_line(error)}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+
+
+def _defined(code: ModuleType, path: Path, factory: str) -> Any:  # noqa: ANN401 - as above
+    if not hasattr(code, factory):  # Python's own error has the name that the module was given here
+        raise AttributeError(f"{path.name} defines no {factory!r}")
+    return getattr(code, factory)
+
+
+def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[Source, Array]:  # noqa: ANN401
+    import torch  # noqa: PLC0415 - slow to import, and ONNX files need none of it
+
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"{name} is {type(module).__name__}, no torch.nn.Module")
+    module = module.eval()
+
+    def answer(batch: Array) -> Any:  # noqa: ANN401 - whatever the user's module returns
+        with torch.inference_mode():
+            return module(torch.from_numpy(np.ascontiguousarray(batch)))
+
+    def run(batch: Array) -> Array:
+        result: Array = answer(batch).numpy()
+        return result
+
+    try:
+        scores = answer(example[:1])
+    except (Exception, SystemExit) as error:  # as above
+        shape = (1, *example.shape[1:])
+        raise ModelError(
+            f"the module does not run on one image, a tensor of {shape} and its only input: {_in_one_line(error)}"
+        ) from error
+    if not isinstance(scores, torch.Tensor):
+        kind = type(scores).__name__
+        raise ModelError(f"the module's forward() returns a {kind}: return the (N, K) tensor of scores alone")
+    return Source(name, weights, _export(module, torch.from_numpy(example[:1])), run), example
+
+
+def _export(module: torch.nn.Module, example: torch.Tensor) -> LightModel:
+    """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
+    import torch  # noqa: PLC0415 - slow to import
+
+    table: dict[Any, Any] = {torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_average_pool}  # noqa: SLF001 - its only name
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module, (example,), dynamo=True, verbose=False, opset_version=OPSET, custom_translation_table=table
+            )
+    except Exception as error:  # the exporter raises many kinds; all mean that the network cannot be traced
+        raise ModelError(f"the network cannot be exported: {_why_not(error)}") from error
+    if program is None:
+        raise ModelError("the network cannot be exported")
+    return LightModel.of(program.model)
+
+
+@contextmanager
+def _inductor_cache() -> Iterator[None]:
+    """Give torch's compiler, which is woken here, a directory that goes away again."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    with tempfile.TemporaryDirectory() as directory:
+        before = os.environ.get(name)
+        os.environ.setdefault(name, directory)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch's exporter logs, warns of and dumps to itself: what it raises says enough."""
+    disabled = logging.root.manager.disable
+    logging.disable()
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _why_not(error: BaseException) -> str:
+    """Say in one line why a module cannot be exported, by the first of the errors that led to another."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    branch = re.search(r'raised this error:\n *File "(.*)", line (\d+), in .*\n *(.*)', str(error))
+    if branch and type(error).__name__ == "GuardOnDataDependentSymNode":
+        file, line, code = branch.groups()
+        return f"what it computes depends on the values of the image at {file}:{line} ({code})"
+    operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", str(error))
+    if operator:
+        return f"ONNX has no operator for {operator[1]}; write it with others"
+    return _in_one_line(error)
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"
+
+
+def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
+    """Write adaptive average pooling as what it is at this size: nothing, a plain pool, or rows @ x @ columns.
+
+    The matrices' zeros say which positions each mean covers; they are needed where windows differ in size.
+    """
+    import onnxscript  # noqa: PLC0415 - only exporting needs it
+    from onnxscript import opset20  # noqa: PLC0415 - same
+
+    size = int(x.shape[2]), int(x.shape[3])
+    out = int(output_size[0]), int(output_size[1])
+    if size == out:
+        return opset20.Identity(x)
+    if size[0] % out[0] == 0 == size[1] % out[1]:
+        window = [size[0] // out[0], size[1] // out[1]]
+        return opset20.AveragePool(x, kernel_shape=window, strides=window)
+    rows: Any = onnxscript.ir.tensor(mean_matrix(size[0], out[0]))
+    cols: Any = onnxscript.ir.tensor(np.ascontiguousarray(mean_matrix(size[1], out[1]).T))
+    return opset20.MatMul(opset20.Constant(value=rows), opset20.MatMul(x, opset20.Constant(value=cols)))
+
+
+def mean_matrix(size: int, outputs: int) -> Array:
+    """Return the (outputs, size) matrix of adaptive average pooling along one axis.
+
+    Output i is the mean of [floor(i * size / outputs), ceil((i + 1) * size / outputs)).
+    """
+    matrix = np.zeros((outputs, size), dtype=np.float32)
+    for index in range(outputs):
+        start, stop = index * size // outputs, -(-(index + 1) * size // outputs)
+        matrix[index, start:stop] = 1 / (stop - start)
+    return matrix
+
+
+def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
+    _check_size(path)
+    try:
+        model = _checked(path)
+    except Exception as error:  # the checker and the reader raise many kinds, for directories too
+        why = str(error).partition("\n")[0]
+        if "does not have an ir_version" in why:  # a field that every model has
+            why = "it is a file of another kind"
+        raise ModelError(f"{path} is no ONNX model: {why}") from error
+    opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    if opset > onnx.defs.onnx_opset_version():
+        raise ModelError(f"{path} has opset {opset}, which nothing here knows: export it with opset {OPSET}")
+    if opset < MIN_OPSET:
+        model = _upgraded(path, model, opset)
+    _check_batch(path, model)
+    example = _given(_example_of(path, model) if example is None else example)
+    light = _with_channels(model, example)
+    return Source(path.stem, f"from {path.name}", light, _runner(path), exported=False), example
+
+
+def _checked(path: Path) -> LightModel:
+    """Read an ONNX file, whose operators may stand in any order: ONNX Runtime's fp16 converter leaves them so."""
+    try:
+        onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
+    except onnx.checker.ValidationError as error:
+        if "topologically sorted" not in str(error):
+            raise
+        try:
+            whole = ir.load(path)
+            whole.graph.sort()
+            model = LightModel.of(whole)
+            onnx.checker.check_model(model.proto)
+        except Exception:  # noqa: BLE001 - whatever it is, the order was not all that was wrong
+            raise error from None
+        return model
+    return LightModel.of(ir.load(path))
+
+
+def _dims(model: LightModel) -> Sequence[TensorShapeProto.Dimension]:
+    """Return the dimensions of the first input; no model has none, but some have an image less."""
+    return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
+
+
+def _check_batch(path: Path, model: LightModel) -> None:
+    batch = next((dim.dim_value for dim in _dims(model)), 0)
+    if batch > 1:
+        raise ModelError(f"{path} takes batches of {batch} images: export it for a batch of 1, or of any size")
+
+
+def _with_channels(model: LightModel, example: Array) -> LightModel:
+    """Give an input whose channels are not fixed as many as the example has."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    fixed = replace(model, proto=proto)
+    for dim in _dims(fixed)[1:2]:
+        dim.dim_value = dim.dim_value or example.shape[1]
+    return fixed
+
+
+def _check_size(path: Path) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if not size:
+        raise ModelError(f"{path} is no ONNX model: it is empty")
+    if size > _MAX_ONNX_BYTES:
+        raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
+
+
+def _upgraded(path: Path, model: LightModel, opset: int) -> LightModel:
+    try:
+        return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET))
+    except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
+        raise ModelError(
+            f"{path} has opset {opset} and cannot be converted to {OPSET}: "
+            f"{str(error).splitlines()[0]}; export it again"
+        ) from error
+
+
+def _example_of(path: Path, model: LightModel) -> Array:
+    dims = [dim.dim_value for dim in _dims(model)]
+    if len(dims) != 4 or not all(dims[1:]):  # noqa: PLR2004 - (N, C, H, W)
+        raise ModelError(f"{path} does not fix its input's size: give an example, or --size HEIGHTxWIDTH")
+    if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
+        given = " x ".join(map(str, dims[1:]))
+        raise ModelError(f"{path} takes images of {given}: an image has at least 1 and at most {MAX_ELEMENTS:,} values")
+    return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
+
+
+def _runner(path: Path) -> Run:
+    """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
+    session: ort.InferenceSession | None = None
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    options.add_session_config_entry("session.disable_quant_qdq", "1")  # its 8-bit kernels saturate on some processors
+
+    def run(batch: Array) -> Array:
+        nonlocal session
+        try:
+            session = session or ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            given = session.get_inputs()[0]
+            kind = np.float16 if given.type == "tensor(float16)" else np.float32
+            answers = [session.run(None, {given.name: image[None].astype(kind)})[0] for image in batch]
+            return np.concatenate(answers).astype(np.float32)
+        except Exception as error:  # ONNX Runtime has a class for each status
+            raise ModelError(f"{path} does not run in ONNX Runtime: {_plainly(error)}") from error
+
+    return run
+
+
+def _plainly(error: Exception) -> str:
+    """Return what ONNX Runtime says without its status, its own source's places and the path."""
+    inside = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|/onnxruntime_src/.*?\) (?=[A-Z])"
+    return re.sub(inside, "", str(error).strip().partition("\n")[0])

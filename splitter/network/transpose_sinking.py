@@ -1,0 +1,134 @@
+"""Axes that are moved about: written so that the images of a batch stay on the first one.
+
+Exporters bring another axis to the front to index or unpack it, and fold the heads of attention into the batch to
+transpose a product's operand. Each comes back soon after:
+
+    Transpose - Gather (axis 0) - Transpose       torch's x[:, [2, 1, 0]]: one Gather (axis 1)
+    Transpose - Slice, Squeeze (axis 0)           q, k, v = qkv.permute(2, 0, 3, 1, 4): Slice, Squeeze, Transpose
+    Reshape - Transpose (0, 2, 1) - Reshape       the keys of scaled_dot_product_attention: one Transpose
+    Reshape (to one axis) - Gather (0, 1, 2 ...)  torch's as_strided where it changes nothing: one Reshape
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitter.network.canonicalize import Rewriter, without_identities
+from splitter.network.graph import Graph, Node
+from splitter.tiling.rule import integers
+
+_SWAPPED = [0, 2, 1]
+
+
+def with_images_first(graph: Graph) -> Graph:
+    """Let transposes that bring another axis than the images' to the front follow what acts on that axis.
+
+    There they meet what moves the axes back: together they do nothing.
+    """
+    rewriter = Rewriter(graph)
+    makers: dict[str, Node] = {}
+    for node in graph.nodes:
+        move = makers.get(node.inputs[0])
+        plainer = _unfolded(graph, makers, node) or _unstrided(graph, makers, node)
+        if move and "perm" in move.attributes and node.output not in graph.others:
+            plainer = plainer or _one_move(move, node) or _moved_behind(rewriter, move, node)
+        makers[node.output] = plainer or node
+        rewriter.nodes.append(plainer or node)
+    return _needed(without_identities(rewriter.done()))
+
+
+def _one_move(first: Node, second: Node) -> Node | None:
+    """Return two transposes as one, or as none."""
+    if "perm" not in second.attributes:
+        return None
+    perm = [first.attributes["perm"][axis] for axis in second.attributes["perm"]]
+    if perm == sorted(perm):
+        return Node(second.name, "Identity", first.inputs, second.output)
+    return replace(second, inputs=first.inputs, attributes={"perm": perm})
+
+
+def _moved_behind(rewriter: Rewriter, move: Node, node: Node) -> Node | None:
+    """Append what acts on moved axes before they are moved, and return the move that is to follow it."""
+    perm: list[int] = move.attributes["perm"]
+    acted = _acting(rewriter, node, perm) if perm[0] != 0 else None
+    if acted is None:
+        return None
+    kind, inputs, attributes, gone = acted
+    order = [axis - sum(other < axis for other in gone) for axis in perm if axis not in gone]
+    shape = [size for _, size in sorted(zip(order, rewriter.graph.shapes[node.output], strict=True))]
+    first = Node(node.name, kind, (move.inputs[0], *inputs), f"{node.output}.first", attributes)
+    rewriter.add(first, tuple(shape))
+    behind = Node(f"{node.name}.moved", "Transpose", (first.output,), node.output, {"perm": order})
+    return behind if order != sorted(order) else Node(behind.name, "Identity", behind.inputs, behind.output)
+
+
+_Acting = tuple[str, tuple[str, ...], dict[str, Any], Collection[int]]
+
+
+def _acting(rewriter: Rewriter, node: Node, perm: Sequence[int]) -> _Acting | None:
+    """Return kind, constants and attributes of an operator for axes that were not moved, and which of them vanish."""
+    graph = rewriter.graph
+    picks = _picks(graph, node)
+    if picks is not None:
+        indices = rewriter.constant(f"{node.output}.indices", picks)
+        return "Gather", (indices,), {"axis": perm[0]}, perm[: 1 - picks.ndim]
+    place = {"Slice": 3, "Squeeze": 1}.get(node.kind)
+    axes = integers(graph, node, place) if place else None
+    if not place or not axes:
+        return None
+    axes = [perm[axis % len(perm)] for axis in axes]
+    inputs = (*node.inputs[1:place], rewriter.constant(f"{node.output}.axes", axes), *node.inputs[place + 1 :])
+    return node.kind, inputs, node.attributes, axes if node.kind == "Squeeze" else ()
+
+
+def _picks(graph: Graph, node: Node) -> NDArray[Any] | None:
+    """Return the constant indices (or one index) picked along the first axis alone, None for any other operator."""
+    if node.kind not in ("Gather", "GatherND") or node.inputs[1] not in graph.weights:
+        return None
+    indices = graph.weights[node.inputs[1]]
+    if node.kind == "GatherND" and indices.shape[-1] == 1 and not node.attributes.get("batch_dims", 0):
+        indices = indices[..., 0]
+    elif node.kind == "GatherND" or node.attributes.get("axis", 0) != 0:
+        return None
+    return indices if indices.ndim <= 1 else None
+
+
+def _unfolded(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
+    """Return as one transpose what folds all axes but two into one, swaps those two, and unfolds the others again."""
+    swap = makers.get(node.inputs[0])
+    fold = makers.get(swap.inputs[0]) if swap and swap.attributes.get("perm") == _SWAPPED else None
+    if not fold or not node.kind == fold.kind == "Reshape":
+        return None
+    before, folded, after = graph.shapes[fold.inputs[0]], graph.shapes[fold.output], graph.shapes[node.output]
+    *others, rows, cols = before
+    if folded != (prod(others), rows, cols) or after != (*others, cols, rows):
+        return None
+    count = len(others)
+    return Node(node.name, "Transpose", fold.inputs[:1], node.output, {"perm": [*range(count), count + 1, count]})
+
+
+def _unstrided(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
+    """Return as one reshape what flattens a tensor, images included, and gathers all its values in order."""
+    flat = makers.get(node.inputs[0])
+    if not flat or flat.kind != "Reshape" or node.kind != "Gather" or len(graph.shapes[flat.output]) != 1:
+        return None
+    indices, count = graph.weights.get(node.inputs[1]), prod(graph.shapes[flat.output])
+    if indices is None or not np.array_equal(indices.ravel() % count, np.arange(count)):
+        return None
+    return Node(node.name, "Reshape", flat.inputs, node.output)
+
+
+def _needed(graph: Graph) -> Graph:
+    """Return the graph without operators that the output does not depend on."""
+    needed, kept = {graph.output}, []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            kept.append(node)
+            needed.update(node.inputs)
+    return replace(graph, nodes=tuple(reversed(kept)))

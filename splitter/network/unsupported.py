@@ -1,0 +1,150 @@
+"""What cannot be split at all: operators with the reason why not, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import onnx
+from onnx import helper, numpy_helper
+
+from serfer.core.errors import ModelError
+from splitter.network.graph import Graph, Node
+from splitter.tiling.rule import integers
+
+IN_8_BITS = (
+    "it computes in 8 bits by itself; quantise in QDQ format, with float32 operators between DequantizeLinear and "
+    "QuantizeLinear, or export the float32 model"
+)
+_SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
+_REASONS = {
+    ("If", "Loop", "Scan", "SequenceMap"): "which operators run depends on the data; export the model without branches "
+    "and loops over tensors",
+    (
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
+    ): "its values are random; export the model in evaluation mode",
+    ("NonZero", "Unique", "NonMaxSuppression", "Compress"): "the size of its result depends on the data; export the "
+    "network without it",
+    _SIZES: "it computes with sizes at run time; export the model with static shapes",
+    ("Optional", "OptionalGetElement", "OptionalHasElement", "SplitToSequence", "ConcatFromSequence"): "sequences and "
+    "optional values cannot be handed on between functions; export the model with plain tensors",
+    (
+        "RegexFullMatch",
+        "TfIdfVectorizer",
+        "LabelEncoder",
+        "ImageDecoder",
+    ): "it does not work on float32 images; leave it out of the model",
+    ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"): IN_8_BITS,
+    ("LSTM", "GRU", "RNN"): "it goes through its input step by step; only feed-forward networks can be split",
+}
+_WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}
+
+
+def refused_kinds() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of operators that are refused wherever they depend on the image, by the reason."""
+    return {why: tuple(sorted(kinds)) for kinds, why in _REASONS.items()}
+
+
+_AXIS = {
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK", "LayerNormalization"), -1),
+    **dict.fromkeys(("Concat", "Gather", "GatherElements", "ArgMax", "ArgMin", "ScatterElements"), 0),
+    **dict.fromkeys(("RMSNormalization",), -1),
+    "Flatten": 1,
+}
+
+
+_MIXES = "it mixes the images of a batch; keep the first axis for them alone"
+_BATCH = {
+    "Transpose": "it moves the images of a batch from the first axis, as nn.MultiheadAttention (batch_first or not) "
+    "and assignment by index do; write attention with scaled_dot_product_attention over (N, heads, positions, "
+    "features), and assignment with torch.where",
+    "Reshape": "it folds another axis into that of the images of a batch, as window attention often does; keep "
+    "windows and heads on axes of their own, (N, windows, ...)",
+}
+"""Why operators that only say where values lie are refused."""
+_WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
+
+
+def refuse(name: str, kind: str, why: str) -> ModelError:
+    """Return the error that names an operator and says why the network cannot be split."""
+    return ModelError(f"operator {name!r} ({kind}) cannot be split: {why}")
+
+
+def check_kinds(model: onnx.ModelProto) -> None:
+    """Refuse operators that no runtime of ours has or that no plan can have; raises ModelError."""
+    known = {(function.domain, function.name) for function in model.functions}
+    for node in model.graph.node:
+        why = _why_not(model, node, known)
+        if why:
+            raise refuse(node.name or node.output[0], node.op_type, why)
+
+
+def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tuple[str, str]]) -> str | None:
+    if node.domain not in ("", "ai.onnx"):
+        foreign = (node.domain, node.op_type) not in known
+        return f"it is of domain {node.domain!r}, not ONNX's own; export the model without it" if foreign else None
+    if node.op_type.startswith(("Sequence", "String")):
+        return "sequences and strings cannot be handed on between functions; export the model with plain tensors"
+    if node.op_type == "BatchNormalization" and _flag(node, "training_mode"):
+        return "it is in training mode; call the module's eval() before you export it"
+    if node.op_type == "Dropout" and len(node.input) > 2 and _is_true(model, node.input[2]):  # noqa: PLR2004 - the third
+        return "it is in training mode, so its values are random; call the module's eval() before you export it"
+    return _WHY.get(node.op_type)
+
+
+def may_fold(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Say whether an operator that reads constants alone can be computed once and for all."""
+    return node.op_type in _SIZES or _why_not(model, node, ()) is None
+
+
+def _flag(node: onnx.NodeProto, name: str) -> bool:
+    return any(item.name == name and helper.get_attribute_value(item) for item in node.attribute)
+
+
+def _is_true(model: onnx.ModelProto, name: str) -> bool:
+    """Say whether a boolean input is, or may be, true."""
+    values = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == name]
+    constants = [node for node in model.graph.node if node.op_type == "Constant" and name in node.output]
+    values += [numpy_helper.to_array(node.attribute[0].t) for node in constants]
+    return bool(name) and (not values or bool(values[0].any()))
+
+
+def check_windows(model: onnx.ModelProto) -> None:
+    """Refuse windows that are larger than the map they slide over, by the shapes that were inferred."""
+    values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in values}
+    for node in model.graph.node:
+        if node.op_type in _WINDOWS and any(
+            dim.HasField("dim_value") and dim.dim_value < 1 for dim in shapes.get(node.output[0], ())
+        ):
+            size = " x ".join(str(dim.dim_value) for dim in shapes.get(node.input[0], ())[2:])
+            why = f"its window does not fit into a map of {size}; give an example of larger images"
+            raise refuse(node.name or node.output[0], node.op_type, why)
+
+
+def check_batch(graph: Graph) -> None:
+    """Refuse operators that mix the images of a batch, or lose track of which is which; raises ModelError."""
+    for node in graph.nodes:
+        images = graph.shapes[node.output][:1]
+        if images != (1,) or 0 in _acted(graph, node):
+            raise refuse(node.name, node.kind, _BATCH.get(node.kind, _MIXES))
+
+
+def _acted(graph: Graph, node: Node) -> Iterable[int]:
+    """Return the axes along which an operator mixes values, as far as it says so."""
+    rank = len(graph.shapes[graph.activations(node)[0]]) if graph.activations(node) else 0
+    special: Callable[[], Iterable[int]] | None = {
+        "Transpose": lambda: [0] if next(iter(node.attributes.get("perm") or [rank])) else [],
+        "Slice": lambda: integers(graph, node, 3) or range(len(integers(graph, node, 1) or [])),
+        "CumSum": lambda: integers(graph, node, 1) or [],
+        "Squeeze": lambda: integers(graph, node, 1) or [0],
+        "Unsqueeze": lambda: integers(graph, node, 1) or [],
+    }.get(node.kind)
+    if special:
+        grown = rank + len(integers(graph, node, 1) or []) if node.kind == "Unsqueeze" else rank
+        return [axis % grown for axis in special()]
+    if node.kind.startswith("Reduce"):
+        given = integers(graph, node, 1) or node.attributes.get("axes")
+        idle = not given and node.attributes.get("noop_with_empty_axes", 0)
+        return [axis % rank for axis in given] if given else [] if idle else [0]
+    constant_first = node.inputs[0] in graph.weights
+    return [] if node.kind not in _AXIS or constant_first else [node.attributes.get("axis", _AXIS[node.kind]) % rank]

@@ -1,0 +1,358 @@
+"""A graph and a choice of stages to the files of a plan directory.
+
+DIR/plan.json
+DIR/unsplit.onnx                the whole network, pointing into the stages' weights
+DIR/original.onnx, .bin         the model as it was given, where the plan differs from it (fp16, another head)
+DIR/stage-0/weights-0.bin       the weights of the stage's function 0; only columns that are spread need more of them
+DIR/stage-0/3f2a....onnx        named by content: tiles of the same shape share a graph
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from serfer.core.errors import ModelError
+from serfer.core.geometry import Rect
+from serfer.core.plan import (
+    FORMAT,
+    IMAGE,
+    ORIGINAL,
+    PLAN_FILE,
+    Alternative,
+    Artefact,
+    Change,
+    Function,
+    Input,
+    Operator,
+    PackageLimit,
+    Padding,
+    Piece,
+    Plan,
+    Stage,
+    Tile,
+    Way,
+    dump_plan,
+    file_sha256,
+    sealed,
+)
+from serfer.core.profile import Profiles
+from splitter.network.graph import Graph, Node, Weights
+from splitter.network.source import Progress, Source
+from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
+from splitter.plan_dir.weights import WeightsFile
+from splitter.planning.ort_kernels import tile_works
+from splitter.planning.planner import Budget, Choice, tile_rects
+from splitter.tiling import operators
+from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
+from splitter.tiling.cuts import Cut
+from splitter.tiling.global_pooling import with_grid
+from splitter.tiling.regions import Regions, input_padding, tile_macs, walk_back, whole_regions
+
+UNSPLIT = "unsplit.onnx"
+_NO_PADDING = Padding(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a plan is made of: the network as it will be computed, its stages, and what had to change for them."""
+
+    graph: Graph
+    cuts: Sequence[Cut]
+    choices: Sequence[Choice]
+    changes: tuple[Change, ...] = ()
+    ways: tuple[Way, ...] = ()
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class _TilePart:
+    """A tile before it has a place in the plan: what it reads and computes, and its graph."""
+
+    inputs: tuple[Rect, ...]
+    padding: tuple[Padding, ...]
+    outputs: tuple[Rect, ...]
+    macs: int
+    regions: Regions
+    graph: TileGraph
+
+
+@dataclass(frozen=True)
+class _StagePart:
+    """A stage before it has a place in the plan: the tensors that it reads and hands on, and its tiles."""
+
+    graph: Graph
+    choice: Choice
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.graph.nodes[self.choice.start : self.choice.stop]
+
+    @cached_property
+    def tiles(self) -> list[_TilePart]:
+        """Every tile's part, each with its exact input rectangles and its graph."""
+        rects = {name: tile_rects(self.graph, name, self.choice.grid) for name in self.outputs}
+        whole = self.choice.grid.tiles == 1 and not all(operators.tileable(self.graph, node) for node in self.nodes)
+        return [
+            self._tile({name: rects[name][number] for name in self.outputs}, whole=whole)
+            for number in range(self.choice.grid.tiles)
+        ]
+
+    def _tile(self, targets: Regions, *, whole: bool) -> _TilePart:
+        graph, nodes = self.graph, self.nodes
+        regions = whole_regions(graph, nodes) if whole else walk_back(graph, nodes, targets)
+        padding = (_NO_PADDING if whole else input_padding(graph, nodes, name, targets) for name in self.inputs)
+        return _TilePart(
+            inputs=tuple(regions[name] for name in self.inputs),
+            padding=tuple(padding),
+            outputs=tuple(targets.values()),
+            macs=tile_macs(graph, nodes, regions),
+            regions=regions,
+            graph=tile_graph(graph, nodes, regions, self.inputs, targets),
+        )
+
+    def functions(self, room: int) -> list[list[int]]:
+        """Group the tiles into functions: all in one, unless its columns' weights are too large for that."""
+        groups: list[list[int]] = [[]]
+        held: Weights = {}
+        half = _half(self, range(len(self.tiles)))
+        for number, tile in enumerate(self.tiles):
+            held = {**held, **tile.graph.weights}
+            if self.choice.grid.columns and groups[-1] and WeightsFile("", held, half).bytes > room:
+                groups.append([])
+                held = dict(tile.graph.weights)
+            groups[-1].append(number)
+        return groups
+
+
+def assemble(
+    decision: Decision,
+    source: Source,
+    original: Graph,
+    budget: Budget,
+    directory: Path,
+    progress: Progress,
+    reserve: int = 0,
+) -> Plan:
+    """Write a plan into an empty directory and return it; `original` is the model as it was given.
+
+    `reserve` are bytes of each function's package that weights are to leave for graphs. Raises PackageOverflowError
+    where that is too little.
+    """
+    parts = _stage_parts(decision)
+    graph, limit = decision.graph, budget.limit
+    room = limit.room - reserve
+    layouts = _layouts(parts)
+    stages: list[Stage] = []
+    files: dict[str, WeightsFile] = {}
+    for number, part in enumerate(parts):
+        progress(f"writing stage {number} of {len(parts)}")
+        inputs = tuple(_input(parts, graph, name, number) for name in part.inputs)
+        pieces = [_pieces(stages, layouts, inputs, number, tile) for tile in range(len(part.tiles))]
+        groups = part.functions(room)
+        written = _write_functions(part, groups, directory / f"stage-{number}")
+        files |= {f"stage-{number}/{file.name}": file for file in written.weights}
+        stages.append(
+            Stage(
+                operators=tuple(_operator(graph, node) for node in part.nodes),
+                grid=part.choice.grid,
+                memory_mb=part.choice.memory_mb,
+                predicted_ms=round(part.choice.seconds * 1000, 3),
+                predicted_usd=part.choice.usd,
+                inputs=inputs,
+                outputs=tuple(part.graph.shape(name) for name in part.outputs),
+                tiles=tuple(
+                    Tile(
+                        graph=written.graphs[index],
+                        function=next(group for group, members in enumerate(groups) if index in members),
+                        inputs=tile.inputs,
+                        padding=tile.padding,
+                        outputs=tile.outputs,
+                        cells=tuple(cell for cell, _ in layouts[number][index]),
+                        pieces=tuple(pieces[index]),
+                        macs=tile.macs,
+                        **_compute(part, tile, budget.profiles),
+                    )
+                    for index, tile in enumerate(part.tiles)
+                ),
+                functions=written.functions,
+                path=part.choice.path,
+            )
+        )
+    _check_packages(stages, limit)
+    (directory / UNSPLIT).write_bytes(in_one_piece(graph).model(files).SerializeToString())
+    plan = sealed(
+        Plan(
+            format=FORMAT,
+            model=source.name,
+            weights=source.weights,
+            input=graph.shape(graph.input),
+            output=graph.shape(graph.output),
+            activation=source.activation,
+            preprocess=source.preprocess,
+            labels=source.labels,
+            limit=limit,
+            memory_per_vcpu=float(budget.facts.functions.memory_per_vcpu),
+            stages=tuple(stages),
+            unsplit=_artefact(directory / UNSPLIT, directory),
+            original=_write_original(original, directory) if decision.changes else (),
+            changes=decision.changes,
+            ways=decision.ways,
+            store=budget.store,
+            why=decision.why,
+            alternatives=decision.alternatives,
+            digest="",
+        )
+    )
+    (directory / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
+    return plan
+
+
+def tile_macs_of(decision: Decision, choice: Choice) -> tuple[int, int]:
+    """Return a stage's multiply-accumulates of one image: unsplit, and over all its tiles."""
+    part = next(part for part in _stage_parts(decision) if part.choice == choice)
+    whole = sum(_operator(part.graph, node).macs for node in part.nodes)
+    return whole, sum(tile.macs for tile in part.tiles)
+
+
+def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str, float]:
+    """Return a tile's predicted compute in milliseconds on one vCPU, for the fields of Tile."""
+    outputs = dict(zip(part.outputs, tile.outputs, strict=True))
+    works = tile_works(part.graph, part.nodes, tile.regions, part.inputs, outputs)
+    parts = [(profiles.run_s, 0.0), *(profiles.parts(each) for each in works)]
+    names = ("serial_ms", "parallel_ms")
+    return {name: round(1000 * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
+
+
+class PackageOverflowError(ModelError):
+    """A function's weights and graphs have `excess` bytes more than its package has room for."""
+
+    def __init__(self, message: str, excess: int) -> None:
+        super().__init__(message)
+        self.excess = excess
+
+
+def _check_packages(stages: Sequence[Stage], limit: PackageLimit) -> None:
+    """Refuse functions that cannot be deployed: graphs count as well, and no prediction is as good as the files."""
+    for number, stage in enumerate(stages):
+        for index, function in enumerate(stage.functions):
+            if function.bytes > limit.room:
+                raise PackageOverflowError(
+                    f"function {index} of stage {number} has {function.bytes:,} bytes of weights and graphs, "
+                    f"{function.bytes - limit.room:,} more than its package has room for; allow more stages or columns",
+                    function.bytes - limit.room,
+                )
+
+
+def _stage_parts(decision: Decision) -> list[_StagePart]:
+    cuts = {cut.position: cut for cut in decision.cuts}
+    made_at = {node.output: index for index, node in enumerate(decision.graph.nodes)}
+    parts = []
+    for choice in decision.choices:
+        nodes = decision.graph.nodes[choice.start : choice.stop]
+        read = {name for node in nodes for name in decision.graph.activations(node)}
+        inputs = tuple(name for name in cuts[choice.start].tensors if name in read)
+        outputs = tuple(name for name in cuts[choice.stop].tensors if made_at[name] >= choice.start)
+        parts.append(_StagePart(decision.graph, choice, inputs, outputs))
+    return _with_pools(parts)
+
+
+def _with_pools(parts: Sequence[_StagePart]) -> list[_StagePart]:
+    """Give each TilePool whose share is handed on the grid of its stage."""
+    graph = parts[0].graph
+    for part in parts:
+        graph = with_grid(graph, part.choice.grid, frozenset(part.outputs))
+    return [_StagePart(graph, part.choice, part.inputs, part.outputs) for part in parts]
+
+
+def _layouts(parts: Sequence[_StagePart]) -> list[Layout]:
+    """Lay out what every stage's tiles write; a stage's readers are all tiles of all stages after it.
+
+    The last stage's is the query's answer, which is read whole.
+    """
+    return [
+        lay_out(
+            [tile.outputs for tile in part.tiles],
+            [_wanted(reader, tile, part.outputs) for reader in parts[number + 1 :] for tile in reader.tiles]
+            or [{0: part.graph.shape(part.outputs[0]).whole}],
+        )
+        for number, part in enumerate(parts)
+    ]
+
+
+def _wanted(reader: _StagePart, tile: _TilePart, outputs: Sequence[str]) -> Wanted:
+    reads = dict(zip(reader.inputs, tile.inputs, strict=True))
+    return {number: reads[name] for number, name in enumerate(outputs) if name in reads}
+
+
+def _input(parts: Sequence[_StagePart], graph: Graph, name: str, number: int) -> Input:
+    if name == graph.input:
+        return Input(IMAGE, IMAGE, graph.shape(name))
+    stage = next(index for index in range(number) if name in parts[index].outputs)
+    return Input(stage, parts[stage].outputs.index(name), parts[stage].graph.shape(name))
+
+
+def _pieces(
+    stages: Sequence[Stage], layouts: Sequence[Layout], inputs: Sequence[Input], number: int, tile: int
+) -> list[Piece]:
+    pieces = []
+    for stage in sorted({source.stage for source in inputs} - {IMAGE}):
+        reader = sum(len(stages[other].tiles) for other in range(stage + 1, number)) + tile
+        pieces += pieces_for(reader, stage, stages[stage].outputs, layouts[stage])
+    return pieces
+
+
+@dataclass(frozen=True)
+class _Written:
+    functions: tuple[Function, ...]
+    weights: tuple[WeightsFile, ...]
+    graphs: tuple[str, ...]
+
+
+def _write_functions(part: _StagePart, groups: Sequence[Sequence[int]], directory: Path) -> _Written:
+    """Write a stage's weights files, one for each group of tiles, and graphs; tiles of one shape share a graph."""
+    directory.mkdir()
+    functions, files, graphs = [], [], [""] * len(part.tiles)
+    for number, group in enumerate(groups):
+        weights = {name: value for tile in group for name, value in part.tiles[tile].graph.weights.items()}
+        file = WeightsFile(f"weights-{number}.bin", weights, _half(part, group))
+        file.write(directory / file.name)
+        found: dict[Path, Artefact] = {}
+        for tile in group:
+            model = part.tiles[tile].graph.model({file.name: file}).SerializeToString()
+            path = directory / f"{hashlib.sha256(model).hexdigest()[:16]}.onnx"
+            if path not in found:
+                path.write_bytes(model)
+                found[path] = _artefact(path, directory.parent)
+            graphs[tile] = found[path].path
+        functions.append(Function(_artefact(directory / file.name, directory.parent), tuple(found.values())))
+        files.append(file)
+    return _Written(tuple(functions), tuple(files), tuple(graphs))
+
+
+def _half(part: _StagePart, group: Sequence[int]) -> frozenset[str]:
+    return frozenset().union(*(part.tiles[tile].graph.half for tile in group))
+
+
+def _write_original(graph: Graph, directory: Path) -> tuple[Artefact, ...]:
+    """Write the model as it was given, so that the plan can be compared with it."""
+    name, weights = ORIGINAL
+    whole = in_one_piece(graph)
+    file = WeightsFile(weights, whole.weights, frozenset())
+    file.write(directory / weights)
+    (directory / name).write_bytes(whole.model({weights: file}).SerializeToString())
+    return _artefact(directory / name, directory), _artefact(directory / weights, directory)
+
+
+def _operator(graph: Graph, node: Node) -> Operator:
+    return Operator(node.name, node.kind, operators.macs(graph, node, graph.shape(node.output).whole.area))
+
+
+def _artefact(path: Path, root: Path) -> Artefact:
+    return Artefact(path.relative_to(root).as_posix(), path.stat().st_size, file_sha256(path))

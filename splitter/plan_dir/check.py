@@ -1,0 +1,145 @@
+"""Rule 1 by the shortest way: run every tile's graph on slices of whole maps and compare with the unsplit model.
+
+This walks the plan's rectangles and graphs, not its cells and pieces: the store's path is checked by running the plan
+through a driver (`serfer verify`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from serfer.core.errors import ModelError, WrongAnswerError
+from serfer.core.exactness import TOLERANCE, Difference, check_finite, difference
+from serfer.core.plan import IMAGE, Plan
+from splitter.network.graph import Graph
+from splitter.network.source import Array, Run, Source
+from splitter.plan_dir.emit import in_one_piece, input_name, output_name
+
+_Tensors = dict[tuple[int, int], Array]
+
+
+def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
+    """Run the plan on whole maps in one process; (N, C, H, W) float32 in, (N, K) float32 out."""
+    tensors: _Tensors = {(IMAGE, IMAGE): batch}
+    for number, stage in enumerate(plan.stages):
+        whole = [np.empty(shape.of(shape.whole, len(batch)), dtype=np.float32) for shape in stage.outputs]
+        for tile in stage.tiles:
+            session = _session(directory / tile.graph)
+            given = {
+                input_name(index): np.ascontiguousarray(tensors[read.stage, read.output][read.shape.slices(rect)])
+                for index, (read, rect) in enumerate(zip(stage.inputs, tile.inputs, strict=True))
+            }
+            names = [output_name(index) for index in range(len(whole))]
+            results = zip(whole, stage.outputs, tile.outputs, session.run(names, given), strict=True)
+            for result, shape, rect, part in results:
+                result[shape.slices(rect)] = part
+        tensors |= {(number, index): result for index, result in enumerate(whole)}
+    return tensors[len(plan.stages) - 1, 0]
+
+
+def _session(model: Path | bytes) -> ort.InferenceSession:
+    return ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+
+def whole_runner(model: Graph | Path) -> Run:
+    """Return the whole network (a graph, or a plan's unsplit.onnx) as a function of a batch."""
+    path = model if isinstance(model, Path) else in_one_piece(model).model({}).SerializeToString()
+    session = _session(path)
+
+    def run(batch: Array) -> Array:
+        result: Array = session.run(None, {input_name(0): batch})[0]
+        return result
+
+    return run
+
+
+def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, rounding: float = 0.0) -> float:
+    """Return the relative error of the plan on `batch`; raises WrongAnswerError where rule 1 does not hold.
+
+    A plan that changes the network is compared with what it computes, and so is one of a model that rounds: what it
+    computes may be `rounding` of the range away from the model's own answer. Raises ModelError where the model, or a
+    part of it, cannot run on a batch at all, has no finite answer, or was read or exported as another network.
+    """
+    expected = _run_model(source, batch)
+    got = _run_parts(plan, directory, batch)
+    check_finite(expected, "the model's own answer to the example, or to a random image,")
+    if plan.original or rounding:
+        given = plan.original[0] if plan.original else plan.unsplit
+        _check_reading(directory / given.path, source, expected, batch, rounding)
+        expected = whole_runner(directory / plan.unsplit.path)(batch)
+    if got.shape != expected.shape:
+        raise WrongAnswerError(
+            f"the split network answers with shape {got.shape}, the unsplit one with {expected.shape}"
+        )
+    found = difference(got, expected)
+    if not found.exact:
+        if not plan.original and not rounding:
+            _check_reading(directory / plan.unsplit.path, source, expected, batch, rounding)
+        raise WrongAnswerError(
+            f"the split network differs from the unsplit one by {found.error:.2g} of its range (at most "
+            f"{TOLERANCE:g} is allowed), or in its first class; nothing was written"
+        )
+    return found.error
+
+
+def _run_model(source: Source, batch: Array) -> Array:
+    try:
+        return source.run(batch)
+    except ModelError:
+        raise  # says why by itself
+    except Exception as failure:  # the user's own code may raise anything; on one image it ran
+        raise ModelError(f"the model does not run on a batch of {len(batch)} images: {_plainly(failure)}") from failure
+
+
+def _run_parts(plan: Plan, directory: Path, batch: Array) -> Array:
+    try:
+        return run_tiles(plan, directory, batch)
+    except Exception as failure:  # ONNX Runtime has a class for each status
+        try:
+            run_tiles(plan, directory, batch[:1])
+        except Exception as other:
+            raise ModelError(f"a part of the split network does not run in ONNX Runtime: {_plainly(other)}") from other
+        raise ModelError(
+            f"the network does not run on a batch of {len(batch)} images, though on one: {_plainly(failure)}"
+        ) from failure
+
+
+def _plainly(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
+
+
+def _check_reading(path: Path, source: Source, expected: Array, batch: Array, rounding: float) -> None:
+    """Raise ModelError where the network at `path`, which is not split, answers otherwise than the model itself."""
+    run = whole_runner(path)
+    found = difference(run(batch), expected)
+    if _agrees(found, rounding):
+        return
+    if not difference(source.run(batch), expected).exact:
+        raise ModelError("the model answers the same images otherwise each time: an operator depends on chance")
+    how = f"by {found.error:.2g} of its range, or in its first class, before anything is split"
+    if _agrees(difference(_one_by_one(run, batch), _one_by_one(source.run, batch)), rounding):
+        raise ModelError(
+            f"the model answers a batch of {len(batch)} images otherwise than each image by itself, {how}: an operator "
+            "mixes the images of a batch or depends on their number"
+        )
+    if source.exported:
+        raise ModelError(
+            f"as exported to ONNX, the network differs from the model itself {how}: torch's exporter writes an "
+            "operator wrongly"
+        )
+    raise ModelError(
+        f"the network as read from the ONNX file differs from what ONNX Runtime computes of the file {how}: it has an "
+        "operator that is read wrongly here or that ONNX Runtime does not compute as ONNX defines it"
+    )
+
+
+def _agrees(found: Difference, rounding: float) -> bool:
+    """Say whether a network is the model: exactly so, or for a model that rounds, within what rounding may do."""
+    return found.error <= rounding if rounding else found.exact
+
+
+def _one_by_one(run: Run, batch: Array) -> Array:
+    return np.concatenate([run(image[None]) for image in batch])

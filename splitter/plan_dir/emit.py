@@ -1,0 +1,129 @@
+"""Operators of a stage to the ONNX graph of one tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from serfer.core.geometry import Rect
+from splitter.network.graph import Graph, Node, Weights
+from splitter.plan_dir.onnx_builder import TileWriter
+from splitter.plan_dir.weights import WeightsFile
+from splitter.tiling.regions import Regions, whole_regions
+
+_IR_VERSION = 10
+
+
+def input_name(number: int) -> str:
+    """Return what a tile's graph calls its stage's input `number`."""
+    return f"input{number}"
+
+
+def output_name(number: int) -> str:
+    """Return what a tile's graph calls its stage's output `number`."""
+    return f"output{number}"
+
+
+@dataclass(frozen=True)
+class TileGraph:
+    """One tile's operators, with what they read: the network's `weights`, whole or sliced, and `constants` of its own.
+
+    Weights in `half` are stored in fp16.
+    """
+
+    nodes: tuple[onnx.NodeProto, ...]
+    weights: Weights
+    constants: Weights
+    half: frozenset[str]
+    inputs: tuple[onnx.ValueInfoProto, ...]
+    outputs: tuple[onnx.ValueInfoProto, ...]
+    opset: int
+
+    def model(self, files: Mapping[str, WeightsFile]) -> onnx.ModelProto:
+        """Write the ONNX model, with a free batch axis; large weights point into `files`, by relative path."""
+        nodes: list[onnx.NodeProto] = []
+        initializers = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
+        for name, value in self.weights.items():
+            tensors, readers = _stored(name, value, files)
+            initializers += tensors
+            nodes += readers
+        body = helper.make_graph([*nodes, *self.nodes], "tile", self.inputs, self.outputs, initializers)
+        return helper.make_model(body, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=_IR_VERSION)
+
+
+_Stored = tuple[list[TensorProto], list[onnx.NodeProto]]
+
+
+def _stored(name: str, value: NDArray[Any], files: Mapping[str, WeightsFile]) -> _Stored:
+    """Return the initializers of a weight, and the nodes that make of them what the operators read."""
+    found = next(((location, file) for location, file in files.items() if name in file), None)
+    if found:
+        return _reference(found[1], name, found[0])
+    parts = {part: (file, location) for location, file in files.items() for part in file.slices_of(name)}
+    if sum(part.of(value).size for part in parts) != value.size:  # small parts are in no file
+        return [numpy_helper.from_array(value, name)], []
+    order = sorted(parts, key=lambda part: part.span)
+    stored = [_reference(file, part.name, location) for part in order for file, location in [parts[part]]]
+    join = helper.make_node("Concat", [part.name for part in order], [name], axis=order[0].axis)
+    return [tensor for tensors, _ in stored for tensor in tensors], [
+        *(cast for _, casts in stored for cast in casts),
+        join,
+    ]
+
+
+def _reference(file: WeightsFile, key: str, location: str) -> _Stored:
+    if not file.is_half(key):
+        return [file.reference(key, key, location)], []
+    half = f"{key}.half"
+    cast = helper.make_node("Cast", [half], [key], to=TensorProto.FLOAT)
+    return [file.reference(key, half, location)], [cast]
+
+
+def tile_graph(
+    graph: Graph, nodes: Iterable[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
+) -> TileGraph:
+    """Write the operators of one tile: `inputs` are the tensors that it is given, `outputs` what it has to compute.
+
+    In the graph, they are called by `input_name` and `output_name`.
+    """
+    writer = TileWriter(graph, regions)
+    for node in nodes:
+        writer.emit(node)
+    targets = [writer.view(name, rect) for name, rect in outputs.items()]
+    used = {name for node in writer.nodes for name in node.input}
+    names = {name: input_name(number) for number, name in enumerate(inputs)}
+    names |= {name: output_name(number) for number, name in enumerate(targets)}
+    taken = {new: f"{new}.inner" for new in names.values()}  # whatever else had one of these names gives way
+    return TileGraph(
+        nodes=tuple(_renamed(node, {**taken, **names}) for node in writer.nodes),
+        weights={taken.get(name, name): value for name, value in writer.weights.items() if name in used},
+        constants={taken.get(name, name): value for name, value in writer.constants.items() if name in used},
+        half=frozenset(taken.get(name, name) for name in writer.half & used),
+        inputs=tuple(_value(graph, name, regions[name], input_name(number)) for number, name in enumerate(inputs)),
+        outputs=tuple(
+            _value(graph, name, rect, output_name(number)) for number, (name, rect) in enumerate(outputs.items())
+        ),
+        opset=graph.opset,
+    )
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    for tensors in (node.input, node.output):
+        tensors[:] = [names.get(name, name) for name in tensors]
+    return node
+
+
+def _value(graph: Graph, tensor: str, region: Rect, name: str) -> onnx.ValueInfoProto:
+    shape = graph.shape(tensor).of(region, batch=1)
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape[1:]])
+
+
+def in_one_piece(graph: Graph) -> TileGraph:
+    """Write the whole network as one tile."""
+    whole = {graph.output: graph.shape(graph.output).whole}
+    return tile_graph(graph, graph.nodes, whole_regions(graph, graph.nodes), [graph.input], whole)

@@ -1,0 +1,53 @@
+"""The paper's first optimisation: weights stored in fp16, cast to fp32 when a worker loads them (SerFer, section 5).
+
+Half the package, the same speed. Arithmetic stays in fp32, so the loss is the rounding of the weights alone; layers
+that it hurts most, because their values leave fp16's range, keep fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitter.network.graph import Graph, Node
+from splitter.plan_dir.weights import INLINE_BYTES
+
+MODES = ("auto", "fp32", "fp16")
+_BLOCK = 1 << 16
+_WORST_ROUNDING = 1e-3  # relative L2; values inside fp16's normal range lose about 2.8e-4 together
+
+
+def storable(graph: Graph, nodes: Iterable[Node]) -> frozenset[str]:
+    """Return the weights of these nodes that fp16 holds well: large, float32, and within its range."""
+    weights = {name: graph.weights[name] for node in nodes for name in graph.constants(node)}
+    return frozenset(
+        name
+        for name, value in weights.items()
+        if value.dtype == np.float32 and value.nbytes > INLINE_BYTES and rounding(value) <= _WORST_ROUNDING
+    )
+
+
+def rounding(value: NDArray[np.float32]) -> float:
+    """Return how much fp16 storage changes a weight, as a share of its L2 norm; infinite where values overflow."""
+    total = lost = 0.0
+    for block in np.split(value.ravel(), range(_BLOCK, value.size, _BLOCK)):  # a weight may be 400 MB
+        with np.errstate(over="ignore"):
+            stored = block.astype(np.float16)
+        if not np.isfinite(stored).all():
+            return float("inf")
+        error = block - stored
+        total += float(block @ block)
+        lost += float(error @ error)
+    return float(np.sqrt(lost / total)) if total else 0.0
+
+
+def with_half(graph: Graph, names: frozenset[str]) -> Graph:
+    """Return the graph with these weights rounded to fp16 numbers and marked to be stored as such."""
+    weights = {
+        name: value.astype(np.float16).astype(np.float32) if name in names else value
+        for name, value in graph.weights.items()
+    }
+    return replace(graph, weights=weights, half=graph.half | names)

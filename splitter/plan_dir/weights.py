@@ -1,0 +1,99 @@
+"""Large constants in files of their own: each function of a stage has one weights file, which its tiles share.
+
+A weight may be stored in fp16 (it is cast when the session is built), and a function that computes some columns of a
+fully connected layer holds just those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from serfer.core.geometry import Span
+from splitter.network.graph import Weights
+
+INLINE_BYTES = 1024
+"""Smaller constants stay in the graph, where ONNX Runtime folds them."""
+_ALIGNMENT = 64
+_MARK = "|"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows (axis 0) or columns (axis 1) of a constant."""
+
+    base: str
+    axis: int
+    span: Span
+
+    @property
+    def name(self) -> str:
+        """The name of the constant that holds just these."""
+        return _MARK.join((self.base, str(self.axis), str(self.span.start), str(self.span.stop)))
+
+    def of(self, value: NDArray[Any]) -> NDArray[Any]:
+        """Return this part of the whole constant, as a view."""
+        part = slice(self.span.start, self.span.stop)
+        return value[part] if self.axis == 0 else value[:, part]
+
+    @classmethod
+    def parse(cls, name: str) -> Slice | None:
+        """Return the slice that a constant's name stands for, or None for a whole constant's."""
+        parts = name.rsplit(_MARK, 3)
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):  # noqa: PLR2004 - as `name` writes it
+            return None
+        return cls(parts[0], int(parts[1]), Span(int(parts[2]), int(parts[3])))
+
+
+class WeightsFile:
+    """Where each large weight lies in the file called `name`; those in `half` are stored in fp16."""
+
+    def __init__(self, name: str, constants: Mapping[str, NDArray[Any]], half: frozenset[str]) -> None:
+        self.name = name
+        self._constants: Weights = {key: value for key, value in constants.items() if value.nbytes > INLINE_BYTES}
+        self._half = half & self._constants.keys()
+        self._offsets: dict[str, int] = {}
+        end = 0
+        for key in self._constants:
+            self._offsets[key] = end
+            end += -(-self._length(key) // _ALIGNMENT) * _ALIGNMENT
+        self.bytes = end
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._constants
+
+    def slices_of(self, base: str) -> list[Slice]:
+        """Return the parts of a constant that the file holds."""
+        found = (Slice.parse(key) for key in self._constants)
+        return [part for part in found if part and part.base == base]
+
+    def _length(self, key: str) -> int:
+        return self._constants[key].nbytes // (2 if key in self._half else 1)
+
+    def write(self, path: Path) -> None:
+        """Write the constants, little endian, one after the other."""
+        with path.open("wb") as file:
+            for key, value in self._constants.items():
+                kind = np.dtype(np.float16) if key in self._half else value.dtype
+                file.write(np.ascontiguousarray(value).astype(kind.newbyteorder("<"), copy=False).data)
+                file.write(bytes(-file.tell() % _ALIGNMENT))
+
+    def is_half(self, key: str) -> bool:
+        """Say whether a constant is stored in fp16."""
+        return key in self._half
+
+    def reference(self, key: str, name: str, location: str) -> TensorProto:
+        """Return an initializer called `name` that points to constant `key` in the file, which lies at `location`."""
+        value = self._constants[key]
+        kind = TensorProto.FLOAT16 if key in self._half else helper.np_dtype_to_tensor_dtype(value.dtype)
+        tensor = TensorProto(name=name, dims=value.shape, data_type=kind, data_location=TensorProto.EXTERNAL)
+        entries = (("location", location), ("offset", self._offsets[key]), ("length", self._length(key)))
+        for field, entry in entries:
+            tensor.external_data.add(key=field, value=str(entry))
+        return tensor

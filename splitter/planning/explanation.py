@@ -1,0 +1,188 @@
+"""Why a plan is what it is: its goal in words, what it beat, and what to do where the goal is out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from serfer.core.errors import ModelError, UsageError
+from serfer.core.plan import OBJECTS, Alternative, PackageLimit
+from serfer.core.profile import Profiles
+from splitter.network.graph import Graph
+from splitter.planning.planner import Budget, Choice, choices_of, prepare
+from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Goal, Search
+from splitter.tiling.cuts import Cut, weight_bytes
+from splitter.tiling.grids import ONE, GridChoice
+
+OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
+_MEANINGS = {
+    "latency": "the least latency",
+    "cost": "the least dollars",
+    "balanced": "the least product of latency and dollars",
+    "work": "the fewest multiply-accumulates, and of those the least latency",
+}
+_LEAST_SHOWN = 0.01  # times as much: below it two decimals say nothing
+_ENDLESS = PackageLimit(1 << 62, 0)
+_MS_PER_S = 1000
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """What of a plan the user fixed, and what was left to the planner, each in words; `fixed` may be empty."""
+
+    fixed: tuple[str, ...]
+    chosen: tuple[str, ...]
+
+
+def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) -> Goal:
+    """Return the goal for an objective and its bounds; raises UsageError for what is no objective or no bound."""
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective is {', '.join(OBJECTIVES)}, not {objective!r}")
+    for name, value in (("--slo-ms", slo_ms), ("--max-cost-usd", max_cost_usd)):
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be more than 0, not {value:g}")
+    return replace(
+        OBJECTIVES[objective],
+        most_seconds=float("inf") if slo_ms is None else slo_ms / _MS_PER_S,
+        most_usd=float("inf") if max_cost_usd is None else max_cost_usd,
+    )
+
+
+def out_of_reach(search: Search, goal: Goal) -> ModelError:
+    """Say which bound no plan keeps, by how much, and which plan comes nearest."""
+    fastest, frugal = search.fastest, search.frugal
+    if fastest is None or frugal is None:
+        raise AssertionError("no chain at all: nothing fits")
+    if fastest.seconds > goal.most_seconds:
+        missed = (fastest.seconds - goal.most_seconds) * _MS_PER_S
+        return ModelError(
+            f"--slo-ms {_ms(goal.most_seconds)} is out of reach by {missed:.1f} ms: the fastest plan is predicted at "
+            f"{_predicted(fastest)}"
+        )
+    if frugal.usd > goal.most_usd:
+        return ModelError(
+            f"--max-cost-usd {goal.most_usd:g} is out of reach by {frugal.usd - goal.most_usd:.3g} dollars: the "
+            f"cheapest plan is predicted at {_predicted(frugal)}"
+        )
+    cheapest = search.best(replace(COST, most_seconds=goal.most_seconds))
+    quickest = search.best(replace(LATENCY, most_usd=goal.most_usd))
+    if cheapest is None or quickest is None:
+        raise AssertionError("each bound alone can be kept")
+    return ModelError(
+        f"--slo-ms {_ms(goal.most_seconds)} and --max-cost-usd {goal.most_usd:g} contradict each other: within the "
+        f"first the cheapest plan is predicted at {_predicted(cheapest)}, within the second the fastest at "
+        f"{_predicted(quickest)}"
+    )
+
+
+def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """Return what a plan competed with, the fastest first: the frontier's hull, itself, and the network unsplit."""
+    chains = {(chain.seconds, chain.usd): chain for chain in (*search.supported, chosen)}
+    mine = (chosen.seconds, chosen.usd)
+    found = [_alternative(chain, chosen=key == mine) for key, chain in chains.items()]
+    known = {each.stages for each in found}
+    return tuple(sorted([*found, *(each for each in unsplit if each.stages not in known)], key=lambda each: each.ms))
+
+
+def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
+    """Price the whole network as one function: one vCPU, and one large function with all that Lambda gives."""
+    whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), (graph.output,))]
+    fits = weight_bytes(graph, 0, len(graph.nodes)) <= budget.limit.room
+    facts = budget.facts.functions
+    found = []
+    for memory in (facts.memory_per_vcpu, facts.memory_max):
+        endless = replace(budget, limit=_ENDLESS, memory_mb=(memory,))
+        chain = prepare(graph, whole, GridChoice((ONE,)), None, endless).fastest
+        if chain:
+            found.append(replace(_alternative(chain, chosen=False), fits=fits))
+    return found
+
+
+def why(
+    objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative], profiles: Profiles, freedom: Freedom
+) -> str:
+    """Return a paragraph: why this plan, among which, what it is better or worse than, and by what it was predicted."""
+    bounds = []
+    if goal.most_seconds < float("inf"):
+        bounds.append(f"within {_ms(goal.most_seconds)} ms")
+    if goal.most_usd < float("inf"):
+        bounds.append(f"for at most ${goal.most_usd * _MILLION:.2f} a million queries")
+    wanted = " ".join([_MEANINGS[objective], *bounds])
+    mine = _price(chosen.seconds, chosen.usd)
+    among = "of all plans that fit"
+    if freedom.fixed:
+        among = f"of the plans that fit with what was given ({'; '.join(freedom.fixed)})"
+    first = f"{_stages(choices_of(chosen))} has {wanted} {among}: {mine}, predicted, warm."
+    left = [f"The planner chose {_listed(freedom.chosen)}."] if freedom.fixed else []
+    whole = [other for other in others if other.tasks == 1 and not other.chosen]
+    beaten = [_compared(chosen, other) for other in whole]
+    if freedom.fixed and any(_beats(other, chosen) for other in whole):
+        beaten.append("This plan loses to that in both, because of what was given.")
+    safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
+    source = f"Compute is predicted by profiles of {profiles.date} from {profiles.machine}{safety}."
+    return " ".join([first[:1].upper() + first[1:], *left, *_apart(choices_of(chosen)), *beaten, source])
+
+
+def _apart(choices: Sequence[Choice]) -> list[str]:
+    """Say which stages a plan sends to the object store, where it has a choice and does."""
+    numbers = [str(number) for number, choice in enumerate(choices) if choice.path == OBJECTS]
+    if not numbers:
+        return []
+    return [f"What stage {' and '.join(numbers)} hand{'s' if len(numbers) == 1 else ''} on goes to the object store."]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _beats(other: Alternative, chosen: Chain) -> bool:
+    """Say whether another plan fits, and is predicted to be faster and cheaper."""
+    return other.fits and other.ms < chosen.seconds * _MS_PER_S and other.usd < chosen.usd
+
+
+def _compared(chosen: Chain, other: Alternative) -> str:
+    seconds, usd = other.ms / _MS_PER_S, other.usd
+    times, dollars = _times(seconds / chosen.seconds), _times(usd / chosen.usd)
+    verdict = f"takes {times} times as long and costs {dollars} times as much ({_price(seconds, usd)})"
+    return f"Unsplit, {other.stages} {verdict}" + ("." if other.fits else ", and does not fit a function's package.")
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= _LEAST_SHOWN else f"{ratio:.1g}"
+
+
+def _alternative(chain: Chain, *, chosen: bool) -> Alternative:
+    choices = choices_of(chain)
+    return Alternative(
+        _stages(choices),
+        tasks=sum(choice.grid.tiles for choice in choices),
+        ms=round(chain.seconds * _MS_PER_S, 3),
+        usd=chain.usd,
+        fits=True,
+        chosen=chosen,
+    )
+
+
+def _stages(choices: Sequence[Choice]) -> str:
+    """Write stages as people would: "2x2 (2 stages) at 1769 MB, then 1 at 3538 MB"."""
+    if len(choices) == 1 and choices[0].grid == ONE:
+        return f"one function of {choices[0].memory_mb} MB"
+    parts = []
+    for (grid, memory), group in groupby(choices, key=lambda each: (str(each.grid), each.memory_mb)):
+        count = len(list(group))
+        parts.append(f"{grid}{f' ({count} stages)' if count > 1 else ''} at {memory} MB")
+    return ", then ".join(parts)
+
+
+def _predicted(chain: Chain) -> str:
+    return f"{_price(chain.seconds, chain.usd)} ({_stages(choices_of(chain))})"
+
+
+def _price(seconds: float, usd: float) -> str:
+    return f"{_ms(seconds)} ms and ${usd * _MILLION:.2f} a million queries"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * _MS_PER_S:.4g}"

@@ -1,0 +1,299 @@
+"""The paper's two optimisations under S_i + D < M, automatic and in its order (SerFer, section 5).
+
+A network whose parts fit their functions in fp32 stays as it is. Where one does not, its weights are stored in fp16;
+where that is not enough, global average pooling takes the place of its fully connected head, if there is labelled data
+to fit the new head to; and where there is none, the head's columns go to several functions, which is exact.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import ModelError, PlanWarning, UsageError
+from serfer.core.exactness import agreement, relative_error
+from serfer.core.geometry import Grid
+from serfer.core.plan import Change, Way
+from splitter.head.calibration import Calibration
+from splitter.head.find import find_head
+from splitter.head.gap import HeadFit, replace_head, replace_head_blind
+from splitter.network.graph import Graph
+from splitter.network.source import Progress
+from splitter.plan_dir import precision
+from splitter.plan_dir.assemble import Decision
+from splitter.plan_dir.check import whole_runner
+from splitter.planning.explanation import Freedom, alternatives, goal_of, out_of_reach, unsplit, why
+from splitter.planning.planner import Budget, Choice, Storage, choices_of, memory_sizes, prepare, why_nothing_fits
+from splitter.planning.search import Goal, Search
+from splitter.tiling.cuts import Cut, cut_points, cuts_after, weight_bytes
+from splitter.tiling.global_pooling import with_tile_pools
+from splitter.tiling.grids import COLUMNS, ONE, GridChoice
+
+GAP_MODES = ("auto", "never", "always")
+_RANDOM_INPUTS = 16
+_MEASURED_AT_ONCE = 8
+_CALLER_OF_SPLIT = 4  # frames up from fit: _planned, split, its caller
+_Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for: grids, a number of stages, cuts after operators, and which optimisations are allowed."""
+
+    grids: GridChoice
+    stages: int | None
+    cuts: tuple[str, ...] = ()
+    objective: str = "balanced"
+    slo_ms: float | None = None
+    max_cost_usd: float | None = None
+    precision: str = "auto"
+    gap: str = "auto"
+
+    @property
+    def goal(self) -> Goal:
+        """What the search looks for."""
+        return goal_of(self.objective, self.slo_ms, self.max_cost_usd)
+
+    @property
+    def asks_for_columns(self) -> bool:
+        """Whether some stage was asked to be spread by columns."""
+        asked = self.grids.per_stage or ((self.grids.wanted,) if self.grids.wanted else ())
+        return any(grid.columns for grid in asked)
+
+
+def fit(
+    original: Graph, wishes: Wishes, budget: Budget, calibration: Calibration | None, progress: Progress
+) -> Decision:
+    """Choose stages for a network so that each fits its functions, changing the network only where it must be.
+
+    Warns (PlanWarning) where one grid was asked for and no stage can have it.
+
+    Raises ModelError where nothing fits (it says which bound is in the way), or a GAP head was asked for and there is
+    none to replace; UsageError for wishes that contradict each other.
+    """
+    _check(wishes)
+    progress("choosing cuts and grids")
+    changes: tuple[Change, ...] = ()
+    given = original
+    if wishes.gap == "always":
+        given, changes = _with_gap(original, calibration, progress)
+    found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=wishes.asks_for_columns))
+    if found is None and wishes.gap == "auto" and calibration is not None and find_head(original):
+        given, changes = _with_gap(original, calibration, progress)
+        found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=False))
+    if found is None:
+        given, changes = (original, ()) if wishes.gap != "always" else (given, changes)
+        found = _first_that_fits(given, _with_columns(wishes), budget, _storages(given, wishes, spread=True))
+    if found is None:
+        raise _nothing_fits(given, wishes, budget)
+    graph, cuts, search = found
+    chain = search.best(wishes.goal)
+    if chain is None:
+        raise out_of_reach(search, wishes.goal)
+    choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
+    unspread = _unspread(graph, cuts, wishes.grids.wanted, choices, budget.max_tiles)
+    if unspread:
+        warnings.warn(unspread, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
+    half = _half_weights(graph, choices)
+    if half:
+        graph = precision.with_half(graph, half)
+        progress("measuring what fp16 storage loses")
+        changes = (*changes, _measure_half(given, graph, half, calibration))
+    return Decision(
+        graph,
+        cuts,
+        choices,
+        changes,
+        _ways(original, wishes, budget, changes),
+        unspread[:1].upper()
+        + unspread[1:]
+        + why(wishes.objective, wishes.goal, chain, others, budget.profiles, _freedom(wishes, budget)),
+        others,
+    )
+
+
+def _check(wishes: Wishes) -> None:
+    _ = wishes.goal  # refuses what is none
+    for name, given, known in (
+        ("precision", wishes.precision, precision.MODES),
+        ("gap", wishes.gap, GAP_MODES),
+    ):
+        if given not in known:
+            raise UsageError(f"{name} is {', '.join(known)}, not {given!r}")
+    if wishes.cuts and wishes.stages not in (None, len(wishes.cuts) + 1):
+        raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
+
+
+def _unspread(
+    graph: Graph, cuts: Sequence[Cut], wanted: Grid | None, choices: Sequence[Choice], max_tiles: int | None
+) -> str:
+    """Say why no stage has the grid that was asked for wherever it can be; nothing where one has it."""
+    if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices):
+        return ""
+    if max_tiles is not None and wanted.tiles > max_tiles:
+        what = f"it has {wanted.tiles} tiles, and at most {max_tiles} are allowed"
+    elif wanted.columns:
+        what = "no fully connected layer between two cuts has so many columns, or fits its functions so"
+    else:
+        maps = [shape for cut in cuts[1:] for name in cut.tensors if not (shape := graph.shape(name)).flat]
+        largest = max(maps, key=lambda shape: shape.height * shape.width, default=None)
+        what = f"the largest map at a cut is {largest.height} x {largest.width}" if largest else "no cut has a map"
+    return f"no stage can be spread {wanted}: {what}; ask for another grid. "
+
+
+def _count(stages: int) -> str:
+    return f"{stages} stage" if stages == 1 else f"{stages} stages"
+
+
+def _freedom(wishes: Wishes, budget: Budget) -> Freedom:
+    """Say what the user fixed of a plan, and what was chosen."""
+    grids, memory = wishes.grids, budget.memory_mb
+    any_memory = set(memory) == set(memory_sizes(budget.facts.functions))
+    fixed = {
+        "grids": f"grids {', '.join(map(str, grids.per_stage))}" if grids.per_stage else "",
+        "grid": f"grid {grids.wanted} for every stage that can have it" if grids.wanted else "",
+        "cuts": f"cuts after {', '.join(wishes.cuts)}" if wishes.cuts else "",
+        "stages": _count(wishes.stages) if wishes.stages and not (grids.per_stage or wishes.cuts) else "",
+        "memory": "" if any_memory else f"{' or '.join(map(str, memory))} MB of memory",
+        "tiles": f"at most {budget.max_tiles} tasks a stage" if budget.max_tiles else "",
+        "precision": f"weights in {wishes.precision}" if wishes.precision != "auto" else "",
+        "head": {"auto": "", "never": "no pooled head", "always": "a pooled head"}[wishes.gap],
+    }
+    free = {
+        "cuts": not wishes.cuts,
+        "grids": not (grids.per_stage or grids.wanted),
+        "memory": not fixed["memory"] or len(memory) > 1,
+        "how stages hand on": True,
+    }
+    return Freedom(tuple(filter(None, fixed.values())), tuple(name for name, open_ in free.items() if open_))
+
+
+def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage]:
+    """Yield ways to store weights, the most exact first."""
+    if wishes.precision != "fp16":
+        yield Storage(spread=spread)
+    if wishes.precision != "fp32":
+        yield Storage(precision.storable(graph, graph.nodes), always=wishes.precision == "fp16", spread=spread)
+
+
+def _with_columns(wishes: Wishes) -> Wishes:
+    """Allow columns for what is too large, whichever grid was asked for in general."""
+    return wishes if wishes.grids.per_stage else replace(wishes, grids=replace(wishes.grids, for_large=COLUMNS))
+
+
+_Found = tuple[Graph, Sequence[Cut], Search]
+
+
+def _first_that_fits(given: Graph, wishes: Wishes, budget: Budget, storages: Iterator[Storage]) -> _Found | None:
+    graph = with_tile_pools(given)
+    cuts = _cuts(graph, wishes, budget)
+    stages = len(cuts) - 1 if wishes.cuts else wishes.stages
+    for storage in storages:
+        search = prepare(graph, cuts, wishes.grids, stages, budget, storage, least_work=wishes.objective == "work")
+        if search.fastest:
+            return graph, cuts, search
+    return None
+
+
+def _cuts(graph: Graph, wishes: Wishes, budget: Budget) -> list[Cut]:
+    return cuts_after(graph, wishes.cuts) if wishes.cuts else cut_points(graph, budget.limit.room)
+
+
+def _nothing_fits(given: Graph, wishes: Wishes, budget: Budget) -> ModelError:
+    graph = with_tile_pools(given)
+    cuts = _cuts(graph, wishes, budget)
+    stages = len(cuts) - 1 if wishes.cuts else wishes.stages
+    *_, smallest = _storages(graph, wishes, spread=False)
+    return ModelError(why_nothing_fits(graph, cuts, wishes.grids, stages, budget, smallest))
+
+
+def _with_gap(original: Graph, calibration: Calibration | None, progress: Progress) -> tuple[Graph, tuple[Change, ...]]:
+    """Return the network with a global average pooling head, and what that cost."""
+    if find_head(original) is None:
+        raise ModelError("the network has no fully connected head that pooling could replace: use --gap never")
+    if calibration is None:
+        progress("making a pooling head without data")
+        graph, how = replace_head_blind(original, progress=progress)
+    else:
+        progress("fitting a pooling head")
+        graph, how = replace_head(original, calibration, progress=progress)
+    return graph, (_gap_change(how),)
+
+
+def _gap_change(how: HeadFit) -> Change:
+    return Change(
+        what="global average pooling head",
+        how=f"{how.how}: {how.note}",
+        measured_on="images held out" if how.accuracy_after is not None else "random inputs",
+        samples=how.held_out,
+        error=None,
+        agreement=how.agreement,
+        accuracy_before=how.accuracy_before,
+        accuracy_after=how.accuracy_after,
+    )
+
+
+def _half_weights(graph: Graph, choices: Sequence[Choice]) -> frozenset[str]:
+    nodes = [node for choice in choices if choice.half for node in graph.nodes[choice.start : choice.stop]]
+    return precision.storable(graph, nodes)
+
+
+def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration: Calibration | None) -> Change:
+    """Measure what rounding weights to fp16 does to the answers, on real images where there are any."""
+    shape = before.shape(before.input)
+    if calibration is None:
+        size = (_RANDOM_INPUTS, shape.channels, shape.height, shape.width)
+        images, on = np.random.default_rng(0).standard_normal(size, dtype=np.float32), "random inputs"
+    else:
+        images, on = calibration.images, "calibration images"
+    wanted, got = (_run_all(whole_runner(graph), images) for graph in (before, after))
+    large = [value for value in before.weights.values() if value.dtype == np.float32]
+    share = sum(before.weights[name].nbytes for name in half) / sum(value.nbytes for value in large)
+    accuracies = [
+        float((logits.argmax(axis=1) == calibration.labels).mean()) if calibration else None for logits in (wanted, got)
+    ]
+    return Change(
+        what="fp16 storage",
+        how=f"{len(half)} weights, {share:.0%} of the network's bytes",
+        measured_on=on,
+        samples=len(images),
+        error=relative_error(got, wanted),
+        agreement=agreement(got, wanted),
+        accuracy_before=accuracies[0],
+        accuracy_after=accuracies[1],
+    )
+
+
+def _run_all(run: _Run, images: NDArray[np.float32]) -> NDArray[np.float32]:
+    starts = range(0, len(images), _MEASURED_AT_ONCE)
+    return np.concatenate([run(images[start : start + _MEASURED_AT_ONCE]) for start in starts])
+
+
+def _ways(original: Graph, wishes: Wishes, budget: Budget, changes: Sequence[Change]) -> tuple[Way, ...]:
+    """Say how the largest part that no cut divides could be deployed; nothing where it fits as it is."""
+    graph = with_tile_pools(original)
+    room = budget.limit.room
+    spans = [(left.position, right.position) for left, right in pairwise(_cuts(graph, wishes, budget))]
+    start, stop = max(spans, key=lambda span: weight_bytes(graph, *span))
+    full = weight_bytes(graph, start, stop)
+    if full <= room:
+        return ()
+    half = weight_bytes(graph, start, stop, precision.storable(graph, graph.nodes[start:stop]))
+    ways = [Way("fp32, one function", 1, full, full <= room, exact=True)]
+    ways.append(Way("fp16 storage, one function", 1, half, half <= room, exact=False))
+    head = find_head(original)
+    if head:
+        for what, size, exact in (("fp32", full, True), ("fp16", half, False)):
+            parts = -(-size // room)
+            if parts > 1:
+                ways.append(Way(f"{what}, columns over functions", parts, -(-size // parts), fits=True, exact=exact))
+        classes = graph.shape(graph.output).elements
+        pooled = 4 * classes * (graph.shape(head.trunk_end).channels + 1)
+        fitted = next((change.how for change in changes if "pooling" in change.what), "needs --calibration")
+        ways.append(Way(f"global average pooling head ({fitted})", 1, pooled, fits=True, exact=False))
+    return tuple(ways)

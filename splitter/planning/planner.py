@@ -1,0 +1,509 @@
+"""The choice of cuts, grids, memory and data paths: every stage that is possible, priced, and searched exactly.
+
+`loads.py` says what a stage would do, `serfer/core/cost.py` what that takes, `paths.py` where an object store may pay,
+`search.py` finds the best chain.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise, product
+
+import numpy as np
+
+from serfer.core.aws import AwsFacts, LambdaFacts
+from serfer.core.cost import Floats, Platform, StageLoad, Traffic, stage_price
+from serfer.core.errors import UsageError
+from serfer.core.geometry import Grid, Rect, even_parts
+from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PATHS, PackageLimit
+from serfer.core.profile import Profiles, shipped_profiles
+from splitter.network.graph import Graph, Node
+from splitter.planning.data_path import Detour
+from splitter.planning.search import LATENCY, Chain, Edge, Goal, Search, Vertex
+from splitter.planning.stage_costs import Load, Loads, can_part
+from splitter.tiling import operators
+from splitter.tiling.cuts import Cut, weight_bytes
+from splitter.tiling.grids import ONE, GridChoice
+from splitter.tiling.regions import walk_back
+
+MAX_STAGES = 16
+INLINE_MOST = 1024 * 1024
+"""Bytes between two stages that may ride along with the driver: what is larger goes through the store (DESIGN.md)."""
+LEAST_SIDE = 3
+"""Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
+WORKER_MB = 120
+"""What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
+_WEIGHT_COPIES = 2  # the file's pages, and the session's own layout
+_LIVE_MAPS = 3  # an operator's input and output, and what it works in
+_MB = 1024 * 1024
+_VCPU_SIZES = 4
+_CACHE, _INLINE, _OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE, OBJECTS))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How weights may be stored: those in `half` in fp16, `always` or where a stage would not fit otherwise.
+
+    With `spread`, the columns of a fully connected layer may go to several functions.
+    """
+
+    half: frozenset[str] = frozenset()
+    always: bool = False
+    spread: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A stage: nodes [start, stop) of the graph on a grid, each task with `memory_mb`; `seconds`, `usd` are predicted.
+
+    `half` says that its weights are stored in fp16 where they can be, `path` is how what it hands on travels (Stage).
+    """
+
+    start: int
+    stop: int
+    grid: Grid
+    memory_mb: int
+    seconds: float
+    usd: float
+    half: bool = False
+    path: str = CACHE
+
+    @property
+    def inline(self) -> bool:
+        """Whether what it hands on rides along with the driver."""
+        return self.path == INLINE
+
+
+def memory_sizes(functions: LambdaFacts) -> tuple[int, ...]:
+    """Return the MB that functions may have unless told: one to four vCPUs, and the most that there is."""
+    vcpus = (round(number * functions.memory_per_vcpu) for number in range(1, _VCPU_SIZES + 1))
+    return (*(size for size in vcpus if size < functions.memory_max), functions.memory_max)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the functions of a plan may be, and where it runs: `store` is a kind of store, or two as in "valkey+s3"."""
+
+    limit: PackageLimit
+    facts: AwsFacts
+    memory_mb: tuple[int, ...]
+    store: str = "redis"
+    max_tiles: int | None = None
+    cold_share: float = 0.0
+    profiles: Profiles = field(default_factory=shipped_profiles)
+
+    @property
+    def platform(self) -> Platform:
+        """Return where the plan's functions and its stores are."""
+        return Platform.over(self.facts, self.store, self.cold_share)
+
+
+def choose(
+    graph: Graph,
+    cuts: Sequence[Cut],
+    grids: GridChoice,
+    stages: int | None,
+    budget: Budget,
+    storage: Storage | None = None,
+    goal: Goal = LATENCY,
+    *,
+    least_work: bool = False,
+) -> list[Choice] | None:
+    """Return the best chain of stages between `cuts` for a goal, or None where no chain keeps the limits.
+
+    With `least_work` it is the best of those with the fewest multiply-accumulates over all tiles. Raises UsageError for
+    numbers that contradict each other.
+    """
+    search = prepare(graph, cuts, grids, stages, budget, storage, least_work=least_work)
+    chain = search.best(goal)
+    return choices_of(chain) if chain else None
+
+
+def prepare(
+    graph: Graph,
+    cuts: Sequence[Cut],
+    grids: GridChoice,
+    stages: int | None,
+    budget: Budget,
+    storage: Storage | None = None,
+    *,
+    least_work: bool = False,
+) -> Search:
+    """Return the search over every chain of stages that keeps the limits and loses least precision."""
+    stages = _stage_count(grids, stages)
+    if stages is not None and stages > len(cuts) - 1:
+        raise UsageError(f"the network can be cut into {len(cuts) - 1} stages at most, not {stages}")
+    market = _Market(graph, tuple(cuts), grids, stages, budget, storage or Storage(), least_work)
+    return market.search
+
+
+def choices_of(chain: Chain) -> list[Choice]:
+    """Return a chain's stages, each with its memory and what it is predicted to take."""
+    grid, choices = 0, []
+    for edge, memory in chain.steps:
+        offer = edge.stage
+        assert isinstance(offer, _Offer)  # noqa: S101 - what _Market put there
+        choices.append(
+            Choice(
+                offer.load.start,
+                offer.load.stop,
+                offer.load.grid,
+                offer.memory_mb[memory],
+                seconds=float(edge.seconds[memory, grid]),
+                usd=float(edge.usd[memory, grid]),
+                half=offer.half,
+                path=PATHS[edge.after],
+            )
+        )
+        grid = edge.grid
+    return choices
+
+
+def _stage_count(grids: GridChoice, stages: int | None) -> int | None:
+    if stages is not None and not 1 <= stages <= MAX_STAGES:
+        raise UsageError(f"stages must be between 1 and {MAX_STAGES}, not {stages}")
+    if not grids.per_stage:
+        return stages
+    if stages not in (None, len(grids.per_stage)) or len(grids.per_stage) > MAX_STAGES:
+        raise UsageError(f"{len(grids.per_stage)} grids do not fit {stages or f'at most {MAX_STAGES}'} stages")
+    return len(grids.per_stage)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A stage that fits its functions, and what it ranks by before time and money: integers, less is better."""
+
+    load: Load
+    memory_mb: tuple[int, ...]
+    half: bool
+    rank: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Market:
+    """Every stage that a network allows, with its price."""
+
+    graph: Graph
+    cuts: tuple[Cut, ...]
+    grids: GridChoice
+    stages: int | None
+    budget: Budget
+    storage: Storage
+    least_work: bool
+
+    @cached_property
+    def search(self) -> Search:
+        """The network of states and stages, without the stages that lose more precision than they must."""
+        offers = self._best_ranked([offer for load in self._loads() if (offer := self._offer(load))])
+        distinct = {id(offer): offer for _, offer in offers}
+        detours = self._detours([*distinct.values()])
+        priced = {number: list(self._edges(offer, detours)) for number, offer in distinct.items()}
+        edges = (
+            replace(edge, start=(layer - 1, edge.start[1]), stop=(layer, edge.stop[1])) if layer else edge
+            for layer, offer in offers
+            for edge in priced[id(offer)]
+        )
+        last = [(self.stages or 0, len(self.graph.nodes))]
+        return Search(edges, (0, 0), last, len(PATHS), len(self._known_grids))
+
+    @cached_property
+    def _known_grids(self) -> dict[Grid, int]:
+        asked = (*(self.grids.per_stage or self.grids.options), *self.grids.for_large)
+        most = self.budget.max_tiles or sys.maxsize
+        allowed = [grid for grid in asked if grid.tiles <= most]
+        return {grid: number for number, grid in enumerate(dict.fromkeys((ONE, *allowed)))}
+
+    def _loads(self) -> Iterator[Load]:
+        """Yield every stage on every grid that it may have.
+
+        Where one grid is given for all stages, a stage on one tile knows how much of its work that grid could spread.
+        """
+        loads = Loads(self.graph, self.cuts, self.budget.profiles)
+        wanted = self.grids.wanted
+        links: set[tuple[int, int]] = set()
+        neighbours = {(left.position, right.position) for left, right in pairwise(self.cuts)}
+        for grid in self._known_grids:
+            if grid != ONE:
+                least = 1 if wanted or self.grids.per_stage else LEAST_SIDE
+                for load in loads.spread(grid, least, maps=not wanted):
+                    if grid == wanted and (load.start, load.stop) in neighbours:
+                        links.add((load.start, load.stop))
+                    yield load
+        asked = self.grids.per_stage or self.grids.options
+        if wanted or ONE in asked:
+            for number, left in enumerate(self.cuts):
+                for right in self.cuts[number + 1 :]:
+                    inside = [link for link in links if left.position <= link[0] and link[1] <= right.position]
+                    unspread = sum(loads.macs_before[end] - loads.macs_before[begin] for begin, end in inside)
+                    yield replace(loads.whole(left, right), unspread=unspread)
+
+    def _offer(self, load: Load) -> _Offer | None:
+        """Return a stage as it can be stored, or None where it cannot."""
+        macs = load.macs if self.least_work else 0
+        full = self._weight_bytes(load.start, load.stop)
+        memory = self._memory_for(load, full)
+        if not memory:
+            return None
+        if not self.storage.always and self._has_room(load, full, ()):
+            return _Offer(load, memory, half=False, rank=(0, load.unspread, macs))
+        less = self._weight_bytes(load.start, load.stop, half=True)
+        if (self.storage.half or self.storage.always) and self._has_room(load, less, self.storage.half):
+            lost = 0 if self.storage.always else less
+            return _Offer(load, memory, half=True, rank=(lost, load.unspread, macs))
+        return None
+
+    def _memory_for(self, load: Load, weights: int) -> tuple[int, ...]:
+        """Return what a stage's functions may have of memory: enough for its weights and for its largest maps."""
+        share = load.grid.tiles if load.grid.columns else 1
+        need = memory_needed(self.graph, load.start, load.stop, weights // share)
+        return tuple(size for size in self.budget.memory_mb if size >= need)
+
+    def _weight_bytes(self, start: int, stop: int, *, half: bool = False) -> int:
+        key = (start, stop, half)
+        if key not in self._known_bytes:
+            self._known_bytes[key] = weight_bytes(self.graph, start, stop, self.storage.half if half else ())
+        return self._known_bytes[key]
+
+    @cached_property
+    def _known_bytes(self) -> dict[tuple[int, int, bool], int]:
+        return {}
+
+    def _has_room(self, load: Load, size: int, half: Container[str]) -> bool:
+        """Say whether each function of a stage with `size` bytes of weights fits, spread by its columns if need be."""
+        room = self.budget.limit.room
+        if size <= room or not (self.storage.spread and load.grid.columns):
+            return size <= room
+        return _bytes_of_columns(self.graph, self.graph.nodes[load.start : load.stop], load.grid, half) <= room
+
+    def _best_ranked(self, offers: Sequence[_Offer]) -> list[tuple[int, _Offer]]:
+        """Return the stages that some chain of the best rank has, each with the number of stages up to its end.
+
+        Ranks are whole numbers, so a chain's is exact; the number is 0 where any number of stages will do.
+        """
+        layered = [(layer, offer) for layer in self._layers() for offer in offers if self._belongs(layer, offer)]
+        for place in range(3):
+            layered = _cheapest_only(layered, place, (self.stages or 0, len(self.graph.nodes)))
+        return layered
+
+    def _layers(self) -> Sequence[int]:
+        return range(1, self.stages + 1) if self.stages else (0,)
+
+    def _belongs(self, layer: int, offer: _Offer) -> bool:
+        """Say whether a stage has the grid that was asked for at its place."""
+        wanted = self.grids.per_stage
+        return not wanted or offer.load.grid == wanted[layer - 1]
+
+    def _detours(self, offers: Sequence[_Offer]) -> frozenset[int]:
+        """Return the positions of the cuts whose tensors may be worth their way through an object store."""
+        inner = [cut.position for cut in self.cuts[1:-1]]
+        detour = Detour.on(self.budget.platform)
+        if detour is None:
+            return frozenset()
+        if not detour.bounded:
+            return frozenset(inner)
+        writing, reading = dict.fromkeys(inner, -math.inf), dict.fromkeys(inner, -math.inf)
+        for offer in offers:
+            load, least_mb = offer.load, min(offer.memory_mb)
+            tasks, read, written = load.grid.tiles, _bytes_read(load).sum(), FLOAT_BYTES * load.written.sum()
+            if load.stop in writing:
+                saved = detour.most_saved_writing(tasks, float(written), least_mb)
+                writing[load.stop] = max(writing[load.stop], saved)
+            if load.start in reading:
+                saved = detour.most_saved_reading(tasks, len(load.readings), float(read), least_mb)
+                reading[load.start] = max(reading[load.start], saved)
+        return frozenset(position for position in inner if writing[position] + reading[position] > 0)
+
+    def _edges(self, offer: _Offer, detours: Container[int]) -> Iterator[Edge]:
+        """Yield a stage for every way in which its tensors can come and go, all priced at once."""
+        ways = self._ways(offer.load, detours)
+        memory = np.array(offer.memory_mb, dtype=float)[:, None, None]
+        seconds, usd = stage_price(self._stage_load(offer, ways), memory, self.budget.platform)
+        shape = (len(ways), len(offer.memory_mb), len(self._known_grids))
+        every = zip(ways, np.broadcast_to(seconds, shape), np.broadcast_to(usd, shape), strict=True)
+        for (before, after), each_s, each_usd in every:
+            yield Edge(
+                (0, offer.load.start),
+                (0, offer.load.stop),
+                before,
+                after,
+                self._known_grids[offer.load.grid],
+                each_s,
+                each_usd,
+                offer,
+            )
+
+    def _ways(self, load: Load, detours: Container[int]) -> list[tuple[int, int]]:
+        """Return how a stage's tensors may come and go: in a store, or along with the driver where they are small.
+
+        The object store is for the cuts at `detours`. The image comes with the driver, the answer goes with it.
+        """
+
+        def at(position: int, size: float) -> list[int]:
+            inline = [_INLINE] if size <= INLINE_MOST else []
+            return [_CACHE, *inline, *([_OBJECTS] if position in detours else [])]
+
+        before = at(load.start, float(_bytes_read(load).sum())) if load.start else [_CACHE]
+        last = load.stop == len(self.graph.nodes)
+        return list(product(before, [_INLINE] if last else at(load.stop, FLOAT_BYTES * float(load.written.sum()))))
+
+    def _stage_load(self, offer: _Offer, ways: Sequence[tuple[int, int]]) -> StageLoad:
+        """Return what a stage's tasks do, the ways as the first axis, then memories, grids before it, tasks.
+
+        The image comes as 8-bit pixels inside the first stage's payloads.
+        """
+        load = offer.load
+        come, go = np.array(ways).T[:, :, None, None, None]
+        if not load.start:
+            come = np.full_like(come, _INLINE)
+        read, written = _bytes_read(load) if load.start else _values_read(load), load.written * FLOAT_BYTES
+        ranges = self._ranges(load) if load.start else np.zeros(1)
+
+        def through(path: int) -> Traffic:
+            return Traffic((come == path) * read, (come == path) * ranges, (go == path) * written)
+
+        cache = through(_CACHE)
+        return StageLoad(
+            load.serial_s,
+            load.parallel_s,
+            cache.bytes_read,
+            cache.ranges,
+            cache.bytes_written,
+            carried_in=(come == _INLINE) * read,
+            carried_out=(go == _INLINE) * written,
+            weight_bytes=self._weight_bytes(load.start, load.stop, half=offer.half),
+            objects=through(_OBJECTS) if any(_OBJECTS in way for way in ways) else None,
+        )
+
+    def _ranges(self, load: Load) -> Floats:
+        """Return how many pieces each task reads, a row for each grid on which they may have been written."""
+        pieces: Floats = np.zeros((len(self._known_grids), load.grid.tiles))
+        for reading in load.readings:
+            shape = self.graph.shape(reading.tensor)
+            grids = [grid if shape.flat == grid.columns else ONE for grid in self._known_grids]
+            pieces += reading.pieces(shape.height, shape.width, grids)
+        return pieces
+
+
+def _values_read(load: Load) -> Floats:
+    return np.asarray(sum(reading.elements for reading in load.readings))
+
+
+def _bytes_read(load: Load) -> Floats:
+    return FLOAT_BYTES * _values_read(load)
+
+
+def _cheapest_only(layered: list[tuple[int, _Offer]], place: int, last: Vertex) -> list[tuple[int, _Offer]]:
+    """Keep the stages that lie on some chain with the least sum of one of their ranks."""
+    far = sys.maxsize
+    if not any(offer.rank[place] for _, offer in layered):
+        return layered
+    spans = [
+        ((layer and layer - 1, offer.load.start), (layer, offer.load.stop), offer.rank[place])
+        for layer, offer in layered
+    ]
+    so_far, to_go = {(0, 0): 0}, {last: 0}
+    for start, stop, rank in sorted(spans, key=lambda span: span[1][1]):
+        so_far[stop] = min(so_far.get(stop, far), so_far.get(start, far) + rank)
+    for start, stop, rank in sorted(spans, key=lambda span: -span[0][1]):
+        to_go[start] = min(to_go.get(start, far), rank + to_go.get(stop, far))
+    least = to_go.get((0, 0), far)
+    return [
+        each
+        for each, (start, stop, rank) in zip(layered, spans, strict=True)
+        if so_far.get(start, far) + rank + to_go.get(stop, far) == least < far
+    ]
+
+
+def _bytes_of_columns(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Container[str]) -> int:
+    """Return the bytes of weights that the first (and largest) of a grid's groups of columns needs.
+
+    Layers before the last fully connected one are computed whole by every group.
+    """
+    target = nodes[-1].output
+    regions = walk_back(graph, nodes, {target: tile_rects(graph, target, grid)[0]})
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        area, whole = regions[node.output].area, graph.shape(node.output).whole.area
+        for name in graph.constants(node):
+            size = graph.weights[name].nbytes // (2 if name in half else 1)
+            sizes[name] = max(sizes.get(name, 0), -(-size * area // whole))
+    return sum(sizes.values())
+
+
+def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
+    """Return each tile's part of a tensor on a grid; none where it cannot be cut like that."""
+    shape = graph.shape(tensor)
+    if grid == ONE:
+        return [shape.whole]
+    if not can_part(graph, tensor, grid):
+        return []
+    rows = even_parts(shape.height, grid.rows)
+    return [Rect(row, col) for row in rows for col in even_parts(shape.width, grid.cols)]
+
+
+def memory_needed(graph: Graph, start: int, stop: int, weights: int) -> int:
+    """Estimate the MB that running nodes [start, stop) in one piece takes, with so many bytes of fp32 weights."""
+    key = ("largest map", str(start))
+    if key not in graph.memo:
+        sizes = (graph.shape(node.output).elements for node in graph.nodes[start:])
+        graph.memo[key] = list(accumulate(sizes, max))
+    largest: int = graph.memo[key][stop - start - 1]
+    return WORKER_MB + (_WEIGHT_COPIES * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // _MB
+
+
+def why_nothing_fits(
+    graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: Storage
+) -> str:
+    """Say in a line which bound is in the way of what was asked, and by how much."""
+    facts = budget.facts.functions
+    endless = replace(budget, limit=PackageLimit(sys.maxsize, 0), memory_mb=(facts.memory_max,))
+    choices = choose(graph, cuts, grids, stages, endless)
+    if choices is None:
+        return _why_no_chain(graph, cuts, grids, stages, budget)
+    spans = [(choice.start, choice.stop) for choice in choices]
+    free = stages is None and not grids.per_stage
+    if free:  # whatever is not one part could still be cut
+        spans = [(left.position, right.position) for left, right in pairwise(cuts)]
+    needs = [memory_needed(graph, *span, weight_bytes(graph, *span)) for span in spans]
+    if max(needs) > max(budget.memory_mb):
+        return (
+            f"a stage needs about {max(needs):,} MB of memory, --memory allows {max(budget.memory_mb):,}: allow more, "
+            "or more stages"
+        )
+    sizes = [weight_bytes(graph, *span, storage.half) for span in spans]
+    size = max(sizes)
+    worst, limit = sizes.index(size), budget.limit
+    nodes = graph.nodes[slice(*spans[worst])]
+    heaviest = max(nodes, key=lambda node: sum(graph.weights[name].nbytes for name in graph.constants(node)))
+    what = "a part that no cut divides" if free else f"stage {worst} of {len(spans)}"
+    return (
+        f"{what}, with operator {heaviest.name!r} ({heaviest.kind}), cannot be deployed: it has {size:,} bytes of "
+        f"weights{' in fp16' if storage.half else ''}, a function has room for {limit.room:,} ({limit.package:,} less "
+        f"{limit.dependencies:,} of dependencies), {size - limit.room:,} too few ({(size - limit.room) / _MB:.1f} MB); "
+        f"{_advice(graph, heaviest, storage, free=free)}"
+    )
+
+
+def _advice(graph: Graph, heaviest: Node, storage: Storage, *, free: bool) -> str:
+    """Say what would help a part that is too large: only what has not been tried, and applies to it."""
+    ways = [] if free else ["allow more stages"]
+    if not storage.half:
+        ways.append("allow --precision fp16")
+    if operators.is_fully_connected(graph, heaviest):
+        ways.append("allow columns (col4), or a pooled head (--gap always)")
+    return ", or ".join([*ways, "raise --limit-mb, for workers on this machine only"])
+
+
+def _why_no_chain(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget) -> str:
+    too_fine = [grid for grid in grids.per_stage if grid.tiles > (budget.max_tiles or grid.tiles)]
+    if too_fine:
+        return f"the grid {too_fine[0]} has {too_fine[0].tiles} tiles, --max-tiles allows {budget.max_tiles}"
+    blocked = next((node for node in graph.nodes if not operators.tileable(graph, node)), None)
+    parts = f"{stages} stages" if stages else "any number of stages"
+    wanted = ",".join(str(grid) for grid in grids.per_stage) or "any grid"
+    reason = f"; from operator {blocked.name!r} ({blocked.kind}) on, stages have no tiles" if blocked else ""
+    return f"the network has no chain of {parts} with grids {wanted} ({len(cuts) - 2} cuts){reason}"

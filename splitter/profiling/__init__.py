@@ -1,0 +1,1 @@
+"""Operator profiles: what operators take on a machine, measured and fitted."""

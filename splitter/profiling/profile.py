@@ -1,0 +1,497 @@
+"""Fills the operator profiles on the machine at hand (INFless, section 3.3: operators are profiled, not networks).
+
+Tasks of a fixed set of networks, and of small graphs with drawn shapes, run in sessions as workers build them, and ONNX
+Runtime says how long each operator took. So operators are measured as they run in a task: fused, with the maps that
+the one before left in the cache. Each kind's prices are then the non-negative ones with the least relative error.
+
+A machine is hardly ever quiet. A small reference convolution runs before and after each repetition; repetitions go on
+until enough of them were undisturbed, and of each operator the shortest time counts.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.linear_model import LinearRegression
+
+from serfer.core.errors import ModelError
+from serfer.core.geometry import Grid, Rect
+from serfer.core.profile import PRICED, Kind, Profile, Profiles, Work, counts
+from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
+from splitter.network.ingest import from_onnx
+from splitter.network.source import Progress, load
+from splitter.plan_dir.emit import tile_graph
+from splitter.planning.ort_kernels import INSIDE, activated, convolution_kind, edge_columns, kind_of, tile_works
+from splitter.planning.planner import tile_rects
+from splitter.profiling.synthetic_models import drawn_models
+from splitter.tiling import operators
+from splitter.tiling.cuts import Cut, cut_points
+from splitter.tiling.global_pooling import with_grid, with_tile_pools
+from splitter.tiling.grids import ONE
+from splitter.tiling.regions import Regions, walk_back, whole_regions
+
+NETWORKS = (
+    *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),
+    *(("vgg11", 160), ("resnet18", 352), ("mobilenet-v2", 448), ("squeezenet", 416), ("efficientnet-b0", 224)),
+)
+"""The networks, with the heights and widths of their images, that the profiles are filled from."""
+GRIDS = (ONE, Grid(2, 2), Grid(1, 4), Grid(3, 3))
+_DRAWN_ROUNDS = 16
+_SPANS = 4
+_QUIET_ROUNDS, _LEAST_ROUNDS = 6, 8
+_MOST_SECONDS, _WARM_UP_SECONDS = 3.0, 3.0
+_DISTURBED = 1.15
+"""A repetition counts as undisturbed while the reference takes at most so many times its best."""
+_WAITED = 0.03
+"""It does not where its thread waited for a processor for more than this share of its time."""
+_RESOLUTION = 1e-6  # ONNX Runtime reports whole microseconds, rounded down
+_SLOWED = 1.3  # measured to predicted, from which on a sample counts as disturbed and is left out
+_THREADS, _BATCH = 2, 8
+_CHAIN = 100
+_CONVOLUTIONS = tuple(kind for kind in Kind if kind.endswith("convolution"))
+_REORDERS = {
+    "ReorderInput": Kind.INTO_BLOCKS,
+    "ReorderOutput": Kind.INTO_ORDER,
+    "ReorderInput of input": Kind.INPUT_INTO_BLOCKS,
+}
+_MATRIX_PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
+_WORTH_THREADS = 2e-4  # seconds; waking a thread takes so long that anything shorter says nothing about sharing
+_US = 1e6
+_NS = 1e9
+
+
+@dataclass(frozen=True)
+class Task:
+    """One tile of a stage: its operators and regions, what it is given, and what it has to compute."""
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+    regions: Regions
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, Rect]
+
+    @property
+    def works(self) -> list[Work]:
+        """What the task does."""
+        return tile_works(self.graph, self.nodes, self.regions, self.inputs, self.outputs)
+
+    def model(self) -> onnx.ModelProto:
+        """The task's graph as the splitter writes it, with its weights inside."""
+        return tile_graph(self.graph, self.nodes, self.regions, self.inputs, self.outputs).model({})
+
+
+def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
+    """Return the tasks of the stage between two cuts, none where it cannot be spread over `grid`."""
+    graph = with_grid(graph, grid)
+    nodes = graph.nodes[left.position : right.position]
+    made = {node.output for node in nodes}
+    read = {name for node in nodes for name in graph.activations(node)}
+    inputs = tuple(name for name in left.tensors if name in read)
+    rects = {name: tile_rects(graph, name, grid) for name in right.tensors if name in made}
+    spread = all(
+        operators.by_columns(graph, node) if grid.columns else operators.tileable(graph, node) for node in nodes
+    )
+    if not all(rects.values()) or (grid.tiles > 1 and not spread):
+        return []
+    tasks = []
+    for number in range(grid.tiles):
+        targets = {name: parts[number] for name, parts in rects.items()}
+        regions = walk_back(graph, nodes, targets) if spread else whole_regions(graph, nodes)
+        tasks.append(Task(graph, nodes, regions, inputs, targets))
+    return tasks
+
+
+def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None = None) -> ort.InferenceSession:
+    """Build a session with a worker's options (see lambdas/sessions.py); `events` is where it reports on operators."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if events:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(events)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+class Meter:
+    """Repeats something until it was undisturbed often enough.
+
+    A repetition was, if a small convolution before and after it took hardly longer than it ever did, and if this thread
+    did not have to wait for a processor meanwhile. The convolution runs on as many threads as what is measured, so that
+    all of the processors have to be free.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        rng = np.random.default_rng(0)
+        weight = numpy_helper.from_array(rng.standard_normal((64, 64, 3, 3), dtype=np.float32), "w")
+        value = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1])],
+            "reference",
+            [value("x", TensorProto.FLOAT, [1, 64, 32, 32])],
+            [value("y", TensorProto.FLOAT, [1, 64, 32, 32])],
+            [weight],
+        )
+        self._session = worker_session(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), threads
+        )
+        self._given = {"x": rng.standard_normal((1, 64, 32, 32), dtype=np.float32)}
+        ended, self._best = time.monotonic() + _WARM_UP_SECONDS, self._reference()
+        while time.monotonic() < ended:
+            self._best = min(self._best, self._reference())
+
+    def _reference(self) -> float:
+        return min(timed(self._session, self._given) for _ in range(2))
+
+    def repeat(self, once: Callable[[], float], most_s: float = _MOST_SECONDS) -> Repeated:
+        """Run `once`, which returns seconds, until `_QUIET_ROUNDS` were undisturbed or `most_s` have passed."""
+        ended, quiet, times = time.monotonic() + most_s, 0, list[float]()
+        after = self._reference()
+        while quiet < _QUIET_ROUNDS or len(times) < _LEAST_ROUNDS:
+            before, wall, processor = after, time.perf_counter(), time.thread_time()
+            times.append(once())
+            waited = (time.perf_counter() - wall) - (time.thread_time() - processor)
+            after = self._reference()
+            self._best = min(self._best, before, after)
+            steady = max(before, after) < _DISTURBED * self._best
+            quiet += steady and (self._threads > 1 or waited < _WAITED * times[-1] + _RESOLUTION)
+            if time.monotonic() > ended and len(times) >= _LEAST_ROUNDS:
+                break
+        return Repeated(tuple(times), quiet)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Seconds of every repetition, and how many of them were undisturbed."""
+
+    times: tuple[float, ...]
+    quiet: int
+
+    @property
+    def best(self) -> float:
+        """The shortest."""
+        return min(self.times)
+
+
+def timed(session: ort.InferenceSession, given: Mapping[str, NDArray[Any]]) -> float:
+    """Run a session once and return the seconds that it took."""
+    started = time.perf_counter()
+    session.run(None, given)
+    return time.perf_counter() - started
+
+
+def given_to(session: ort.InferenceSession, batch: int = 1) -> dict[str, NDArray[np.float32]]:
+    """Return noise for a session's inputs."""
+    rng = np.random.default_rng(0)
+    return {one.name: rng.standard_normal((batch, *one.shape[1:]), dtype=np.float32) for one in session.get_inputs()}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An operator and its shortest time in seconds for `batch` images."""
+
+    work: Work
+    seconds: float
+    batch: int = 1
+
+
+def observe(model: onnx.ModelProto, meter: Meter, threads: int = 1, batch: int = 1) -> list[Sample]:
+    """Measure a model's operators; none where the machine was never quiet."""
+    for node in model.graph.node:
+        node.name = node.output[0]  # ONNX Runtime's reports then say which operator is meant
+    with tempfile.TemporaryDirectory() as directory:
+        session = worker_session(model, threads, Path(directory) / "events")
+        given = given_to(session, batch)
+        repeated = meter.repeat(lambda: timed(session, given))
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    if not repeated.quiet:
+        return []
+    steps = _steps(events)
+    windows = _windows(model)
+    steps = _with_inputs(steps, {value.shape for value in given.values()})
+    return [Sample(work, seconds, batch) for step, seconds in steps if (work := _work_of(step, windows))]
+
+
+_Step = tuple[str, str, tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""An operator that ran: its name, its kind, the shapes of what it read and of what it wrote, the batch included."""
+
+
+def _steps(events: Iterable[Mapping[str, Any]]) -> list[tuple[_Step, float]]:
+    """Return every operator of a session's report with its shortest time in seconds."""
+    best: dict[tuple[str, str], tuple[_Step, float]] = {}
+    for event in events:
+        if event["cat"] != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        told = event["args"]
+        read, written = (_shapes(told[key]) for key in ("input_type_shape", "output_type_shape"))
+        step = event["name"].removesuffix("_kernel_time"), told["op_name"], read, written[0]
+        key, seconds = (event["name"], told["node_index"]), event["dur"] / _US + _RESOLUTION / 2
+        if key not in best or seconds < best[key][1]:
+            best[key] = step, seconds
+    return list(best.values())
+
+
+def _with_inputs(
+    steps: Iterable[tuple[_Step, float]], given: AbstractSet[tuple[int, ...]]
+) -> list[tuple[_Step, float]]:
+    """Mark the operators that bring a task's inputs into blocks: those maps are in no cache yet."""
+    left, found = set(given), []
+    for (name, operator, read, written), seconds in steps:
+        first = operator == "ReorderInput" and read[0] in left
+        left -= {read[0]} if first else set()
+        found.append(((name, f"{operator} of input" if first else operator, read, written), seconds))
+    return found
+
+
+def _shapes(told: Iterable[Mapping[str, Sequence[int]]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(next(iter(one.values()))) for one in told)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A windowed operator's window, and the operator that ended what ran with it."""
+
+    taps: int
+    stride: int
+    edges: int = 0
+    last: str = ""
+
+
+def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
+    """Return the windows of a model's operators, by their names and by those of what may run inside them."""
+    found: dict[str, _Window] = {}
+    for node in model.graph.node:
+        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        if "kernel_shape" in attributes:
+            stride = (attributes.get("strides") or [1, 1])[-1]
+            pads = attributes.get("pads") or [0] * MAP_RANK
+            edges = edge_columns(pads[1], pads[3], stride)
+            found[node.output[0]] = _Window(prod(attributes["kernel_shape"]), stride, edges)
+        else:
+            before = [found[name] for name in node.input if name in found]
+            found |= {node.output[0]: replace(before[-1], last=node.op_type)} if before else {}
+    return found
+
+
+def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
+    """Return what an operator of an optimised graph does, by its shapes; None for what moves nothing."""
+    name, operator, all_read, all_written = step
+    images = all_written[0]  # what is read second may be a weight
+    read = tuple(
+        (1, *shape[1:]) if shape[:1] == (images,) and index != 1 else shape for index, shape in enumerate(all_read)
+    )
+    written = (1, *all_written[1:])
+    window = windows.get(name.removesuffix("_nchwc"), _Window(1, 1))
+    if operator in ("Flatten", "Reshape", "Identity"):
+        return None
+    rows, cols = (written[-2], written[-1]) if len(written) > VECTOR_RANK else (1, written[-1])
+    moved = Work(
+        Kind.INTO_ORDER, read=prod(read[0]), written=prod(written), rows=rows, cols=cols, channels_out=written[1]
+    )
+    if operator in _REORDERS:
+        return replace(moved, kind=_REORDERS[operator])
+    if operator in ("Conv", "FusedConv"):
+        return _convolution(moved, read, window, in_blocks=name.endswith("_nchwc"))
+    if operator in _MATRIX_PRODUCTS:  # a constant matrix is packed and no longer told; the last axes have its size
+        summed, columns = read[0][-1], written[-1]
+        kind = Kind.FULLY_CONNECTED if len(written) == VECTOR_RANK else Kind.PRODUCT
+        macs, weights = prod(written) * summed, summed * columns
+        return replace(moved, kind=kind, macs=macs, weights=weights, channels_in=summed)
+    kind = Kind.CROP if operator == "Slice" else kind_of(operator)
+    if kind in (Kind.ELEMENTWISE, Kind.COPY):
+        moved = replace(moved, read=sum(prod(one) for one in read if len(one) == len(written)))
+    return replace(moved, kind=kind, taps=window.taps if kind == Kind.POOL else 1)
+
+
+def _convolution(moved: Work, read: Sequence[Sequence[int]], window: _Window, *, in_blocks: bool) -> Work | None:
+    weight, channels = read[1], read[0][1]
+    if len(weight) != MAP_RANK:  # batch normalisation in blocks is a convolution without a window
+        return replace(moved, kind=Kind.ELEMENTWISE)
+    groups = max(1, channels // weight[1])
+    kind = convolution_kind(weight, groups) if in_blocks else Kind.OTHER_CONVOLUTION
+    if kind == Kind.DEPTHWISE and prod(weight[2:]) == 1:
+        return replace(moved, kind=Kind.ELEMENTWISE)
+    counted = replace(
+        moved,
+        kind=kind,
+        macs=moved.rows * moved.cols * prod(weight),
+        weights=prod(weight),
+        channels_in=channels,
+        channels_out=weight[0],
+        groups=groups,
+        taps=prod(weight[2:]),
+        stride=window.stride,
+        edges=window.edges,
+    )
+    return activated(counted, window.last if window.last in INSIDE else "")
+
+
+def measure(
+    progress: Progress = lambda _: None,
+    networks: Sequence[tuple[str, int]] = NETWORKS,
+    drawn_rounds: int = _DRAWN_ROUNDS,
+) -> Profiles:
+    """Fill the profiles on this machine: three to five minutes with the default networks, more on a busy machine.
+
+    Raises ModelError where the machine was never quiet enough to measure a kind of operator.
+    """
+    meter = Meter()
+    samples: list[Sample] = []
+    for number, (what, model) in enumerate(_models(networks, drawn_rounds, progress)):
+        progress(f"measuring {what} (task {number + 1})")
+        batches = (1, _BATCH) if _is_vector(model) else (1,)
+        samples += [sample for batch in batches for sample in observe(model, meter, batch=batch)]
+    progress("measuring two threads")
+    shares = _parallel_shares(meter, drawn_rounds)
+    progress("fitting")
+    return fit(samples, shares, overheads(meter))
+
+
+def _is_vector(model: onnx.ModelProto) -> bool:
+    """Say whether a model is fully connected layers alone: those tell what weights cost from what products cost."""
+    return len(model.graph.input[0].type.tensor_type.shape.dim) == VECTOR_RANK
+
+
+def _models(
+    networks: Sequence[tuple[str, int]], drawn_rounds: int, progress: Progress
+) -> Iterator[tuple[str, onnx.ModelProto]]:
+    rng = np.random.default_rng(0)
+    for model in drawn_models(rng, drawn_rounds):
+        yield "drawn shapes", model
+    for name, size in networks:
+        progress(f"reading {name} at {size}")
+        source, _ = load(name, np.zeros((1, 3, size, size), dtype=np.float32))
+        for task in _drawn_tasks(with_tile_pools(from_onnx(source.onnx, size, size)), rng):
+            yield f"{name} at {size}", task.model()
+
+
+def _drawn_tasks(graph: Graph, rng: np.random.Generator) -> Iterator[Task]:
+    """Yield the whole network's task, and some tiles of stages between drawn cuts on several grids."""
+    cuts = cut_points(graph)
+    yield stage_tasks(graph, cuts[0], cuts[-1], ONE)[0]
+    inner = sorted(rng.choice(np.arange(1, len(cuts) - 1), size=min(_SPANS - 1, len(cuts) - 2), replace=False))
+    ends = [0, *map(int, inner), len(cuts) - 1]
+    for left, right in pairwise(ends):
+        for grid in GRIDS:
+            tasks = stage_tasks(graph, cuts[left], cuts[right], grid)
+            yield from tasks[:: max(1, len(tasks) // 2)][:2]
+
+
+def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
+    """Return how much of each kind's time two threads divide, from drawn shapes on one and on two.
+
+    Convolutions of which none took long enough get the least share of the others; anything else counts as serial.
+    """
+    meters = {1: meter, _THREADS: Meter(_THREADS)}
+    one_s, two_s = defaultdict[Kind, float](float), defaultdict[Kind, float](float)
+    for model in drawn_models(np.random.default_rng(1), max(1, drawn_rounds // 4)):
+        alone, together = (observe(model, used, threads) for threads, used in meters.items())
+        if len(alone) != len(together):  # the machine was never quiet for one of them
+            continue
+        for one, two in zip(alone, together, strict=True):
+            if one.seconds > _WORTH_THREADS:
+                one_s[one.work.kind] += one.seconds
+                two_s[one.work.kind] += two.seconds
+    found = {kind: min(1.0, max(0.0, _THREADS * (1 - two_s[kind] / one_s[kind]))) for kind in one_s}
+    least = min((found[kind] for kind in _CONVOLUTIONS if kind in found), default=0.0)
+    return dict.fromkeys(_CONVOLUTIONS, least) | found
+
+
+def _chain(length: int) -> onnx.ModelProto:
+    """Return a model of so many operators that have next to nothing to do."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 1]) for name in ("t0", f"t{length}")]
+    nodes = [helper.make_node("Abs" if step % 2 else "Neg", [f"t{step}"], [f"t{step + 1}"]) for step in range(length)]
+    graph = helper.make_graph(nodes, "chain", value[:1], value[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Seconds that running a session costs besides its operators, and that watching an operator adds to its time."""
+
+    run: float
+    watching: float
+
+
+def overheads(meter: Meter) -> Overheads:
+    """Measure both with chains of operators that have nothing to do."""
+    one, many = worker_session(_chain(1)), worker_session(_chain(_CHAIN))
+    given = given_to(one)
+    run = meter.repeat(lambda: timed(one, given)).best
+    turn = (meter.repeat(lambda: timed(many, given)).best - run) / (_CHAIN - 1)
+    with tempfile.TemporaryDirectory() as directory:
+        watched = worker_session(_chain(_CHAIN), events=Path(directory) / "events")
+        meter.repeat(lambda: timed(watched, given))
+        events = json.loads(Path(watched.end_profiling()).read_text(encoding="utf-8"))
+    seconds = [seconds for _, seconds in _steps(events)]
+    return Overheads(run - turn, max(0.0, sum(seconds) / len(seconds) - turn))
+
+
+def fit(samples: Iterable[Sample], shares: Mapping[Kind, float], extra: Overheads) -> Profiles:
+    """Fit every kind's prices; raises ModelError for a kind of which there is no sample."""
+    by_kind = defaultdict[Kind, list[Sample]](list)
+    for sample in samples:
+        by_kind[sample.work.kind].append(sample)
+    missing = [str(kind) for kind in Kind if not by_kind[kind]]
+    if missing:
+        raise ModelError(f"the machine was never quiet enough to measure {', '.join(missing)}; try again later")
+    return Profiles(
+        machine=_machine(),
+        runtime=f"onnxruntime {ort.__version__}, Python {platform.python_version()}",
+        date=datetime.now(UTC).date().isoformat(),
+        run_ns=extra.run * _NS,
+        kinds={kind: _fitted(kind, by_kind[kind], shares.get(kind, 0.0), extra.watching) for kind in Kind},
+    )
+
+
+def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float, watching: float) -> Profile:
+    names = sorted(PRICED[kind])
+    rows = np.array(
+        [[counts(sample.work, sample.batch)[name] for name in names] for sample in samples], dtype=np.float64
+    )
+    seconds = np.array([max(sample.seconds - watching, _RESOLUTION / 2) for sample in samples])
+    kept = np.ones(len(samples), dtype=bool)
+    for _ in range(4):
+        prices = _prices(rows[kept], seconds[kept], 1 / (seconds[kept] + 2 * _RESOLUTION))
+        kept = seconds < _SLOWED * (rows @ prices + 2 * _RESOLUTION)
+    error = np.abs(rows[kept] @ prices - seconds[kept]).sum() / seconds[kept].sum()
+    return Profile(
+        prices_ns={name: float(price * _NS) for name, price in zip(names, prices, strict=True)},
+        parallel=float(parallel),
+        samples=int(kept.sum()),
+        error=float(error),
+    )
+
+
+def _prices(rows: NDArray[Any], seconds: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
+    """Return the non-negative prices with the least squared error, each sample's weighted."""
+    scale = np.maximum(rows.max(axis=0), 1e-30)
+    model = LinearRegression(positive=True, fit_intercept=False)
+    model.fit(rows / scale * weights[:, None], seconds * weights)
+    prices: NDArray[Any] = model.coef_ / scale
+    return prices
+
+
+def _machine() -> str:
+    """Return what the profiles were measured on: the processor's name and the number of its cores that we have."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {len(names)} vCPUs"

@@ -1,0 +1,182 @@
+"""Rules of operators that leave rows and columns alone: element by element, or along other axes than those two.
+
+That is more than activations and sums. In channels-last form a normalisation and a product with a matrix act on the
+last axis; a channel shuffle gives the channels two axes and swaps them. Wherever the rows and the columns are, they
+come through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import combinations
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serfer.core.geometry import Rect
+from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node
+from splitter.tiling.rule import Rule, integers
+
+if TYPE_CHECKING:
+    from splitter.plan_dir.onnx_builder import TileWriter
+
+Along = Callable[[Graph, Node], Collection[int] | None]
+
+
+def rank(graph: Graph, node: Node) -> int:
+    """Return how many axes the first activation that an operator reads has."""
+    return len(graph.shapes[graph.activations(node)[0]])
+
+
+class Elementwise(Rule):
+    """Activations, and arithmetic of several operands, which may be broadcast."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the operands that are maps have theirs, if constants and small maps can be broadcast to that."""
+        size, names = graph.shapes[node.output], graph.activations(node)
+        maps = {axes for name in names if (axes := graph.axes(name)) and graph.shape(name).whole.area > 1}
+        axes = maps.pop() if maps else NCHW
+        if maps or max(axes) >= len(size) or any(len(graph.shapes[name]) != len(size) for name in names):
+            return None
+        shapes = [graph.shapes[name] for name in names] + [graph.weights[name].shape for name in graph.constants(node)]
+        return axes if all(_broadcasts(shape, size, axes) for shape in shapes) else None
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with the tile's part of each constant."""
+        operands = [
+            writer.broadcast(name, node.output, region) if name in writer.graph.weights else given
+            for name, given in zip(node.inputs, inputs, strict=True)
+        ]
+        writer.append(node.kind, operands, node.output, node.attributes)
+
+
+def _broadcasts(shape: Sequence[int], size: Sequence[int], axes: Axes) -> bool:
+    """Operands must have the output's rows and columns, or a single one."""
+    missing = len(size) - len(shape)
+    return all(axis < missing or shape[axis - missing] in (1, size[axis]) for axis in axes)
+
+
+class Expand(Elementwise):
+    """A small map, such as the gates of squeeze-and-excite, broadcast by an operator of its own."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the input has rows and columns (NCHW if it has one of each), if the new shape is constant."""
+        source = graph.activations(node)[0]
+        plain = integers(graph, node, 1) is not None and len(graph.shapes[source]) == MAP_RANK
+        size = graph.shapes[node.output]
+        axes = graph.axes(source) if graph.shape(source).whole.area > 1 else NCHW
+        if axes is None or not plain or len(size) != MAP_RANK:
+            return None
+        return axes if _broadcasts(graph.shapes[source], size, axes) else None
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append the operator with the size of the tile."""
+        rows, cols = writer.graph.axes(node.output) or NCHW
+        size = [1, *writer.graph.shapes[node.output][1:]]
+        size[rows], size[cols] = region.rows.size, region.cols.size
+        writer.append(node.kind, [inputs[0], writer.constant(f"{node.output}.shape", np.array(size))], node.output)
+
+
+class Channelwise(Rule):
+    """Operators that act along axes which are neither rows nor columns nor the batch; `along` says which."""
+
+    def __init__(self, along: Along) -> None:
+        self._along = along
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the inputs have theirs, if the operator acts along other axes."""
+        axes = _common(graph, node)
+        acted = self._along(graph, node)
+        if axes is None or acted is None or {0, *axes} & set(acted):
+            return None
+        return axes if len(graph.shapes[node.output]) == rank(graph, node) else None
+
+
+def _common(graph: Graph, node: Node) -> Axes | None:
+    """Return where rows and columns are in all activations that an operator reads, if that is one place."""
+    names = graph.activations(node)
+    places = {graph.axes(name) for name in names}
+    sizes = {graph.shape(name).whole for name in names}
+    return places.pop() if len(places) == len(sizes) == 1 else None
+
+
+class Reduce(Rule):
+    """Means, sums and maxima along channels."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the input has its rows and columns, counted without the axes that vanish."""
+        axes, given = _common(graph, node), integers(graph, node, 1)
+        if axes is None or not given:
+            return None
+        count = rank(graph, node)
+        gone = {axis % count for axis in given}
+        if gone & {0, *axes}:
+            return None
+        if node.attributes.get("keepdims", 1):
+            return axes
+        return _shifted(axes, lambda axis: -sum(one < axis for one in gone))
+
+
+def _shifted(axes: Axes, by: Callable[[int], int]) -> Axes:
+    return axes[0] + by(axes[0]), axes[1] + by(axes[1])
+
+
+class Transpose(Rule):
+    """Another order of the axes."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the rows and columns go."""
+        axes, order = _common(graph, node), list(node.attributes.get("perm") or [])
+        return (order.index(axes[0]), order.index(axes[1])) if axes and order and order[0] == 0 else None
+
+
+class Reshape(Rule):
+    """Another form of the same values, in which the rows and the columns keep axes of their own."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the rows and columns go, if they stay apart from everything else."""
+        axes = _common(graph, node) if len(graph.activations(node)) == 1 else None
+        return _kept(graph.shapes[node.inputs[0]], axes, graph.shapes[node.output]) if axes else None
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with the tile's rows and columns in the shape."""
+        axes = writer.graph.axes(node.output) or NCHW
+        shape = [0, *writer.graph.shapes[node.output][1:]]  # 0 keeps the batch
+        shape[axes[0]], shape[axes[1]] = region.rows.size, region.cols.size
+        writer.append("Reshape", [inputs[0], writer.constant(f"{node.output}.shape", np.array(shape))], node.output)
+
+
+def _kept(before: Sequence[int], axes: Axes, after: Sequence[int]) -> Axes | None:
+    """Return where a reshape puts rows and columns: as many values must lie before, between and behind them."""
+    first, second = sorted(axes)
+    pairs = list(combinations(range(1, len(after)), VECTOR_RANK))
+    for one, other in sorted(pairs, key=lambda pair: len(after) != MAP_RANK or pair != NCHW):
+        if (
+            (after[one], after[other]) == (before[first], before[second])
+            and prod(after[1:one]) == prod(before[1:first])
+            and prod(after[one + 1 : other]) == prod(before[first + 1 : second])
+        ):
+            return (one, other) if axes[0] < axes[1] else (other, one)
+    return None
+
+
+def attribute_axis(default: int) -> Along:
+    """Return what finds the one axis that an operator's attribute names."""
+    return lambda graph, node: [int(node.attributes.get("axis", default)) % rank(graph, node)]
+
+
+def axes_from(graph: Graph, node: Node) -> Collection[int]:
+    """Return the axes that a layer normalisation acts on: its own and all after it."""
+    count = rank(graph, node)
+    return range(node.attributes.get("axis", -1) % count, count)
+
+
+def joined(graph: Graph, node: Node) -> Collection[int] | None:
+    """Return the axis of a concatenation; a constant among its operands would not have the batch's images."""
+    return None if graph.constants(node) else [int(node.attributes["axis"]) % rank(graph, node)]
+
+
+def parameters(along: Along) -> Along:
+    """Return `along` for operators of which only the first input may be computed."""
+    return lambda graph, node: along(graph, node) if graph.activations(node) == [node.inputs[0]] else None

@@ -1,0 +1,226 @@
+"""Which operators can be spread in which way: every operator's rule, and what a tile reads by it.
+
+    over tiles      a rectangle of a map needs a rectangle of each input map
+    by columns      columns of a vector need, through a fully connected layer, the whole vector before it
+    as partial sums global pooling of a map: each tile pools its share, and whoever reads them adds them up (TilePool)
+
+An operator without a rule, or one that its rule does not cover, is computed in one piece by a stage of one tile. What
+is as small as a vector is computed whole by every tile that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from serfer.core.geometry import Span
+from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
+from splitter.tiling.elementwise import (
+    Channelwise,
+    Elementwise,
+    Expand,
+    Reduce,
+    Reshape,
+    Transpose,
+    attribute_axis,
+    axes_from,
+    joined,
+    parameters,
+)
+from splitter.tiling.partial_reduction import TILE_POOL, TILE_SUM, FullyConnected, TilePool, TileSum, is_fully_connected
+from splitter.tiling.resampling import (
+    DepthToSpace,
+    Gather,
+    MatMul,
+    Slice,
+    SpaceToDepth,
+    TransposedConvolution,
+    matrix_of,
+)
+from splitter.tiling.rule import Rule, extent
+from splitter.tiling.windowed import POOLS, WINDOWED, AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
+
+__all__ = [
+    "BROADCAST",
+    "COL_AXIS",
+    "NCHW",
+    "POINTWISE",
+    "POOLS",
+    "ROW_AXIS",
+    "TILE_POOL",
+    "TILE_SUM",
+    "WINDOWED",
+    "axes_of_output",
+    "by_columns",
+    "is_fully_connected",
+    "is_whole",
+    "macs",
+    "matrix_of",
+    "needs",
+    "pad_amounts",
+    "rule_of",
+    "tileable",
+    "tiled_kinds",
+]
+_Answer = TypeVar("_Answer")
+_PER_CHANNEL = frozenset({"BatchNormalization", "LRN", "PRelu"})
+_PER_VALUE = frozenset(
+    {
+        *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh"),
+        *("Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN"),
+        *("LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid"),
+        *("Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+    }
+)
+POINTWISE = _PER_CHANNEL | _PER_VALUE
+BROADCAST = frozenset(
+    {
+        *("Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min"),
+        *("Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor"),
+    }
+)
+_ELEMENTWISE = Elementwise()
+_FULLY_CONNECTED = FullyConnected()
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_PER_VALUE | BROADCAST, _ELEMENTWISE),
+    **dict.fromkeys(("BatchNormalization", "LRN"), Channelwise(parameters(lambda _graph, _node: [1]))),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"), Channelwise(attribute_axis(-1))),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), Channelwise(parameters(axes_from))),
+    "DequantizeLinear": Channelwise(parameters(attribute_axis(1))),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"), Reduce()),
+    **dict.fromkeys(("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"), Reduce()),
+    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), Reshape()),
+    "AveragePool": AveragePool(),
+    "Concat": Channelwise(joined),
+    "Conv": Convolution(),
+    "ConvTranspose": TransposedConvolution(),
+    "DepthToSpace": DepthToSpace(),
+    "Expand": Expand(),
+    "Gather": Gather(),
+    "MatMul": MatMul(),
+    "MaxPool": MaxPool(),
+    "Pad": ConstantPad(),
+    "Slice": Slice(),
+    "SpaceToDepth": SpaceToDepth(),
+    TILE_POOL: TilePool(),
+    TILE_SUM: TileSum(),
+    "Transpose": Transpose(),
+}
+
+
+def tiled_kinds() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of operators that have rules, sorted, by what their rules are about."""
+    about = {
+        "tiled as windows (halos where they overlap)": ("Conv", "ConvTranspose", *POOLS, "Pad"),
+        "tiled value by value": _PER_VALUE | BROADCAST,
+        "tiled as global pooling, by partial results": ("GlobalAveragePool", "GlobalMaxPool"),
+        "spread by output columns behind a vector": ("Gemm",),
+    }
+    named = {kind for kinds in about.values() for kind in kinds}
+    about["tiled where rows and columns come through"] = _RULES.keys() - named - {TILE_POOL, TILE_SUM}
+    return {how: tuple(sorted(kinds)) for how, kinds in about.items()}
+
+
+def rule_of(graph: Graph, node: Node) -> Rule | None:
+    """Return the rule by which rectangles (or columns) of the operator's output are computed, None for no such rule."""
+    return _once(graph, node, _find_rule)
+
+
+def _once(graph: Graph, node: Node, question: Callable[[Graph, Node], _Answer]) -> _Answer:
+    """Ask a question about an operator of a graph once: searching for stages asks it again and again."""
+    key = question.__name__, node.output
+    if key not in graph.memo:
+        graph.memo[key] = question(graph, node)
+    answer: _Answer = graph.memo[key]
+    return answer
+
+
+def _find_rule(graph: Graph, node: Node) -> Rule | None:
+    if is_fully_connected(graph, node):
+        return _FULLY_CONNECTED
+    rule = _RULES.get(node.kind)
+    if rule is None:
+        return None
+    if _is_column_by_column(graph, node):
+        return rule
+    axes = graph.axes(node.output)
+    return rule if axes is not None and axes_of_output(graph, node) == axes else None
+
+
+def axes_of_output(graph: Graph, node: Node) -> Axes | None:
+    """Return where the operator's output has rows and columns if its inputs' come through, None where they do not."""
+    rule = _RULES.get(node.kind)
+    return rule.axes(graph, node) if rule and graph.activations(node) else None
+
+
+def tileable(graph: Graph, node: Node) -> bool:
+    """Say whether a rectangle of the operator's output needs only a rectangle of each input map.
+
+    What follows global pooling is as good as that: so small that every tile can compute it whole.
+    """
+    if node.kind == TILE_SUM or _is_small(graph, node):
+        return True
+    return rule_of(graph, node) is not None and graph.axes(node.output) is not None
+
+
+def by_columns(graph: Graph, node: Node) -> bool:
+    """Say whether the operator may be part of a stage that is spread by the columns of its output vector.
+
+    Maps before the vector may: every group computes them whole, which may cost less than handing them on.
+    """
+    if len(graph.shapes[node.output]) != VECTOR_RANK:
+        return True
+    return is_fully_connected(graph, node) or _is_column_by_column(graph, node) or is_whole(graph, node)
+
+
+def _is_column_by_column(graph: Graph, node: Node) -> bool:
+    """Say whether each column of the operator's output vector needs that column of its inputs alone."""
+    vectors = all(len(graph.shapes[name]) == VECTOR_RANK for name in (node.output, *graph.activations(node)))
+    width = graph.shapes[node.output][-1]
+    fits = all(graph.weights[name].shape[-1:] in ((), (1,), (width,)) for name in graph.constants(node))
+    return vectors and fits and _RULES.get(node.kind) is _ELEMENTWISE
+
+
+def is_whole(graph: Graph, node: Node) -> bool:
+    """Say whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
+    return _once(graph, node, _find_whole)
+
+
+def _find_whole(graph: Graph, node: Node) -> bool:
+    if node.kind == TILE_SUM or rule_of(graph, node) is None:
+        return True
+    return graph.axes(node.output) is not None and _is_small(graph, node)
+
+
+def _is_small(graph: Graph, node: Node) -> bool:
+    """Say whether the operator works on vectors and maps of one position alone."""
+    names = [*graph.activations(node), node.output]
+    return all(graph.axes(name) is None or graph.shape(name).whole.area == 1 for name in names)
+
+
+def needs(graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    """Return the rows (or columns) of input `source` that output rows `out` read, not clipped to the map."""
+    rule = None if is_whole(graph, node) else rule_of(graph, node)
+    return rule.needs(graph, node, source, axis, out) if rule else Span(0, extent(graph, source, axis))
+
+
+def macs(graph: Graph, node: Node, positions: int) -> int:
+    """Count multiply-accumulates of `positions` output positions (columns, of a vector)."""
+    weight = graph.weights.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    if weight is not None and node.kind == "Conv":
+        return positions * int(weight.size)
+    if weight is not None and node.kind == "ConvTranspose":
+        return positions * int(weight.size) // int(np.prod(node.attributes.get("strides") or 1))
+    if node.kind not in ("Gemm", "MatMul"):
+        return 0
+    values = positions if graph.axes(node.output) is None else positions * graph.shape(node.output).channels
+    return values * _summed(graph, node)
+
+
+def _summed(graph: Graph, node: Node) -> int:
+    """Return how many products each value of a matrix product is the sum of."""
+    left = node.inputs[0]
+    shape = graph.shapes[left] if left in graph.shapes else graph.weights[left].shape
+    return int(shape[0 if node.attributes.get("transA", 0) else -1])

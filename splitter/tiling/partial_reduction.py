@@ -1,0 +1,106 @@
+"""Rules of what has its own operators here: shares of a global pooling, and columns of a fully connected layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serfer.core.geometry import Rect, Span, even_parts
+from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
+from splitter.tiling.rule import Rule, extent
+
+if TYPE_CHECKING:
+    from splitter.plan_dir.onnx_builder import TileWriter
+
+TILE_POOL = "TilePool"
+"""Each tile of a grid pooled apart: a (C, H, W) map becomes (C, rows, cols). Not an ONNX operator."""
+TILE_SUM = "TileSum"
+"""What tiles pooled, put together: (C, rows, cols) becomes (C, 1, 1). Not an ONNX operator."""
+
+
+class TilePool(Rule):
+    """The pooled value of each tile; a mean is weighted by the tile's share of the map, so that the shares add up."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the map has its rows and columns; the tiles of the grid lie there."""
+        return graph.axes(node.inputs[0])
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+        """Return the rows of these tiles."""
+        parts = even_parts(extent(graph, source, axis), node.attributes["grid"][axis - ROW_AXIS])
+        return Span(parts[out.start].start, parts[out.stop - 1].stop)
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append the pooling, and the tile's weight."""
+        mode = node.attributes["mode"]
+        share = writer.need(node, node.inputs[0], region).area
+        whole = writer.graph.shape(node.inputs[0]).whole.area
+        if mode != "mean" or share == whole:
+            _pool(writer, mode, inputs, node.output)
+            return
+        mean = _pool(writer, mode, inputs, f"{node.output}.mean")
+        scale = writer.constant(f"{node.output}.share", np.array(share / whole, dtype=np.float32))
+        writer.append("Mul", [mean, scale], node.output)
+
+
+def _pool(writer: TileWriter, mode: str, inputs: Sequence[str], output: str) -> str:
+    if mode != "sum":
+        return writer.append("GlobalMaxPool" if mode == "max" else "GlobalAveragePool", inputs, output)
+    return writer.append("ReduceSum", [*inputs, writer.constant(f"{output}.axes", np.array(NCHW))], output)
+
+
+class TileSum(Rule):
+    """The shares, put together; every tile that reads the result does it."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:  # noqa: ARG002 - the rules' interface
+        """Return NCHW."""
+        return NCHW
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - same
+        """Return all shares."""
+        return Span(0, extent(graph, source, axis))
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:  # noqa: ARG002 - same
+        """Append the sum (or the largest) of the shares."""
+        if writer.graph.shape(node.inputs[0]).whole.area == 1:
+            writer.append("Identity", inputs, node.output)
+            return
+        axes = writer.constant(f"{node.output}.axes", np.array([ROW_AXIS, COL_AXIS]))
+        kind = "ReduceMax" if node.attributes["mode"] == "max" else "ReduceSum"
+        writer.append(kind, [*inputs, axes], node.output, {"keepdims": 1})
+
+
+class FullyConnected(Rule):
+    """Some columns of a vector times a constant matrix; they read the whole vector."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:  # noqa: ARG002 - the rules' interface
+        """Return None: a vector has neither rows nor columns."""
+        return None
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - same
+        """Return the whole vector."""
+        return Span(0, extent(graph, source, axis))
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append the columns that the tile computes."""
+        axis = 0 if node.attributes.get("transB", 0) else 1
+        operands = [inputs[0], writer.sliced(node.inputs[1], axis, region.cols), *inputs[2:]]
+        if len(inputs) > VECTOR_RANK and inputs[2]:  # the third input is the bias
+            operands[2] = writer.broadcast(node.inputs[2], node.output, region)
+        writer.append(node.kind, operands, node.output, node.attributes)
+
+
+def is_fully_connected(graph: Graph, node: Node) -> bool:
+    """Say whether the operator multiplies a vector by a constant matrix."""
+    if node.kind not in ("Gemm", "MatMul") or len(node.inputs) < 2:  # noqa: PLR2004 - x and the matrix
+        return False
+    straight = not node.attributes.get("transA", 0) and node.inputs[1] in graph.weights
+    constant_bias = all(name in graph.weights for name in node.inputs[2:] if name)
+    return (
+        straight
+        and constant_bias
+        and len(graph.shapes.get(node.inputs[0], ())) == VECTOR_RANK
+        and graph.weights[node.inputs[1]].ndim == VECTOR_RANK
+    )

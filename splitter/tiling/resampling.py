@@ -1,0 +1,258 @@
+"""Rules of operators that choose, mix or rearrange rows and columns: slices, selections, matrices, larger pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.geometry import Rect, Span
+from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
+from splitter.tiling.rule import Rule, extent, integers
+from splitter.tiling.windowed import works_on_maps
+
+if TYPE_CHECKING:
+    from splitter.plan_dir.onnx_builder import TileWriter
+
+_Picks = dict[int, NDArray[Any]]
+_FAR = np.iinfo(np.int64).max
+
+
+class _Selection(Rule):
+    """Each row of the output is one row of the input, and each column one column; `picks` says which."""
+
+    def picks(self, graph: Graph, node: Node) -> _Picks | None:
+        """Return, for the axes (of the input) on which something is selected, the chosen indices."""
+        raise NotImplementedError
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+        """Return the rows from the first to the last that is selected."""
+        places, picks = graph.axes(source), self.picks(graph, node) or {}
+        chosen = picks.get(places[axis - ROW_AXIS]) if places else None
+        if chosen is None:
+            return super().needs(graph, node, source, axis, out)
+        on_map = out.clip(len(chosen))  # the padding of an operator behind lies outside
+        part = chosen[on_map.start : on_map.stop]
+        return Span(int(part.min()), int(part.max()) + 1)
+
+    def local(self, writer: TileWriter, node: Node, region: Rect) -> _Picks:
+        """Return the indices that a tile selects of what it has of the input."""
+        graph, need = writer.graph, writer.need(node, node.inputs[0], region)
+        picks, places = dict(self.picks(graph, node) or {}), graph.axes(node.inputs[0]) or NCHW
+        for axis, out, have in zip(places, (region.rows, region.cols), (need.rows, need.cols), strict=True):
+            if axis in picks:
+                picks[axis] = picks[axis][out.start : out.stop] - have.start
+        return picks
+
+
+class Slice(_Selection):
+    """A part of the channels, or of the rows and columns; steps may be any."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the input has its rows and columns: no axis vanishes."""
+        picks = self.picks(graph, node)
+        return graph.axes(node.inputs[0]) if picks is not None and 0 not in picks else None
+
+    def picks(self, graph: Graph, node: Node) -> _Picks | None:
+        """Return the indices that lie between the constant bounds."""
+        given = [integers(graph, node, index) for index in range(1, 5)]
+        if any(values is None for values in given) or node.inputs[0] in graph.weights:
+            return None
+        starts, stops, axes, steps = (values or [] for values in given)
+        shape = graph.shapes[node.inputs[0]]
+        axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
+        return {
+            axis % len(shape): np.arange(shape[axis])[_clamped(start, stop, step)]
+            for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True)
+        }
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it in the tile's coordinates."""
+        picks = self.local(writer, node, region)
+        steps = [int(chosen[1] - chosen[0]) if len(chosen) > 1 else 1 for chosen in picks.values()]
+        starts = [int(chosen[0]) for chosen in picks.values()]
+        ends = [int(chosen[-1]) + step for chosen, step in zip(picks.values(), steps, strict=True)]
+        stops = [end if end >= 0 else -_FAR for end in ends]
+        names = ("starts", "stops", "axes", "steps")
+        values = (starts, stops, list(picks), steps)
+        constants = [
+            writer.constant(f"{node.output}.{name}", np.array(value)) for name, value in zip(names, values, strict=True)
+        ]
+        writer.append("Slice", [inputs[0], *constants], node.output)
+
+
+def _clamped(start: int, stop: int, step: int) -> slice:
+    """Write ONNX's bounds as Python's: beyond the beginning, going backwards, is None there."""
+    return slice(start, None if step < 0 and stop < -_FAR // VECTOR_RANK else stop, step)
+
+
+class Gather(_Selection):
+    """Constant indices along an axis: a permutation of the channels, one channel, or chosen rows."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the rows and columns are among the axes of the result."""
+        places = graph.axes(node.inputs[0]) if node.inputs[0] not in graph.weights else None
+        axis = self._axis(graph, node) if places else 0
+        indices = graph.weights.get(node.inputs[1])
+        if places is None or indices is None or axis == 0:
+            return None
+        if axis in places:
+            return places if indices.ndim == 1 else None
+        shift = indices.ndim - 1
+        return places[0] + shift * (places[0] > axis), places[1] + shift * (places[1] > axis)
+
+    def picks(self, graph: Graph, node: Node) -> _Picks | None:
+        """Return the constant indices, if they are rows or columns."""
+        axis, source = self._axis(graph, node), node.inputs[0]
+        indices = graph.weights[node.inputs[1]]
+        return {axis: indices % graph.shapes[source][axis]} if axis in (graph.axes(source) or ()) else {}
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with the tile's own indices."""
+        indices = inputs[1]
+        for chosen in self.local(writer, node, region).values():
+            indices = writer.constant(f"{node.output}.indices", chosen)
+        writer.append("Gather", [inputs[0], indices], node.output, node.attributes)
+
+    @staticmethod
+    def _axis(graph: Graph, node: Node) -> int:
+        return int(node.attributes.get("axis", 0)) % len(graph.shapes[node.inputs[0]])
+
+
+def matrix_of(graph: Graph, node: Node) -> tuple[int, str] | None:
+    """Return (axis, name of the constant) of a product of a map with a constant matrix, None for any other product.
+
+    x @ A mixes what the last axis has and A @ x what the last but one has.
+    """
+    left, right = node.inputs[:2]
+    for matrix, other, back in ((right, left, 1), (left, right, 2)):
+        if matrix in graph.weights and graph.weights[matrix].ndim == VECTOR_RANK and other not in graph.weights:
+            return len(graph.shapes[other]) - back, matrix
+    return None
+
+
+class MatMul(Rule):
+    """A product with a constant matrix.
+
+    Along rows or columns that is how pooling with uneven windows (adaptive pooling) and interpolation are written;
+    along any other axis it is a fully connected layer of every position.
+    """
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return where the map has its rows and columns."""
+        found = matrix_of(graph, node)
+        return graph.axes(graph.activations(node)[0]) if found and found[0] > 0 else None
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+        """Return the rows whose entries in the matrix are not all zero."""
+        if self._mixed(graph, node) != axis:
+            return super().needs(graph, node, source, axis, out)
+        on_map = out.clip(extent(graph, node.output, axis))  # the padding of an operator behind lies outside
+        part = self._part(graph, node, on_map, Span(0, extent(graph, source, axis)))
+        used = np.flatnonzero(part.any(axis=int(self._is_right(graph, node))))
+        return Span(int(used[0]), int(used[-1]) + 1) if used.size else Span(0, 1)
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with the part of the matrix that the tile needs."""
+        graph, mixed = writer.graph, self._mixed(writer.graph, node)
+        operands = list(inputs)
+        if mixed is not None:
+            need = writer.need(node, graph.activations(node)[0], region)
+            spans = (region.rows, need.rows) if mixed == ROW_AXIS else (region.cols, need.cols)
+            part = np.ascontiguousarray(self._part(graph, node, *spans))
+            operands[int(self._is_right(graph, node))] = writer.constant(f"{node.output}.matrix", part)
+        writer.append("MatMul", operands, node.output)
+
+    @staticmethod
+    def _is_right(graph: Graph, node: Node) -> bool:
+        return node.inputs[1] in graph.weights
+
+    def _mixed(self, graph: Graph, node: Node) -> int | None:
+        """Return ROW_AXIS or COL_AXIS where the product mixes rows or columns."""
+        found, places = matrix_of(graph, node), graph.axes(graph.activations(node)[0])
+        if found is None or places is None or found[0] not in places:
+            return None
+        return ROW_AXIS + places.index(found[0])
+
+    def _part(self, graph: Graph, node: Node, out: Span, have: Span) -> NDArray[Any]:
+        matrix = graph.weights[node.inputs[int(self._is_right(graph, node))]]
+        outs, haves = slice(out.start, out.stop), slice(have.start, have.stop)
+        return matrix[haves, outs] if self._is_right(graph, node) else matrix[outs, haves]
+
+
+class DepthToSpace(Rule):
+    """Channels become blocks of pixels; a tile computes whole blocks and keeps what it wants of them."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return NCHW for maps."""
+        return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+        """Return the input rows of the blocks that hold these rows."""
+        block = node.attributes["blocksize"]
+        return Span(out.start // block, -(-out.stop // block))
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append the operator, and a Slice where blocks are cut."""
+        need, block = writer.need(node, node.inputs[0], region), node.attributes["blocksize"]
+        have = Rect(*(Span(span.start * block, span.stop * block) for span in (need.rows, need.cols)))
+        output = node.output if have == region else f"{node.output}.blocks"
+        writer.append(node.kind, inputs, output, node.attributes)
+        if have != region:
+            writer.crop(output, region.within(have), NCHW, node.output)
+
+
+class SpaceToDepth(Rule):
+    """Blocks of pixels become channels."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return NCHW for maps."""
+        return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+        """Return the rows of the blocks."""
+        block = node.attributes["blocksize"]
+        return Span(out.start * block, out.stop * block)
+
+
+class TransposedConvolution(Rule):
+    """Every input row is spread over as many output rows as the kernel has; their pads cut the result."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return NCHW where every output row is reached by some input row."""
+        if not works_on_maps(graph, node) or "output_shape" in node.attributes or "auto_pad" in node.attributes:
+            return None
+        spread = [(axis, *_spread(node, axis)) for axis in NCHW]
+        ends = [
+            (extent(graph, node.inputs[0], axis) - 1) * stride + reach - before - extent(graph, node.output, axis)
+            for axis, stride, reach, before in spread
+        ]
+        covered = min(ends) >= 0 and all(stride <= reach for _, stride, reach, _ in spread)
+        return NCHW if covered else None  # otherwise some of the output lies where no input is spread
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+        """Return the input rows that are spread over these rows."""
+        stride, reach, before = _spread(node, axis)
+        first, last = out.start + before, out.stop - 1 + before
+        return Span(min(first // stride, -(-(first - reach + 1) // stride)), max(last // stride, 0) + 1)
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with pads that cut the tile's own rows and columns out."""
+        need = writer.need(node, node.inputs[0], region)
+        starts, stops = [], []
+        for axis, out, have in ((ROW_AXIS, region.rows, need.rows), (COL_AXIS, region.cols, need.cols)):
+            stride, reach, before = _spread(node, axis)
+            starts.append(out.start + before - have.start * stride)
+            stops.append((have.stop - 1) * stride + reach - (out.stop + before))
+        attributes = {key: value for key, value in node.attributes.items() if key != "output_padding"}
+        writer.append(node.kind, inputs, node.output, {**attributes, "pads": [*starts, *stops]})
+
+
+def _spread(node: Node, axis: int) -> tuple[int, int, int]:
+    """Return stride, reach and leading pad of a transposed convolution."""
+    index, attributes = axis - ROW_AXIS, node.attributes
+    dilation = (attributes.get("dilations") or [1, 1])[index]
+    reach = dilation * (attributes["kernel_shape"][index] - 1) + 1
+    return (attributes.get("strides") or [1, 1])[index], reach, attributes["pads"][index]

@@ -1,0 +1,162 @@
+"""Rules of sliding windows: convolution and pooling (see windows.py), and padding with a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import Padding
+from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
+from splitter.tiling.receptive_field import average_scale, window
+from splitter.tiling.rule import Rule
+
+if TYPE_CHECKING:
+    from splitter.plan_dir.onnx_builder import TileWriter
+
+POOLS = frozenset({"MaxPool", "AveragePool"})
+WINDOWED = POOLS | {"Conv"}
+
+
+def works_on_maps(graph: Graph, node: Node) -> bool:
+    """Say whether a windowed operator slides over a plain map, with constant weights."""
+    computed = graph.activations(node) == [node.inputs[0]]
+    return computed and all(
+        len(graph.shapes[name]) == MAP_RANK and graph.axes(name) == NCHW for name in (node.inputs[0], node.output)
+    )
+
+
+class _Sliding(Rule):
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return NCHW for maps."""
+        return NCHW if works_on_maps(graph, node) else None
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+        """Return the rows under these windows."""
+        return window(node, axis).needs(out)
+
+
+class Convolution(_Sliding):
+    """Grouped, strided, dilated, padded: all but the padding stays as it is."""
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with the padding that this tile has."""
+        source, padding = inputs[0], writer.padding(node, region)
+        pads = _pads(padding)
+        if min(pads) < 0:
+            source, pads = _pad(writer, source, f"{node.output}.padded", padding, ""), [0, 0, 0, 0]
+        writer.append("Conv", [source, *inputs[1:]], node.output, {**node.attributes, "pads": pads})
+
+
+class MaxPool(_Sliding):
+    """Maxima; what lies outside the map is minus infinity."""
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with the padding that this tile has."""
+        _pool(writer, node, inputs[0], node.output, writer.padding(node, region), -np.inf)
+
+
+class AveragePool(_Sliding):
+    """Means over whole windows, rescaled where a window counts fewer positions than it has taps."""
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append the mean, and a product with the scale where it is not 1."""
+        padding = writer.padding(node, region)
+        rows = average_scale(writer.graph, node, ROW_AXIS, region.rows)
+        cols = average_scale(writer.graph, node, COL_AXIS, region.cols)
+        scale = np.outer(rows, cols)[None, None]
+        if np.all(scale == 1):
+            _pool(writer, node, inputs[0], node.output, padding, 0.0)
+            return
+        mean = f"{node.output}.mean"
+        _pool(writer, node, inputs[0], mean, padding, 0.0)
+        writer.append("Mul", [mean, writer.constant(f"{node.output}.scale", scale)], node.output)
+
+
+class ConstantPad(Rule):
+    """Padding with a constant; any other mode is written as a selection of rows and columns (see rewrites.py)."""
+
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
+        """Return NCHW where a constant is put around a map."""
+        constant = node.attributes.get("mode", b"constant") == b"constant"
+        if not constant or not works_on_maps(graph, node):
+            return None
+        pads = pad_amounts(graph, node)
+        plain = pads[0] == 0 == pads[MAP_RANK] and min(pads) >= 0
+        return NCHW if plain else None
+
+    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+        """Return the same rows without the padding before them."""
+        before = pad_amounts(graph, node)[axis]
+        return Span(out.start - before, out.stop - before)
+
+    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+        """Append it with the padding that this tile has."""
+        value = inputs[2] if len(inputs) > 2 else ""  # noqa: PLR2004 - the third input is the value
+        pooled = any(node.output in other.inputs for other in writer.graph.nodes if other.kind in POOLS)
+        amounts = pad_amounts(writer.graph, node)
+        channels = amounts[1], amounts[1 + MAP_RANK]
+        _pad(writer, inputs[0], node.output, writer.padding(node, region), value, channels, apart=pooled)
+
+
+def pad_amounts(graph: Graph, node: Node) -> list[int]:
+    """Return a Pad operator's eight amounts: before N, C, H, W, then after."""
+    given = [int(value) for value in graph.weights[node.inputs[1]]]
+    if len(node.inputs) < 4 or not node.inputs[3]:  # noqa: PLR2004 - the fourth input names the axes
+        return given
+    axes = [int(axis) % MAP_RANK for axis in graph.weights[node.inputs[3]]]
+    amounts = [0] * (2 * MAP_RANK)
+    for index, axis in enumerate(axes):
+        amounts[axis], amounts[axis + MAP_RANK] = given[index], given[index + len(axes)]
+    return amounts
+
+
+def _pool(writer: TileWriter, node: Node, source: str, output: str, padding: Padding, fill: float) -> None:
+    """Append a pool; ONNX Runtime wants pads smaller than the kernel, so wider ones become a Pad of their own."""
+    pads = _pads(padding)
+    attributes: dict[str, Any] = {
+        key: node.attributes[key] for key in ("kernel_shape", "strides", "dilations") if key in node.attributes
+    }
+    if node.kind == "AveragePool":
+        attributes["count_include_pad"] = 1
+    if any(not 0 <= pad < kernel for pad, kernel in zip(pads, attributes["kernel_shape"] * 2, strict=True)):
+        value = writer.constant(f"{node.output}.fill", np.array(fill, dtype=np.float32))
+        source = _pad(writer, source, f"{node.output}.padded", padding, value, apart=True)
+        pads = [0, 0, 0, 0]
+    writer.append(node.kind, [source], output, {**attributes, "pads": pads})
+
+
+def _pad(
+    writer: TileWriter,
+    source: str,
+    output: str,
+    padding: Padding,
+    value: str,
+    channels: tuple[int, int] = (0, 0),
+    *,
+    apart: bool = False,
+) -> str:
+    """Append a Pad, and a Slice after it where a side is negative: there, some of the padding is not read.
+
+    `apart` keeps ONNX Runtime from merging it into a pool after it, which then refuses pads of its kernel's size:
+    one row too many is padded and sliced off.
+    """
+    pads = np.array(_pads(padding))
+    padded = np.maximum(pads, 0) + np.array([apart, 0, 0, 0])
+    top, left, bottom, right = padded
+    amounts = writer.constant(f"{output}.pads", np.array([0, channels[0], top, left, 0, channels[1], bottom, right]))
+    inputs = [source, amounts, value] if value else [source, amounts]
+    extra = padded - pads
+    if not extra.any():
+        return writer.append("Pad", inputs, output)
+    whole = writer.append("Pad", inputs, f"{output}.whole")
+    starts = writer.constant(f"{output}.starts", extra[:2])
+    stops = writer.constant(f"{output}.stops", np.where(extra[2:] > 0, -extra[2:], np.iinfo(np.int64).max))
+    axes = writer.constant(f"{output}.axes", np.array([ROW_AXIS, COL_AXIS]))
+    return writer.append("Slice", [whole, starts, stops, axes], output)
+
+
+def _pads(padding: Padding) -> list[int]:
+    return [padding.top, padding.left, padding.bottom, padding.right]

@@ -26,13 +26,13 @@ from bench.systems import System, open_system
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
+from serfer.packaging.build_cache import forget_unused, in_use
+from serfer.packaging.bundle import code_stamp
 from serfer.pipeline import DEADLINE_S, Pipeline
 from serfer.settings import Settings
 from serfer.terminal import ignore_signals
 from serfer.unsplit import unsplit
 from serfer.wiring import open_pipeline
-from splitter.bundle import code_stamp
-from splitter.cache import forget_unused, in_use
 
 WORKERS = ("inprocess", "local")
 SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"

@@ -13,9 +13,9 @@ import numpy as np
 from bench.offer import network
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import PLAN_FILE, Plan, dump_plan, load_plan, sealed
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.bundle import code_stamp
 from serfer.settings import Settings
-from splitter.bundle import code_stamp
-from splitter.cache import assembled, in_use
 from splitter.split import split
 
 Progress = Callable[[str], None]

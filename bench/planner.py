@@ -19,7 +19,7 @@ from bench.baselines.gillis import Gillis, GillisPlan, Options
 from serfer.core.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
-from splitter.bundle import DEPENDENCY_ALLOWANCE
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load

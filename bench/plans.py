@@ -14,9 +14,9 @@ import numpy as np
 
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import UsageError
+from serfer.packaging.build_cache import forget_unused, in_use
+from serfer.packaging.bundle import code_stamp
 from serfer.settings import Settings
-from splitter.bundle import code_stamp
-from splitter.cache import forget_unused, in_use
 from splitter.split import split
 
 Progress = Callable[[str], None]

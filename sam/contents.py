@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitter.contents import WORKER, Contents
+from serfer.packaging.manifest import WORKER, Contents
 
 DRIVER = Contents(
     packages=("drivers", "serfer", "storage"),

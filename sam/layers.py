@@ -27,9 +27,9 @@ from sam.wheels import unpack, wheels
 from serfer.core import exactness
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import PLAN_FILE, Plan
-from splitter import compiling
-from splitter.bundle import link
-from splitter.cache import assembled, in_use
+from serfer.packaging import compiling
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.bundle import link
 
 WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
 _COMPILE_S = 600

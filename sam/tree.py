@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitter.bundle import link
+from serfer.packaging.bundle import link
 
 _MAKEFILE, _SUMS = "Makefile", "SHA256SUMS"
 _OWN = frozenset({_MAKEFILE, _SUMS})

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sam.pins import Pin, pins
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from splitter.cache import assembled, in_use
+from serfer.packaging.build_cache import assembled, in_use
 
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """AWS's names of architectures, and those in the tags of wheels."""

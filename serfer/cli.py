@@ -278,8 +278,8 @@ def split(
     settings = load_settings()
     measured = settings.profiles(profiles, _share("--safety", safety))
     from sam.quotas import memory_note  # noqa: PLC0415 - the command line starts fast
+    from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
     from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - same
-    from splitter.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
     from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 

@@ -128,8 +128,8 @@ def _function_package(settings: Settings) -> Check:
     """Say what a function's code and dependencies take of its package, as installed here."""
     name, limit = "function package", settings.facts().functions.package_limit
     try:
+        from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
         from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - a package that it imports may be missing
-        from splitter.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
 
         size = dependency_bytes(settings, lambda _: None)
     except (ImportError, UnavailableError) as error:

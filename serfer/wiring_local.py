@@ -30,9 +30,9 @@ from serfer.local.redis_server import RedisServer
 from serfer.local.running import check_functions
 from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
+from serfer.packaging.build_cache import forget_unused, in_use
+from serfer.packaging.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from serfer.settings import Settings, aws_access
-from splitter.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
-from splitter.cache import forget_unused, in_use
 from splitter.network import zoo
 from storage import distribution, schemes
 

@@ -15,7 +15,7 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
 from serfer.core.profile import Profiles, shipped_profiles
 from serfer.images import ImageLimits, check_channels
-from splitter.bundle import DEPENDENCY_ALLOWANCE
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import read_labels, read_preprocess
 from splitter.network.graph import Graph

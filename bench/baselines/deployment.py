@@ -22,9 +22,9 @@ from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import runtime_directory
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.bundle import code_stamp, dependencies, function_directory
 from serfer.settings import Settings
-from splitter.bundle import code_stamp, dependencies, function_directory
-from splitter.cache import assembled, in_use
 
 TIMEOUT_S = 60.0
 _PACKAGES = ("bench", "bench.baselines", "bench.baselines.handlers")

@@ -20,8 +20,8 @@ from serfer.core.sigv4 import Access
 from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
+from serfer.packaging.bundle import HANDLER, dependencies
 from serfer.settings import load_settings
-from splitter.bundle import HANDLER, dependencies
 from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.e2e.small import batch

@@ -23,8 +23,8 @@ from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
+from serfer.packaging.bundle import function_directory
 from serfer.unsplit import unsplit
-from splitter.bundle import function_directory
 from storage import open_store
 from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import batch, split_small

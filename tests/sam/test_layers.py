@@ -27,8 +27,8 @@ from sam.names import digest12, function_id, weights_id
 from sam.options import RUNTIMES
 from sam.tree import Built, built, seal, tree_digest
 from serfer.core.errors import ModelError, UnavailableError
-from splitter.bundle import DEPENDENCY_ALLOWANCE
-from splitter.contents import WORKER
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from serfer.packaging.manifest import WORKER
 from tests.sam.conftest import OPTIONS
 from tests.splitter.models import split_two_stages
 

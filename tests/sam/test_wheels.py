@@ -14,7 +14,7 @@ from sam.pins import GPU, LAYERS, Pin, dump, lock_file, pins
 from sam.relock import versions
 from sam.wheels import check_glibc, newer_than_lambda, unpack, wheels
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from splitter.cache import assembled
+from serfer.packaging.build_cache import assembled
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2"  # noqa: S105 - of nobody

@@ -11,8 +11,8 @@ import serfer
 from serfer.core.aws import shipped_aws
 from serfer.core.exactness import relative_error
 from serfer.core.plan import PackageLimit, check_artefacts, parse_plan
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings
-from splitter.bundle import DEPENDENCY_ALLOWANCE
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import assemble

@@ -11,9 +11,9 @@ import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.local.s3_server import S3Server
-from splitter import bundle
-from splitter.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
-from splitter.cache import assembled, forget_unused, in_use
+from serfer.packaging import bundle
+from serfer.packaging.build_cache import assembled, forget_unused, in_use
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
 from splitter.split import split
 from tests.splitter.models import Net, split_two_stages
 

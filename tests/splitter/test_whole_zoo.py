@@ -13,7 +13,7 @@ from PIL import Image
 
 import serfer
 from serfer.core.errors import ModelError
-from splitter.bundle import directory_bytes, function_directory
+from serfer.packaging.bundle import directory_bytes, function_directory
 from splitter.network.zoo import ZOO, find, imagenet_labels
 from splitter.tiling.grids import ONE, parse_grids
 

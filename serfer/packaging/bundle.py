@@ -21,9 +21,9 @@ from packaging.utils import canonicalize_name
 
 from serfer.core.errors import InputError
 from serfer.core.plan import PLAN_FILE, Plan
-from splitter.cache import assembled, in_use
-from splitter.compiling import compile_directory
-from splitter.contents import WORKER, files_of
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.compiling import compile_directory
+from serfer.packaging.manifest import WORKER, files_of
 
 DEPENDENCY_ALLOWANCE = 94_000_000
 """Bytes of a function's package that plans reserve for code and dependencies.

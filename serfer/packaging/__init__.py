@@ -1,0 +1,1 @@
+"""Directories of functions: the handler, its dependencies and a plan's files, pruned and compiled."""

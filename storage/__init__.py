@@ -18,11 +18,11 @@ __all__ = ["Range", "Store", "check_known", "distribution", "open_store", "redac
 _BUILT_IN = {
     "memory": "storage.memory:open_memory",
     "file": "storage.file:open_file",
-    "redis": "storage.redis:RedisStore",
-    "rediss": "storage.redis:RedisStore",
-    "s3": "storage.s3:S3Store",
-    "redis+cluster": "storage.redis_cluster:RedisClusterStore",
-    "rediss+cluster": "storage.redis_cluster:RedisClusterStore",
+    "redis": "storage.redis.store:RedisStore",
+    "rediss": "storage.redis.store:RedisStore",
+    "s3": "storage.s3.store:S3Store",
+    "redis+cluster": "storage.redis.cluster:RedisClusterStore",
+    "rediss+cluster": "storage.redis.cluster:RedisClusterStore",
     "delay": "storage.delaying:open_delaying",
     "fail": "storage.failing:open_failing",
 }

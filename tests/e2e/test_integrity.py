@@ -14,7 +14,7 @@ from serfer.core.exactness import difference
 from serfer.core.keys import stage_of
 from serfer.unsplit import unsplit
 from storage.memory import MemoryStore
-from storage.redis import RedisStore
+from storage.redis.store import RedisStore
 from tests.e2e.small import batch, hand_on
 
 ALTERATIONS = {

@@ -38,7 +38,7 @@ ALONE = ["-S", "-P", "-B", "-W", "error", "-c"]
 
 WORKER_CODE = """
 import sys, types
-import storage.s3, storage.redis, storage.redis_cluster, storage.redis_iam
+import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
 from lambdas import bootstrap
 answer = bootstrap.handler({'task': sys.argv[1]}, types.SimpleNamespace(aws_request_id='1'))
 loaded = {name.partition('.')[0] for name in sys.modules}
@@ -50,7 +50,7 @@ print(answer['report'])
 DRIVER_CODE = """
 import sys
 import serfer.api.daemon, serfer.api.function, serfer.api.variables, serfer.wiring, drivers.executions
-import storage.s3, storage.redis, storage.redis_cluster, storage.redis_iam
+import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
 import boto3.session
 from botocore.session import get_session
 get_session().create_client('lambda', region_name='eu-west-1')

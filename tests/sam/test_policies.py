@@ -16,9 +16,9 @@ from serfer.fleet import auto_scaling
 from serfer.local.redis_cluster import RedisCluster
 from serfer.local.s3_server import S3Server
 from storage import Range, open_store
-from storage.s3 import S3Store
-from storage.s3_http import S3Http
-from storage.s3_multipart import Limits
+from storage.s3.http import S3Http
+from storage.s3.multipart import Limits
+from storage.s3.store import S3Store
 from tests.sam.offered import POOL, POOLED, every_template, of_type, plans, template
 
 LOG = "Lambda, or the agent, writes the log with the role's credentials"
@@ -27,13 +27,13 @@ ALLOWED = {
     "WorkerRole": {
         "logs:CreateLogStream": LOG,
         "logs:PutLogEvents": LOG,
-        "s3:GetObject": "storage/s3.py: get_many, and exists by HEAD",
-        "s3:PutObject": "storage/s3.py: put, and the parts of large values",
-        "s3:AbortMultipartUpload": "storage/s3_multipart.py: a large value that fails is taken back",
-        "s3:ListBucket": "storage/s3.py: what is missing is 403 without it; and _look_at_bucket",
+        "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD",
+        "s3:PutObject": "storage/s3/store.py: put, and the parts of large values",
+        "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
+        "s3:ListBucket": "storage/s3/store.py: what is missing is 403 without it; and _look_at_bucket",
         "s3:DeleteObject": "lambdas/worker.py: cleaning up, which Step Functions asks the last stage for",
-        "s3express:CreateSession": "storage/s3_express.py",
-        "elasticache:Connect": "storage/redis_iam.py",
+        "s3express:CreateSession": "storage/s3/express.py",
+        "elasticache:Connect": "storage/redis/iam.py",
         "ec2:CreateNetworkInterface": NETWORK,
         "ec2:DeleteNetworkInterface": NETWORK,
         "ec2:AssignPrivateIpAddresses": NETWORK,
@@ -45,13 +45,13 @@ ALLOWED = {
         "logs:CreateLogStream": LOG,
         "logs:PutLogEvents": LOG,
         "lambda:InvokeFunction": "drivers/lambda_http.py",
-        "s3:GetObject": "storage/s3.py: get_many, and exists by HEAD; user-data.sh: keys.json",
-        "s3:PutObject": "storage/s3.py: put, put_new, and the parts of large values",
-        "s3:AbortMultipartUpload": "storage/s3_multipart.py: a large value that fails is taken back",
-        "s3:DeleteObject": "storage/s3.py: delete, when a query ends",
-        "s3:ListBucket": "storage/s3.py: what is missing is 403 without it; and _look_at_bucket",
-        "s3express:CreateSession": "storage/s3_express.py",
-        "elasticache:Connect": "storage/redis_iam.py",
+        "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; user-data.sh: keys.json",
+        "s3:PutObject": "storage/s3/store.py: put, put_new, and the parts of large values",
+        "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
+        "s3:DeleteObject": "storage/s3/store.py: delete, when a query ends",
+        "s3:ListBucket": "storage/s3/store.py: what is missing is 403 without it; and _look_at_bucket",
+        "s3express:CreateSession": "storage/s3/express.py",
+        "elasticache:Connect": "storage/redis/iam.py",
         "states:StartExecution": "drivers/executions.py, Standard",
         "states:DescribeExecution": "drivers/executions.py, Standard",
         "states:StopExecution": "drivers/executions.py, Standard",

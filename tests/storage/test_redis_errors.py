@@ -9,7 +9,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from serfer.core.errors import StoreUnavailableError, ValueTooLargeError
 from serfer.local.redis_server import RedisServer
 from storage import open_store
-from storage.redis_errors import explained
+from storage.redis.errors import explained
 
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
 

@@ -11,11 +11,12 @@ from moto.server import ThreadedMotoServer
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.local.s3_server import S3Server
-from storage import Range, open_store, s3_upkeep
-from storage import s3 as s3_module
+from storage import Range, open_store
 from storage.contract import StoreContract
-from storage.s3 import S3Store
-from storage.s3_multipart import Limits, Upload
+from storage.s3 import store as s3_module
+from storage.s3 import upkeep as s3_upkeep
+from storage.s3.multipart import Limits, Upload
+from storage.s3.store import S3Store
 from tests.storage.s3_stub import stub
 
 MIB = 1 << 20

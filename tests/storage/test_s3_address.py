@@ -3,7 +3,7 @@ from botocore.session import Session
 
 from serfer.core.errors import UsageError
 from storage import open_store
-from storage.s3_address import Address, Target, address, target
+from storage.s3.address import Address, Target, address, target
 
 EXPRESS = "name--usw2-az1--x-s3"
 

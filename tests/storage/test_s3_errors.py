@@ -4,9 +4,10 @@ import pytest
 
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
 from serfer.local.redis_server import RedisServer
-from storage import Range, s3_http
-from storage.s3 import S3Store
-from storage.s3_http import S3Http
+from storage import Range
+from storage.s3 import http as s3_http
+from storage.s3.http import S3Http
+from storage.s3.store import S3Store
 from tests.storage.s3_stub import refused, stub
 
 SECRET = "c0ffee" * 6

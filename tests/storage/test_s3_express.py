@@ -10,9 +10,9 @@ import pytest
 from botocore.session import Session
 
 from serfer.core.errors import StoreError, StoreUnavailableError
-from storage.s3 import S3Store
-from storage.s3_http import NAMESPACE
-from storage.s3_multipart import Limits
+from storage.s3.http import NAMESPACE
+from storage.s3.multipart import Limits
+from storage.s3.store import S3Store
 from tests.storage.s3_stub import refused, stub
 
 BUCKET = "name--usw2-az1--x-s3"

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
-from storage import s3_http
-from storage.s3 import S3Store
-from storage.s3_multipart import Limits
+from storage.s3 import http as s3_http
+from storage.s3.multipart import Limits
+from storage.s3.store import S3Store
 from tests.storage.s3_stub import refused, stub
 
 NOW = 1_800_000_000.0

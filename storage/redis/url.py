@@ -6,7 +6,7 @@ from typing import Any
 from redis.connection import parse_url
 
 from serfer.core.errors import UsageError
-from storage.redis_tls import with_tls
+from storage.redis.tls import with_tls
 
 MALFORMED = (
     "--store: the Redis URL is malformed or has an unknown option: write "
@@ -74,7 +74,7 @@ def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
             "--store: login by IAM is written rediss://USER@HOST:PORT?iam=CACHE, without a password and with TLS, "
             "and takes iam_serverless=true or false and iam_region=REGION"
         )
-    from storage.redis_iam import IamLogin  # noqa: PLC0415  botocore costs a cold start some 100 ms
+    from storage.redis.iam import IamLogin  # noqa: PLC0415  botocore costs a cold start some 100 ms
 
     login = IamLogin(user, cache, region=region, serverless=serverless == "true")
     return {**options, "credential_provider": login}

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from serfer.core.errors import ValueTooLargeError
-from storage.redis_node import Command, RedisNode
-from storage.redis_url import server_options
+from storage.redis.node import Command, RedisNode
+from storage.redis.url import server_options
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib3 import exceptions as transport
 
 from serfer.core.errors import SerferError, StoreError, StoreUnavailableError
-from storage.s3_address import Address
+from storage.s3.address import Address
 
 CONNECT_S, READ_S = 2.0, 5.0
 

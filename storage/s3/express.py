@@ -13,8 +13,8 @@ from botocore.auth import S3ExpressAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
-from storage.s3_errors import no_s3, refusal
-from storage.s3_http import Request, S3Http
+from storage.s3.errors import no_s3, refusal
+from storage.s3.http import Request, S3Http
 
 _AHEAD_S = 60.0  # a session is renewed so long before its end
 _OK = 200

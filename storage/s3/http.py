@@ -24,8 +24,8 @@ from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, ProtocolError
 
 from serfer.core.errors import StoreUnavailableError
-from storage.s3_address import Address
-from storage.s3_errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
+from storage.s3.address import Address
+from storage.s3.errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
 from storage.store import Bytes
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from serfer.core.errors import SerferError
-from storage.s3_errors import Answer, no_s3, refusal
-from storage.s3_http import NAMESPACE, Request, S3Http
+from storage.s3.errors import Answer, no_s3, refusal
+from storage.s3.http import NAMESPACE, Request, S3Http
 from storage.store import Bytes
 
 _OK = 200

@@ -19,13 +19,13 @@ from typing import TypeVar
 from botocore.session import Session
 
 from serfer.core.errors import SerferError, StoreError, UsageError, ValueTooLargeError
-from storage import s3_upkeep
-from storage.s3_address import address, target
-from storage.s3_errors import Answer, no_s3, refusal
-from storage.s3_express import SessionSigner
-from storage.s3_http import NAMESPACE, KeySigner, Request, S3Http, document
-from storage.s3_multipart import S3_LIMITS, Limits, Upload
-from storage.s3_new import TAIL, NewValue, check_conditions, value_length
+from storage.s3 import upkeep as s3_upkeep
+from storage.s3.address import address, target
+from storage.s3.conditional_put import TAIL, NewValue, check_conditions, value_length
+from storage.s3.errors import Answer, no_s3, refusal
+from storage.s3.express import SessionSigner
+from storage.s3.http import NAMESPACE, KeySigner, Request, S3Http, document
+from storage.s3.multipart import S3_LIMITS, Limits, Upload
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 _THREADS = 32

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from serfer.core.errors import StoreError, StoreUnavailableError
-from storage.s3_errors import Answer, no_s3, refusal
-from storage.s3_http import Request, S3Http
+from storage.s3.errors import Answer, no_s3, refusal
+from storage.s3.http import Request, S3Http
 from storage.store import Bytes
 
 TAIL = 16  # random bytes at an object's end

@@ -5,8 +5,8 @@ from datetime import datetime
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree as ET
 
-from storage.s3_errors import Answer, no_s3, refusal
-from storage.s3_http import NAMESPACE, Request, S3Http, document
+from storage.s3.errors import Answer, no_s3, refusal
+from storage.s3.http import NAMESPACE, Request, S3Http, document
 
 _OK = 200
 _PAGE = 1000

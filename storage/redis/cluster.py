@@ -11,9 +11,9 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from serfer.core.errors import SerferError, StoreUnavailableError
-from storage.redis import IF_NEW, RedisCommands
-from storage.redis_node import Command, RedisNode
-from storage.redis_url import cluster_options
+from storage.redis.node import Command, RedisNode
+from storage.redis.store import IF_NEW, RedisCommands
+from storage.redis.url import cluster_options
 
 _HOPS = 8  # nodes to which a command is sent, one after the other, while its slot moves
 

@@ -8,8 +8,8 @@ from redis.connection import BlockingConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
 from serfer.core.errors import UsageError
-from storage.redis_errors import explained
-from storage.redis_url import MALFORMED
+from storage.redis.errors import explained
+from storage.redis.url import MALFORMED
 
 _ONE_SEND = 64 * 1024  # bytes up to which a copy is cheaper than a system call for each part (measured: 15 us)
 

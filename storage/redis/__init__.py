@@ -1,0 +1,1 @@
+"""Stores on Redis, Valkey and ElastiCache: one server, or a cluster."""

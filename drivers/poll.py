@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from drivers.invoker import settled
-from drivers.lasting import delete
+from drivers.lifecycle import delete
 from serfer.core.checksum import verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, StoreUnavailableError

@@ -18,7 +18,7 @@ from typing import Any
 
 from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Spent
 from drivers.invoker import Invoker, SharedInvoker
-from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
+from drivers.lifecycle import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.sharing import Groups, Sharing, Waiting
 from drivers.slots import Slots
 from serfer.core.checksum import protect, verified

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from drivers.asl import EXPRESS_LIMIT_S, compile_plan
+from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
 from sam.fragments import Part
 from sam.names import LIVE, STACK, digest12, function_id, machine_id, weights_id
 from sam.options import Options
@@ -137,7 +137,7 @@ def _machine(plan: Plan, options: Options) -> Part:
 
 
 def _running(digest: str, options: Options) -> list[Part]:
-    """Return what a driver does with a plan's state machine (drivers/executions.py)."""
+    """Return what a driver does with a plan's state machine (drivers/stepfunctions/executions.py)."""
     machine = {"Ref": machine_id(digest)}
     if options.engine == "stepfunctions-express":
         return [allow(f"Machine{digest}", "states:StartSyncExecution", machine)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.session import Session
 
-from drivers.asl import compile_plan, local_functions
+from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam import registry
 from sam.intrinsics import resources
 from sam.options import Options

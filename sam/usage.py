@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from drivers.asl import compile_plan, local_functions
 from drivers.poll import Backoff
+from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.options import Options
 from sam.standing import Line
 from serfer.core.aws import AwsFacts, StoreFacts

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivers.driver import Driver
-from drivers.executions import connect
 from drivers.inprocess import InProcessInvoker
 from drivers.lambda_http import LambdaInvoker
-from drivers.lasting import patiently
+from drivers.lifecycle import patiently
 from drivers.poll import PollInvoker
 from drivers.push import PushDriver
 from drivers.sharing import plan_sharing
-from drivers.stepfunctions import StepFunctionsDriver
+from drivers.stepfunctions.driver import StepFunctionsDriver
+from drivers.stepfunctions.executions import connect
 from serfer.background import LoopThread
 from serfer.choices import TASK_TIMEOUT_S, Choices, workers_of
 from serfer.core.aws import LambdaFacts

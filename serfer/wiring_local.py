@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 from botocore.credentials import Credentials
 
-from drivers.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
-from drivers.executions import Client, connect
 from drivers.lambda_http import LambdaInvoker
+from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
+from drivers.stepfunctions.executions import Client, connect
 from serfer.choices import TASK_TIMEOUT_S, Choices
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, check_artefacts, load_plan

@@ -13,7 +13,7 @@ from cfnlint.config import ManualArgs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.asl import (
+from drivers.stepfunctions.asl import (
     AT_ONCE,
     MOST_DEFINITION_BYTES,
     MOST_STATE_BYTES,
@@ -21,7 +21,7 @@ from drivers.asl import (
     compile_plan,
     local_functions,
 )
-from drivers.asl_output import parse_output
+from drivers.stepfunctions.output import parse_output
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.keys import query_id

@@ -11,9 +11,9 @@ import pytest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from drivers.asl import THROTTLED, compile_plan, local_functions
-from drivers.executions import connect
-from drivers.stepfunctions import StepFunctionsDriver
+from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
+from drivers.stepfunctions.driver import StepFunctionsDriver
+from drivers.stepfunctions.executions import connect
 from serfer.core.aws import shipped_aws
 from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts

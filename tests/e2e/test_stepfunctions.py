@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from botocore.credentials import Credentials
 
-from drivers.asl import compile_plan, local_functions
-from drivers.executions import connect
 from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
-from drivers.stepfunctions import StepFunctionsDriver
+from drivers.stepfunctions.asl import compile_plan, local_functions
+from drivers.stepfunctions.driver import StepFunctionsDriver
+from drivers.stepfunctions.executions import connect
 from serfer.background import LoopThread
 from serfer.core.errors import TaskFailedError
 from serfer.core.exactness import difference

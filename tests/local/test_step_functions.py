@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.credentials import Credentials
 
-from drivers.executions import connect
+from drivers.stepfunctions.executions import connect
 from serfer.background import LoopThread
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from drivers.asl import compile_plan, local_functions
+from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.build_cost import compare_build, price_build
 from sam.cost import bill, deployed, markdown
 from sam.template import make_template

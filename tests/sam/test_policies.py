@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from drivers import executions
+from drivers.stepfunctions import executions
 from sam.names import STACK, digest12
 from serfer.core.errors import MissingKeyError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, query_id, reply_key
@@ -52,10 +52,10 @@ ALLOWED = {
         "s3:ListBucket": "storage/s3/store.py: what is missing is 403 without it; and _look_at_bucket",
         "s3express:CreateSession": "storage/s3/express.py",
         "elasticache:Connect": "storage/redis/iam.py",
-        "states:StartExecution": "drivers/executions.py, Standard",
-        "states:DescribeExecution": "drivers/executions.py, Standard",
-        "states:StopExecution": "drivers/executions.py, Standard",
-        "states:StartSyncExecution": "drivers/executions.py, Express",
+        "states:StartExecution": "drivers/stepfunctions/executions.py, Standard",
+        "states:DescribeExecution": "drivers/stepfunctions/executions.py, Standard",
+        "states:StopExecution": "drivers/stepfunctions/executions.py, Standard",
+        "states:StartSyncExecution": "drivers/stepfunctions/executions.py, Express",
         "lambda:GetLayerVersion": "user-data.sh: an instance gets its code",
         "autoscaling:DescribeAutoScalingGroups": "serfer/fleet/auto_scaling.py: members",
         "ec2:DescribeInstances": "serfer/fleet/auto_scaling.py: their addresses",
@@ -69,7 +69,7 @@ ALLOWED = {
         "ec2:DescribeNetworkInterfaces": NETWORK,
         "ec2:DescribeSubnets": NETWORK,
     },
-    "MachineRole": {"lambda:InvokeFunction": "drivers/asl.py: the state machine's tasks"},
+    "MachineRole": {"lambda:InvokeFunction": "drivers/stepfunctions/asl.py: the state machine's tasks"},
     "GpuRole": {
         "logs:CreateLogStream": LOG,
         "logs:PutLogEvents": LOG,

@@ -1,4 +1,4 @@
-"""The Step Functions driver: the plan's state machine (drivers/asl.py) takes a query through its stages.
+"""The Step Functions driver: the plan's state machine (drivers/stepfunctions/asl.py) takes a query through its stages.
 
     crops ──▶ store        execution ──▶ its workers read and write the store        answer ◀── store
 
@@ -17,12 +17,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from drivers.asl_output import parse_output
 from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Spent
-from drivers.executions import CONCURRENCY, KINDS, Client, Executions, Outcome
-from drivers.lasting import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
-from drivers.outcomes import error_of, stage_runs
+from drivers.lifecycle import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
 from drivers.slots import Slots
+from drivers.stepfunctions.executions import CONCURRENCY, KINDS, Client, Executions, Outcome
+from drivers.stepfunctions.outcomes import error_of, stage_runs
+from drivers.stepfunctions.output import parse_output
 from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (

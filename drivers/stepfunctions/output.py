@@ -1,4 +1,4 @@
-"""What an execution of a plan's state machine ends with (drivers/asl.py), read with care."""
+"""What an execution of a plan's state machine ends with (drivers/stepfunctions/asl.py), read with care."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from drivers.asl import MOST_STATE_BYTES
+from drivers.stepfunctions.asl import MOST_STATE_BYTES
 from serfer.core.errors import InputError
 from serfer.core.wire import Report, decode_report
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from drivers.asl import EXPRESS_LIMIT_S
+from drivers.stepfunctions.asl import EXPRESS_LIMIT_S
 from serfer.core.errors import UnavailableError
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The Step Functions driver: a plan as a state machine, its executions, and what they end with."""

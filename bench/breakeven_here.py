@@ -20,9 +20,9 @@ import numpy as np
 
 from bench.planner import Progress, aligned, piped
 from serfer.core.aws import AwsFacts
-from serfer.pipeline import Pipeline
+from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 from splitter.split import split
 
 NETWORKS = ("squeezenet", "mobilenet-v2", "resnet18", "resnet50", "vgg16")

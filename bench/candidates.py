@@ -28,11 +28,11 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
-from serfer.pipeline import DEADLINE_S, Pipeline
+from serfer.pipeline.pipeline import DEADLINE_S, Pipeline
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
 from serfer.terminal import ignore_signals
-from serfer.unsplit import unsplit
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 
 WORKERS = ("inprocess", "local")
 SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"

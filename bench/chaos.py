@@ -38,8 +38,8 @@ from drivers.driver import TTL_MARGIN_S
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.local.faults import Faults
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.unsplit import unsplit
 from storage.failing import failing
 
 Progress = Callable[[str], None]

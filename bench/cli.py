@@ -53,7 +53,7 @@ def overhead(
 ) -> None:
     """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
     from bench.overhead import measure  # noqa: PLC0415 - only this command needs it
-    from serfer.unsplit import unsplit  # noqa: PLC0415 - same
+    from serfer.pipeline.reference import unsplit  # noqa: PLC0415 - same
 
     directory = plan_directory(plan, model or (None if plan else "alexnet"))
     with opened(directory, None, "local") as pipeline, status_line() as progress:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.account import Account, Reply
 from bench.driver_apart import DriverApart
 from serfer.core.exactness import difference
-from serfer.pipeline import Logits
+from serfer.pipeline.pipeline import Logits
 
 Batch = NDArray[Any]
 Ask = Callable[[Batch], Future[Reply]]

@@ -28,9 +28,9 @@ from serfer.core.aws import AwsFacts
 from serfer.core.errors import QueryError
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.function import REGION
-from serfer.pipeline import Result
+from serfer.pipeline.pipeline import Result
 from serfer.settings import Settings
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from serfer.core.aws import AwsFacts
 from serfer.core.counts import StoreCounts
 from serfer.local.redis_server import RedisServer
 from serfer.local.s3_server import S3Server
-from serfer.pipeline import Pipeline
+from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 from storage.delaying import delayed
 
 _MS_PER_S = 1000.0

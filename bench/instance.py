@@ -26,7 +26,7 @@ from drivers.open_inference import HEADER, decode_answer, encode_request
 from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import Plan, load_plan
-from serfer.unsplit import unsplit
+from serfer.pipeline.reference import unsplit
 
 BURSTS = (8, 32, 128, 512, 1000)
 _CONNECTIONS = 256

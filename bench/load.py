@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.exactness import difference
-from serfer.pipeline import Logits
+from serfer.pipeline.pipeline import Logits
 
 Pixels = NDArray[np.uint8]
 Submit = Callable[[Pixels], Future[Logits]]

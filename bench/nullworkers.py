@@ -7,21 +7,21 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from drivers.push import PushDriver
-from serfer.background import LoopThread
 from serfer.core.checksum import protect
 from serfer.core.counts import StoreCounts
 from serfer.core.keys import output_key
 from serfer.core.plan import FLOAT_BYTES, Plan, load_plan
 from serfer.core.run import Failure
 from serfer.core.wire import Report, Task
-from serfer.pipeline import Pipeline
-from serfer.probe import Probe
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.health import Probe
+from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from storage.memory import MemoryStore
 from storage.store import Store
 
 _MS_PER_S = 1000.0
-_BASE64_SHARE = 0.7  # as in serfer/wiring.py
+_BASE64_SHARE = 0.7  # as in serfer/wiring/open_pipeline.py
 
 
 def null_output(plan: Plan, task: Task) -> bytes:

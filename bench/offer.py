@@ -19,9 +19,9 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.pictures import draw_latency
 from serfer.pictures.latency import Chart
-from serfer.pipeline import DEADLINE_S
+from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.settings import Settings
-from serfer.wiring_local import zoo_plan
+from serfer.wiring.local import zoo_plan
 
 Progress = Callable[[str], None]
 _MS_PER_S = 1000.0

@@ -20,7 +20,7 @@ from bench.plans import bench_plan
 from bench.threads import Threads
 from serfer.core.errors import SerferError
 from serfer.settings import Settings
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 
 _WARM_UP = 8
 _TOLERANCE = 1e-4  # of the logits' range

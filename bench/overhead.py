@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bench.processes import descendants
 from bench.stamp import processor_name
-from serfer.pipeline import Pipeline
+from serfer.pipeline.pipeline import Pipeline
 
 _WARM_UP = 30
 _NS_PER_MS = 1e6

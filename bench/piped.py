@@ -14,8 +14,8 @@ from bench.systems import Logits, Pixels, System
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
-from serfer.pipeline import Pipeline, Result
-from serfer.unsplit import unsplit
+from serfer.pipeline.pipeline import Pipeline, Result
+from serfer.pipeline.reference import unsplit
 
 
 @runtime_checkable

@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Final
 
 from bench.planner import aligned, piped
+from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
-from serfer.scenario_files import read_scenario
 from serfer.settings import load_settings
 from serfer.sim.generators import GENERATORS
 from serfer.sim.service_times import scenario_times

@@ -33,8 +33,8 @@ from serfer.pictures.draw_latency import latency_scene
 from serfer.pictures.latency import Chart, Curve, across_of, down_of, from_zero
 from serfer.pictures.pareto import scale_of
 from serfer.pictures.render import check_suffix, save
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.unsplit import unsplit
 
 Progress = Callable[[str], None]
 _PICTURES = 8

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from bench.account import Reply, reply_of
 from bench.driver_apart import Configuration, DriverApart
 from bench.processes import descendants, processor_s
-from serfer.background import LoopThread
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
 from serfer.local.access import fetch, random_access
 from serfer.local.faults import Faults
@@ -29,9 +28,10 @@ from serfer.local.lambda_service import COUNTS
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import BOOTSTRAP
 from serfer.local.server import free_port
-from serfer.pipeline import Pipeline, Result
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.pipeline import Pipeline, Result
 from serfer.settings import Settings, access_setting
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 
 _KEYS = "serfer:*"
 _MOST_BYTES = 1 << 20

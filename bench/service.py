@@ -34,9 +34,9 @@ from bench.processes import processor_s
 from serfer.core.errors import UnavailableError
 from serfer.local.access import random_access
 from serfer.local.redis_server import RedisServer
-from serfer.pipeline import Pipeline
+from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings, access_setting
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 
 _MS_PER_S = 1000
 _SIZE = (640, 480)

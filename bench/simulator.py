@@ -28,7 +28,7 @@ from serfer.sim.rates import run_rates, steps_of
 from serfer.sim.service_times import scenario_times
 from serfer.sim.tasks import TasksRun, alone, service_times
 from serfer.sim.traces import Trace
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 
 Progress = Callable[[str], None]
 _MS, _US, _MINUTE_S = 1000.0, 1e6, 60.0

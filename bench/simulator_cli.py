@@ -73,7 +73,7 @@ def simulator(
 ) -> None:
     """Hold the simulator against local runs that did not calibrate it, and time it and the router's decisions."""
     from bench import simulator as checking  # noqa: PLC0415 - only this command needs it
-    from serfer.scenario_files import read_scenario  # noqa: PLC0415 - same
+    from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - same
 
     world = read_scenario(scenario)
     directory = plan_directory(plan, model or (None if plan else "alexnet"))

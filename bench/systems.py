@@ -20,7 +20,7 @@ from bench.baselines.poll_driver import PUBLISHED, REPAIRED
 from bench.baselines.serfer_paper import SerFerPaper
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import UsageError
-from serfer.pipeline import Pipeline, Result
+from serfer.pipeline.pipeline import Pipeline, Result
 from serfer.settings import Settings, load_settings
 
 Pixels = NDArray[np.uint8]

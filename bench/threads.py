@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lambdas.sessions import SessionCache
 from serfer.core.plan import IMAGE, Plan, Stage, Tile
-from serfer.unsplit import normalised
+from serfer.pipeline.reference import normalised
 
 Array = NDArray[np.float32]
 _Maps = dict[tuple[int, int], Array]

@@ -23,7 +23,7 @@ DRIVER = Contents(
         *WORKER.pruned,
         "boto3/data/",
         *("serfer/cli", "serfer/display.py", "serfer/doctor", "serfer/package_cli.py", "serfer/service_cli.py"),
-        *("serfer/up_", "serfer/verify.py", "serfer/wiring_local.py"),
+        *("serfer/up_", "serfer/pipeline/verify.py", "serfer/wiring/local.py"),
         *("serfer/instance_cli.py", "serfer/simulate_cli.py"),
     ),
     needed=(

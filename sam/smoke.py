@@ -32,7 +32,7 @@ from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
 from sam.samconfig import StackSettings
 from sam.stacks import find_stack
 from sam.teardown import forget_uploads, tear_down
-from serfer.client import Client
+from serfer.client.client import Client
 from serfer.core.cost import HOURS_A_MONTH, invocation_usd, plan_load
 from serfer.core.errors import (
     KeyRefusedError,
@@ -42,8 +42,8 @@ from serfer.core.errors import (
     WrongAnswerError,
 )
 from serfer.core.plan import Plan
-from serfer.deployed import deployed_functions, find_deployment
 from serfer.settings import Settings
+from serfer.wiring.deployed import deployed_functions, find_deployment
 from storage import open_store
 
 QUERIES = 10

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from serfer import torchvision_import
 
 if TYPE_CHECKING:
-    from serfer.client import AsyncClient as AsyncClient
-    from serfer.client import Client as Client
+    from serfer.client.client import AsyncClient as AsyncClient
+    from serfer.client.client import Client as Client
     from serfer.core.errors import AlteredPieceError as AlteredPieceError
     from serfer.core.errors import BrokenPlanError as BrokenPlanError
     from serfer.core.errors import CeilingError as CeilingError
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from serfer.core.errors import WrongAnswerError as WrongAnswerError
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
-    from serfer.pipeline import Pipeline as Pipeline
-    from serfer.wiring import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
+    from serfer.pipeline.pipeline import Pipeline as Pipeline
+    from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
     from splitter.split import split as split
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
@@ -100,12 +100,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": ("serfer.client", "AsyncClient"),
-    "Client": ("serfer.client", "Client"),
-    "Pipeline": ("serfer.pipeline", "Pipeline"),
+    "AsyncClient": ("serfer.client.client", "AsyncClient"),
+    "Client": ("serfer.client.client", "Client"),
+    "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
-    "open": ("serfer.wiring", "open_pipeline"),
+    "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "split": ("splitter.split", "split"),
 }
 _ERRORS = "serfer.core.errors"

@@ -20,7 +20,6 @@ from typer.core import TyperGroup
 from bench.cli import bench_app
 from serfer import __version__, display
 from serfer.api.keys_cli import app as keys_app
-from serfer.choices import workers_of
 from serfer.cli_options import (
     DriverOption,
     JsonOption,
@@ -48,12 +47,13 @@ from serfer.simulate_cli import HELP as SIMULATE_HELP
 from serfer.simulate_cli import simulate
 from serfer.terminal import complain, err, out, run
 from serfer.up_cli import up
+from serfer.wiring.options import workers_of
 from splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
-    from serfer.doctor import Check
-    from serfer.trace import TracedQuery
+    from serfer.doctor.machine import Check
+    from serfer.pipeline.trace import TracedQuery
 
 _SUMMARIES = {
     "classify": "Classify images, each as one query through a split network.",
@@ -159,8 +159,8 @@ def classify(
     as_json: JsonOption = False,
 ) -> None:
     """Classify images, each as one query through a split network."""
-    from serfer.trace import TracedQuery, check_trace  # noqa: PLC0415 - the command line starts fast
-    from serfer.unsplit import original  # noqa: PLC0415 - same
+    from serfer.pipeline.reference import original  # noqa: PLC0415 - same
+    from serfer.pipeline.trace import TracedQuery, check_trace  # noqa: PLC0415 - the command line starts fast
 
     if images.count("-") > 1:
         raise UsageError("standard input can be read only once")
@@ -195,7 +195,7 @@ def classify(
 
 
 def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
-    from serfer.trace import write_trace  # noqa: PLC0415 - the command line starts fast
+    from serfer.pipeline.trace import write_trace  # noqa: PLC0415 - the command line starts fast
 
     write_trace(path, plan, queries)
     err.print(
@@ -279,7 +279,7 @@ def split(
     measured = settings.profiles(profiles, _share("--safety", safety))
     from sam.quotas import memory_note  # noqa: PLC0415 - the command line starts fast
     from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
-    from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - same
+    from serfer.wiring.local import dependency_bytes  # noqa: PLC0415 - same
     from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
     from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
 
@@ -420,7 +420,7 @@ def cost(
     if compare or queries_a_month or parameter:
         raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
     from serfer.core.plan import load_plan  # noqa: PLC0415 - same
-    from serfer.prices import Circumstances, price  # noqa: PLC0415 - same
+    from serfer.core.pricing import Circumstances, price  # noqa: PLC0415 - same
 
     found = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, share or 0.0, burst))
     if as_json:
@@ -513,7 +513,7 @@ def verify(
     A plan that stores weights in fp16, or has another head, is compared with the network that it computes, and what it
     lost against the model as it was given is reported beside.
     """
-    from serfer.verify import verify as compare  # noqa: PLC0415 - imports ONNX Runtime
+    from serfer.pipeline.verify import verify as compare  # noqa: PLC0415 - imports ONNX Runtime
 
     images = [*(images or ()), *(more or ())]
     count = random if random is not None else (0 if images else 2)
@@ -630,18 +630,18 @@ def doctor(
 
 def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Check]:  # noqa: FBT001 - a flag, passed on
     if aws:
-        from serfer.doctor_aws import examine_aws  # noqa: PLC0415 - imports boto3
+        from serfer.doctor.aws import examine_aws  # noqa: PLC0415 - imports boto3
 
         with status_line() as progress:
             progress("asking AWS")
             return examine_aws(load_settings().facts(), build, region)
-    from serfer.doctor import examine  # noqa: PLC0415 - looks at packages that other commands do not need
+    from serfer.doctor.machine import examine  # noqa: PLC0415 - looks at packages that other commands do not need
 
     return examine(load_settings())
 
 
 def _print_policy(build: Path | None) -> None:
-    from serfer.doctor_aws import deployer_policies  # noqa: PLC0415 - imports boto3
+    from serfer.doctor.aws import deployer_policies  # noqa: PLC0415 - imports boto3
 
     if build is None:
         raise UsageError("--deployer-policy depends on what is deployed: give --build BUILD")

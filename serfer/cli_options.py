@@ -17,7 +17,7 @@ from serfer.terminal import complain, err, uninterrupted
 from splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
-    from serfer.pipeline import Pipeline
+    from serfer.pipeline.pipeline import Pipeline
 
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
@@ -99,7 +99,7 @@ def plan_directory(plan: Path | None, model: str | None, stack: str | None = Non
         raise UsageError("give --plan or --model, not both")
     if plan is not None:
         return plan
-    from serfer.wiring_local import zoo_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - the command line starts fast
 
     with status_lines() as progress:
         return zoo_plan(model or _DEFAULT_MODEL, load_settings(), progress)
@@ -116,7 +116,7 @@ def opened(
     stack: str | None = None,
 ) -> Iterator[Pipeline]:
     """Open a plan directory for a command, and close it however the command ends; workers of None are the stack's."""
-    from serfer.wiring import open_pipeline  # noqa: PLC0415 - the command line starts fast
+    from serfer.wiring.open_pipeline import open_pipeline  # noqa: PLC0415 - the command line starts fast
 
     with status_line() as progress:
         progress("starting workers and store")

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from sam.deployment import Deployment
     from sam.standing import Line
     from serfer.core.exactness import Difference
+    from serfer.core.pricing import Prices
     from serfer.core.profile import Profiles
     from serfer.core.report import QueryReport
-    from serfer.doctor import Check
+    from serfer.doctor.machine import Check
     from serfer.pictures.pareto import Choice
-    from serfer.prices import Prices
-    from serfer.verify import Verification
-    from serfer.warm import Warmth
+    from serfer.pipeline.verify import Verification
+    from serfer.pipeline.warm import Warmth
 
 _MB = 1024 * 1024
 _MS_PER_S = 1000

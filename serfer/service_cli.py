@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from serfer import display
-from serfer.choices import workers_of
 from serfer.cli_options import (
     DriverOption,
     JsonOption,
@@ -26,6 +25,7 @@ from serfer.cli_options import (
 from serfer.core.errors import UsageError
 from serfer.settings import Settings, load_settings, settings_with
 from serfer.terminal import err
+from serfer.wiring.options import workers_of
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _OWN = ("127.0.0.1", "::1", "localhost")

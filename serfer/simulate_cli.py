@@ -93,7 +93,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
-    from serfer.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
+    from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
     from serfer.sim.simulate import Load, Terms, judge, policy_names, set_up  # noqa: PLC0415 - same
 
     if calibrate is not None or out_file is not None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer.choices import Choices
 from serfer.cli_options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
 from serfer.core.errors import UsageError
 from serfer.service_cli import (
@@ -36,6 +35,7 @@ from serfer.service_cli import (
 )
 from serfer.settings import Settings, access_setting, load_settings
 from serfer.terminal import err, ignore_signals, out
+from serfer.wiring.options import Choices
 
 if TYPE_CHECKING:
     from serfer.local.lambda_service import LambdaService
@@ -152,7 +152,7 @@ async def _run(
 ) -> None:
     """Run until a signal comes, and end in order; a second signal cuts off what runs."""
     from serfer.local.stack import Stack  # noqa: PLC0415 - the command line starts fast
-    from serfer.wiring_local import start_service  # noqa: PLC0415 - same
+    from serfer.wiring.local import start_service  # noqa: PLC0415 - same
 
     await start_service(behind.service)
     stack = Stack(behind.order(*address), behind.service, behind.embedded, say=_say, on_line=_pass_on)
@@ -211,7 +211,7 @@ def _embedded(parts: ExitStack) -> RedisServer:
 def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings) -> LambdaService:
     """Return one Lambda service with the functions of all plans, not started yet."""
     from serfer.core.plan import check_artefacts, load_plan  # noqa: PLC0415 - the command line starts fast
-    from serfer.wiring_local import local_service  # noqa: PLC0415 - same
+    from serfer.wiring.local import local_service  # noqa: PLC0415 - same
 
     plans = [(load_plan(directory), directory) for directory in directories]
     for plan, directory in plans:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.background import LoopThread
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import PLAN_FILE, Plan
 from serfer.local.access import random_access
@@ -24,6 +23,7 @@ from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import runtime_directory
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp, dependencies, function_directory
+from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
 
 TIMEOUT_S = 60.0

@@ -21,7 +21,7 @@ from bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_k
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, MissingKeyError
 from serfer.core.plan import IMAGE, Plan
-from serfer.unsplit import normalised
+from serfer.pipeline.reference import normalised
 from storage.counting import CountingStore
 from storage.store import Store
 

@@ -36,7 +36,7 @@ from serfer.api.server import FINISH_S
 from serfer.api.service import Service
 from serfer.api.telemetry import Telemetry, open_telemetry
 from serfer.core.errors import SerferError
-from serfer.pipeline import MAX_DEADLINE_S
+from serfer.pipeline.pipeline import MAX_DEADLINE_S
 from serfer.settings import Settings
 
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do

@@ -26,8 +26,8 @@ from serfer.core.errors import (
     StoreUnavailableError,
     TaskFailedError,
 )
-from serfer.pipeline import Pipeline, Result
-from serfer.probe import Health
+from serfer.pipeline.health import Health
+from serfer.pipeline.pipeline import Pipeline, Result
 from storage.store import Store
 
 _PROBE_EVERY_S = 2.0

@@ -17,9 +17,9 @@ from serfer.api.server import serve
 from serfer.api.service import Service
 from serfer.api.telemetry import Telemetry, open_telemetry
 from serfer.fleet.opening import Routing, RunningPool
-from serfer.pipeline import Pipeline
+from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 
 
 @dataclass(frozen=True)

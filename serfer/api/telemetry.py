@@ -9,7 +9,7 @@ from serfer.api.logs import QueryLog
 from serfer.api.metrics import Metrics
 from serfer.api.service import Answered
 from serfer.api.tracing import Tracing, open_tracing
-from serfer.pipeline import Pipeline
+from serfer.pipeline.pipeline import Pipeline
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serfer.api.serving import Opening
-from serfer.choices import DRIVERS, WORKERS
 from serfer.core.errors import UsageError
 from serfer.core.plan import PLAN_FILE, load_plan
+from serfer.wiring.options import DRIVERS, WORKERS
 
 
 def named_opening(variables: Mapping[str, str]) -> Opening:

@@ -24,6 +24,7 @@ from drivers.target import Served
 from serfer.control.policies import DEFAULT, POLICIES, make_policy
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Scenario
+from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
@@ -33,7 +34,6 @@ from serfer.fleet.lease import Lease
 from serfer.fleet.pool import Pool
 from serfer.fleet.specs import admits, open_provisioner
 from serfer.fleet.telling import tell
-from serfer.scenario_files import read_scenario
 from serfer.settings import Settings
 from storage import schemes
 from storage.store import Store

@@ -10,7 +10,7 @@ from serfer.core.errors import WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference, difference
 from serfer.core.plan import Plan
 from serfer.instance.network import Network
-from serfer.unsplit import unsplit
+from serfer.pipeline.reference import unsplit
 
 _IMAGES = 2
 

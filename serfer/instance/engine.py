@@ -26,7 +26,7 @@ from serfer.control.dispatch import Batching, Pace, Waiting, choose, promise
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.instance.network import Array, Network
-from serfer.unsplit import normalised
+from serfer.pipeline.reference import normalised
 
 MOST_HELD = 1024 * 1024 * 1024  # bytes of images, as float32, that may wait
 _FLOAT_BYTES, _MS_PER_S = 4, 1000.0

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from drivers.driver import NOBODY
-from serfer.background import LoopThread
 from serfer.control.dispatch import Batching, Pace
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.plan import Plan
@@ -18,8 +17,9 @@ from serfer.instance.checking import compare
 from serfer.instance.engine import Engine
 from serfer.instance.network import Hardware, Network, load_whole, open_network
 from serfer.instance.profiling import profile
-from serfer.pipeline import Pipeline
-from serfer.probe import Health, Probe
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.health import Health, Probe
+from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from storage import open_store
 from storage.store import Store

@@ -20,7 +20,6 @@ from serfer.api import function as function_module
 from serfer.api.function import Function, open_application
 from serfer.api.keys import add_key
 from serfer.api.variables import named_models
-from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import dump_plan, load_plan, sealed
 from serfer.core.run import Retry
@@ -28,6 +27,7 @@ from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import runtime_directory
+from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, png
 

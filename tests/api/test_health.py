@@ -11,7 +11,7 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service
 from serfer.local.redis_server import RedisServer
-from serfer.probe import Health
+from serfer.pipeline.health import Health
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.e2e.small import split_small

@@ -22,7 +22,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.report import QueryReport, StageReport
-from serfer.probe import Health
+from serfer.pipeline.health import Health
 from tests.api.conftest import png
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

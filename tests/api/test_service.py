@@ -14,7 +14,7 @@ from serfer.api.fair_slots import FairSlots
 from serfer.api.problems import Problem, problem_of
 from serfer.api.service import Question, Service
 from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
-from serfer.probe import Health
+from serfer.pipeline.health import Health
 from tests.api.conftest import Observed
 
 

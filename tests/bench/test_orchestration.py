@@ -9,8 +9,8 @@ from bench.plans import PLANS, bench_plan
 from bench.threads import Threads
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.unsplit import unsplit
 from splitter.network import zoo
 from tests.e2e.small import GRIDS, SIZE, split_small
 

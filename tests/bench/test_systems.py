@@ -23,8 +23,8 @@ from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import PackageLimit, dump_plan, load_plan, sealed
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.unsplit import unsplit
 from storage import open_store
 from storage.memory import MemoryStore
 from tests.e2e.conftest import PATIENCE, eventually

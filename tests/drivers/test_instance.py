@@ -17,8 +17,8 @@ from serfer.api.app import make_app
 from serfer.api.keys import KeyRing, add_key
 from serfer.api.service import Service
 from serfer.core.plan import load_plan
+from serfer.pipeline.reference import normalised, unsplit
 from serfer.settings import Settings
-from serfer.unsplit import normalised, unsplit
 from tests.api.conftest import Observed, running
 from tests.e2e.small import CLASSES, SIZE, batch, split_small
 

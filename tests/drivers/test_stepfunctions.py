@@ -30,8 +30,8 @@ from serfer.core.errors import (
 from serfer.core.keys import input_key, output_key
 from serfer.core.run import Failure, Retry
 from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
-from serfer.report import make_report
-from serfer.trace import TracedQuery, trace_events
+from serfer.pipeline.report import make_report
+from serfer.pipeline.trace import TracedQuery, trace_events
 from storage.memory import MemoryStore
 from tests.drivers.asl_interpreter import Machine, StateError
 from tests.drivers.wide import wide_plan

@@ -10,13 +10,13 @@ import pytest
 from pydantic import SecretStr
 
 import serfer
-from serfer.choices import DRIVERS
 from serfer.core.errors import UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
 from serfer.local.redis_cluster import RedisCluster
 from serfer.local.s3_server import S3Server
-from serfer.unsplit import unsplit
+from serfer.pipeline.reference import unsplit
+from serfer.wiring.options import DRIVERS
 from storage import open_store
 from tests.e2e.small import batch
 

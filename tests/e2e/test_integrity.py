@@ -12,7 +12,7 @@ from drivers.inprocess import InProcessInvoker
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.exactness import difference
 from serfer.core.keys import stage_of
-from serfer.unsplit import unsplit
+from serfer.pipeline.reference import unsplit
 from storage.memory import MemoryStore
 from storage.redis.store import RedisStore
 from tests.e2e.small import batch, hand_on

@@ -18,8 +18,8 @@ from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.unsplit import unsplit
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, small_onnx, split_small
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (3, SIZE, SIZE, 3), dtype=np.uint8)

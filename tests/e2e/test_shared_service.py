@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import serfer
-from serfer.background import LoopThread
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import load_plan
 from serfer.local.access import random_access
 from serfer.local.faults import Faults
+from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import access_setting
-from serfer.wiring_local import local_service, start_service
+from serfer.wiring.local import local_service, start_service
 from tests.e2e.small import batch
 
 

@@ -8,8 +8,8 @@ import pytest
 import serfer
 from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.unsplit import unsplit
 from tests.e2e.small import batch, hand_on, split_small
 
 QUERIES = 24

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.processes import held
-from serfer.wiring import open_pipeline
+from serfer.wiring.open_pipeline import open_pipeline
 from tests.e2e.small import SIZE
 
 WARM_UP, QUERIES, UNDER_WAY = 1_500, 10_000, 4

@@ -13,7 +13,6 @@ import pytest
 
 import serfer
 from serfer.api.function import Function, open_application
-from serfer.background import LoopThread
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
@@ -21,6 +20,7 @@ from serfer.local.function import FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
 from serfer.packaging.bundle import HANDLER, dependencies
+from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import load_settings
 from tests.api.conftest import png
 from tests.api.test_function import rest

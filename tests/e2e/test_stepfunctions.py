@@ -13,7 +13,6 @@ from drivers.push import PushDriver
 from drivers.stepfunctions.asl import compile_plan, local_functions
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from drivers.stepfunctions.executions import connect
-from serfer.background import LoopThread
 from serfer.core.errors import TaskFailedError
 from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
@@ -24,7 +23,8 @@ from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
 from serfer.packaging.bundle import function_directory
-from serfer.unsplit import unsplit
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.reference import unsplit
 from storage import open_store
 from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import batch, split_small

@@ -10,13 +10,13 @@ from drivers.driver import NOBODY
 from drivers.target import Served
 from serfer.api.service import Answered
 from serfer.api.timeline import served_report
-from serfer.background import LoopThread
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
 from serfer.core.plan import load_plan
-from serfer.pipeline import Pipeline
-from serfer.probe import Probe
-from serfer.trace import TracedQuery, trace_events
-from serfer.unsplit import unsplit
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.health import Probe
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.reference import unsplit
+from serfer.pipeline.trace import TracedQuery, trace_events
 from storage import open_store
 from tests.e2e.small import CLASSES, SIZE, batch
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import serfer
-from serfer.trace import TracedQuery, trace_events
+from serfer.pipeline.trace import TracedQuery, trace_events
 from tests.e2e.small import batch
 
 

@@ -4,15 +4,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from serfer.background import LoopThread
 from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching, Pace
 from serfer.core.plan import load_plan
 from serfer.instance.engine import Engine
 from serfer.instance.opening import EngineProbe
-from serfer.pipeline import Pipeline
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.unsplit import unsplit
 from storage import open_store
 from tests.e2e.conftest import cache, examples, serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.small import split_small

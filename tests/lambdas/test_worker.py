@@ -29,7 +29,7 @@ from serfer.core.wire import (
     encode_tasks,
     unpack_result,
 )
-from serfer.unsplit import normalised, unsplit
+from serfer.pipeline.reference import normalised, unsplit
 from storage import open_store
 from storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small

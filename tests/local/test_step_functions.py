@@ -13,7 +13,6 @@ import pytest
 from botocore.credentials import Credentials
 
 from drivers.stepfunctions.executions import connect
-from serfer.background import LoopThread
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
@@ -22,6 +21,7 @@ from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.runtime import runtime_directory
 from serfer.local.step_functions import StepFunctionsServer
+from serfer.pipeline.event_loop import LoopThread
 from tests.local.test_access import as_nobody
 
 KINDS = pytest.mark.parametrize("kind", ["standard", "express"])

@@ -25,7 +25,6 @@ import serfer
 from sam.names import digest12
 from sam.package import package
 from serfer.api.keys import add_key
-from serfer.background import LoopThread
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
@@ -37,6 +36,7 @@ from serfer.local.runtime import runtime_directory
 from serfer.local.s3_server import S3Server
 from serfer.local.server import free_port
 from serfer.local.step_functions import StepFunctionsServer
+from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
 from tests.api.conftest import png
 from tests.api.test_function import rest

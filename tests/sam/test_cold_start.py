@@ -18,7 +18,6 @@ from botocore.config import Config
 
 import serfer
 from sam.layers import function_directory, weights_layer
-from serfer.background import LoopThread
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
@@ -26,6 +25,7 @@ from serfer.local.function import REGION, FunctionConfig
 from serfer.local.lambda_service import LambdaService
 from serfer.local.redis_server import RedisServer
 from serfer.local.runtime import runtime_directory
+from serfer.pipeline.event_loop import LoopThread
 
 PAIRS = 7
 STACK = "cold"

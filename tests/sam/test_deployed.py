@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import serfer
-from serfer.client import Client
+from serfer.client.client import Client
 from serfer.core.errors import KeyRefusedError
 from serfer.core.plan import load_plan
 from serfer.local.function import ACCOUNT, REGION

@@ -49,7 +49,8 @@ print(answer['report'])
 
 DRIVER_CODE = """
 import sys
-import serfer.api.daemon, serfer.api.function, serfer.api.variables, serfer.wiring, drivers.stepfunctions.executions
+import serfer.api.daemon, serfer.api.function, serfer.api.variables
+import serfer.wiring.open_pipeline, drivers.stepfunctions.executions
 import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
 import boto3.session
 from botocore.session import get_session

@@ -24,9 +24,9 @@ from serfer.control.scenario import InstanceType
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import check_artefacts, load_plan
 from serfer.local.function import check_function
+from serfer.pipeline.reference import unsplit
 from serfer.settings import load_settings
-from serfer.unsplit import unsplit
-from serfer.wiring_local import zoo_plan
+from serfer.wiring.local import zoo_plan
 from tests.sam.built import SAM, Stack, run_sam
 from tests.sam.offered import POOL, POOLED, findings, options, translated
 

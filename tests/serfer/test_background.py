@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from serfer.background import LoopThread
+from serfer.pipeline.event_loop import LoopThread
 
 PATIENCE = 10.0
 

@@ -2,8 +2,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from serfer.choices import DRIVERS, WORKERS, Choices
 from serfer.core.errors import UsageError
+from serfer.wiring.options import DRIVERS, WORKERS, Choices
 
 STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+cluster://h", "s3://b/p")
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from serfer import AsyncClient, Client
+from serfer.client.conversation import Clock
 from serfer.core.errors import (
     DeadlineError,
     ImageError,
@@ -25,7 +26,6 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.served import ModelInput, ServedModel
-from serfer.exchange import Clock
 
 KEY = "sk-hush-hush-hush"
 NOW = 1_700_000_000.0
@@ -382,7 +382,7 @@ def test_an_answer_that_is_no_report_is_refused_by_name(open_, body, fault):
 
 
 def test_an_answer_is_bounded(open_, monkeypatch):
-    monkeypatch.setattr("serfer.client.MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr("serfer.client.client.MAX_REPLY_BYTES", 1000)
     client, _ = open_(httpx.Response(200, content=b" " * 1001))
     with pytest.raises(ServiceError, match="more than 1000 bytes"):
         client.classify(b"x")

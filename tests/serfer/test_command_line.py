@@ -62,7 +62,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(serfer, monkeyp
     monkeypatch.setitem(sys.modules, "PIL", None)
     for name in [name for name in sys.modules if name.startswith(("splitter.split", "splitter.network.source"))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda *_: 0)
+    monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda *_: 0)
     found = serfer("split", "net.onnx", "--out", str(tmp_path / "plan"))
     assert (found.code, found.out) == (4, "")
     assert found.err.startswith("serfer: onnx is not installed, and this needs it: pip install 'onnx<2,>=")
@@ -83,7 +83,7 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(s
         except KeyboardInterrupt:
             raise turned_into from None
 
-    monkeypatch.setattr("serfer.doctor.examine", examine)
+    monkeypatch.setattr("serfer.doctor.machine.examine", examine)
     try:
         found = serfer("doctor", interrupt=interrupt)
     finally:
@@ -92,7 +92,7 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(s
 
 
 def test_a_bug_is_still_a_traceback(serfer, monkeypatch):
-    monkeypatch.setattr("serfer.doctor.examine", lambda _settings: 1 // 0)
+    monkeypatch.setattr("serfer.doctor.machine.examine", lambda _settings: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         serfer("doctor")
 
@@ -102,6 +102,6 @@ def test_a_first_split_says_what_it_does_where_no_terminal_is_watched(monkeypatc
         progress(f"splitting {name}, once")
         return tmp_path
 
-    monkeypatch.setattr("serfer.wiring_local.zoo_plan", zoo_plan)
+    monkeypatch.setattr("serfer.wiring.local.zoo_plan", zoo_plan)
     assert cli_options.plan_directory(None, "alexnet") == tmp_path
     assert capsys.readouterr().err == "serfer: splitting alexnet, once\n"

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.deployed import Deployment, deployed_names, find_deployment
 from serfer.settings import Settings
+from serfer.wiring.deployed import Deployment, deployed_names, find_deployment
 from tests.core.plans import small_plan
 from tests.serfer.moto_server import MotoServer
 

@@ -3,9 +3,9 @@ from collections import namedtuple
 
 import pytest
 
-from serfer import doctor
 from serfer.core.errors import UnavailableError
-from serfer.doctor import examine
+from serfer.doctor import machine as doctor
+from serfer.doctor.machine import examine
 from serfer.settings import Settings
 
 INSTALLED = 98_420_269  # bytes, with ONNX Runtime 1.32.0
@@ -14,7 +14,7 @@ INSTALLED = 98_420_269  # bytes, with ONNX Runtime 1.32.0
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch):
     """Assembling takes seconds, and `tests/splitter/test_bundle.py` does it."""
-    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda _settings, _progress: INSTALLED)
+    monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda _settings, _progress: INSTALLED)
 
 
 def checks(tmp_path):
@@ -52,9 +52,9 @@ def test_the_room_that_dependencies_leave_is_said(tmp_path, monkeypatch):
     assert found.ok
     for words in ("98,420,269 bytes", "of 262,144,000", "reserve 98,420,269"):
         assert words in found.found
-    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda _settings, _progress: 90_000_000)
+    monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda _settings, _progress: 90_000_000)
     assert "plans reserve 94,000,000" in checks(tmp_path)["function package"].found
-    monkeypatch.setattr("serfer.wiring_local.dependency_bytes", lambda _settings, _progress: 262_144_000)
+    monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda _settings, _progress: 262_144_000)
     assert not checks(tmp_path)["function package"].ok
 
 
@@ -64,7 +64,7 @@ def test_dependencies_that_cannot_be_measured_are_a_line_not_a_traceback(tmp_pat
         def refuse(_settings, _progress, error=error):
             raise error
 
-        monkeypatch.setattr("serfer.wiring_local.dependency_bytes", refuse)
+        monkeypatch.setattr("serfer.wiring.local.dependency_bytes", refuse)
         found = checks(tmp_path)["function package"]
         assert (found.ok, found.found) == (False, str(error))
 

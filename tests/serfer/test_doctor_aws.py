@@ -17,12 +17,12 @@ from sam.deployment import RECORD
 from sam.options import GpuPool
 from sam.samconfig import FILE as SAMCONFIG
 from sam.template import make_template
-from serfer import doctor_aws
 from serfer.cli import app
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError
 from serfer.core.plan import sealed
-from serfer.doctor_aws import Account, Build, examine_aws
+from serfer.doctor import aws as doctor_aws
+from serfer.doctor.aws import Account, Build, examine_aws
 from tests.core.plans import small_plan
 from tests.sam.builds import build, options
 

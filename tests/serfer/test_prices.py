@@ -6,7 +6,7 @@ import pytest
 from serfer.core.aws import shipped_aws
 from serfer.core.cost import HOURS_A_MONTH, Platform, price_plan
 from serfer.core.errors import UsageError
-from serfer.prices import Circumstances, price
+from serfer.core.pricing import Circumstances, price
 from tests.core.plans import small_plan
 
 FACTS = shipped_aws()

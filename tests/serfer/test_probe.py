@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from serfer.core.run import Failure, FailureKind
-from serfer.probe import Health, Probe
+from serfer.pipeline.health import Health, Probe
 from storage import open_store
 from tests.core.plans import small_plan
 

@@ -11,7 +11,7 @@ from serfer.core.plan import load_plan
 from serfer.core.report import ImageAnswer, Prediction
 from serfer.core.run import Attempt, StageRun, TileRun
 from serfer.core.wire import Report
-from serfer.report import best_classes, cached_report, gpu_report, make_report
+from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
 from tests.e2e.small import CLASSES, LABELS, split_small
 
 FACTS = shipped_aws().functions

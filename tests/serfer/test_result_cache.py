@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import StoreUnavailableError
-from serfer.result_cache import ResultCache
+from serfer.pipeline.result_cache import ResultCache
 from storage.memory import MemoryStore
 
 PLAN = SimpleNamespace(digest="d" * 64, output=SimpleNamespace(elements=3))

@@ -13,7 +13,7 @@ from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
 from serfer.core.wire import Report
-from serfer.trace import TracedQuery, check_trace, trace_events, write_trace
+from serfer.pipeline.trace import TracedQuery, check_trace, trace_events, write_trace
 from tests.core.plans import small_plan
 
 PLAN = small_plan()

@@ -5,7 +5,7 @@ import pytest
 
 from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import Warmed
-from serfer.warm import Warmth, warm
+from serfer.pipeline.warm import Warmth, warm
 
 
 class Functions:

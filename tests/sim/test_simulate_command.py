@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from bench.policies import markdown
 from serfer.cli import app
+from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError, UsageError
-from serfer.scenario_files import read_scenario
 from serfer.sim.calibration import write_calibration
 from serfer.sim.generators import GENERATORS
 from serfer.sim.simulate import Terms, judge, set_up

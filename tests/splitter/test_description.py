@@ -19,7 +19,7 @@ from serfer.core.errors import InputError
 from serfer.core.plan import CHANNELS, INTERPOLATIONS, Preprocess, load_plan
 from serfer.core.structure import structure, unstructure
 from serfer.images import normalise
-from serfer.unsplit import unsplit
+from serfer.pipeline.reference import unsplit
 from splitter.network.description import read_labels, read_preprocess
 from tests.splitter.models import Net
 

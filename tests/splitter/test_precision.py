@@ -8,8 +8,8 @@ import pytest
 
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import relative_error
-from serfer.unsplit import original
-from serfer.unsplit import unsplit as in_one_piece
+from serfer.pipeline.reference import original
+from serfer.pipeline.reference import unsplit as in_one_piece
 from splitter.network.graph import Node
 from splitter.network.ingest import from_onnx
 from splitter.plan_dir.precision import rounding, storable, with_half

@@ -12,7 +12,7 @@ from serfer.core.exactness import relative_error
 from serfer.core.plan import check_artefacts, load_plan
 from serfer.images import image_files
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from serfer.unsplit import normalised, original, unsplit
+from serfer.pipeline.reference import normalised, original, unsplit
 from splitter import split as splitting
 from splitter.plan_dir.assemble import Decision, _stage_parts
 from splitter.plan_dir.weights import WeightsFile

@@ -18,24 +18,24 @@ from drivers.push import PushDriver
 from drivers.sharing import plan_sharing
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from drivers.stepfunctions.executions import connect
-from serfer.background import LoopThread
-from serfer.choices import TASK_TIMEOUT_S, Choices, workers_of
 from serfer.core.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import CACHE, INLINE, Plan, check_artefacts, load_plan
 from serfer.core.run import Retry
-from serfer.deployed import Deployment, deployed_functions, find_deployment
 from serfer.fleet.opening import Routing, open_pool
-from serfer.pipeline import Pipeline
-from serfer.probe import Probe, probes
-from serfer.result_cache import ResultCache
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.health import Probe, probes
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.result_cache import ResultCache
 from serfer.settings import Settings, load_settings
+from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
+from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
 from storage import Store
 from storage.routed import open_routed
 
 if TYPE_CHECKING:
     from serfer.local.faults import Faults
-    from serfer.wiring_local import LocalLambda
+    from serfer.wiring.local import LocalLambda
 
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room
 _OPENING = Retry(unavailable_attempts=4)
@@ -145,7 +145,7 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
         if choices.workers == "inprocess":
             invoker = _in_process(opening, store)
         elif choices.workers == "local":
-            from serfer.wiring_local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
+            from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
 
             service, running = await local_workers(
                 *(plan, opening.directory, url, choices, opening.settings, opening.faults, parts)
@@ -223,7 +223,7 @@ def _state_machine(
     kind = "express" if opening.choices.driver.endswith("express") else "standard"
     server = None
     if running is not None:
-        from serfer.wiring_local import local_machine  # noqa: PLC0415 - not there in AWS
+        from serfer.wiring.local import local_machine  # noqa: PLC0415 - not there in AWS
 
         server, client = local_machine(plan, kind, running)
         arn = server.arn
@@ -241,7 +241,7 @@ def _state_machine(
 def _default_store(workers: str, parts: AsyncExitStack) -> str:
     if workers == "inprocess":
         return "memory://"
-    from serfer.wiring_local import local_store  # noqa: PLC0415 - not there in AWS
+    from serfer.wiring.local import local_store  # noqa: PLC0415 - not there in AWS
 
     return local_store(parts)
 

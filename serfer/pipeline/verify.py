@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from serfer.core.errors import ImageError
 from serfer.core.exactness import Difference, check_finite, difference
 from serfer.images import image_files
-from serfer.pipeline import Pipeline
-from serfer.unsplit import original, unsplit
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.reference import original, unsplit
 
 
 @dataclass(frozen=True)

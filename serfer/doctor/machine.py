@@ -129,7 +129,7 @@ def _function_package(settings: Settings) -> Check:
     name, limit = "function package", settings.facts().functions.package_limit
     try:
         from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
-        from serfer.wiring_local import dependency_bytes  # noqa: PLC0415 - a package that it imports may be missing
+        from serfer.wiring.local import dependency_bytes  # noqa: PLC0415 - a package that it imports may be missing
 
         size = dependency_bytes(settings, lambda _: None)
     except (ImportError, UnavailableError) as error:

@@ -27,7 +27,7 @@ from sam.stacks import TAG, check_update, find_stack
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
-from serfer.doctor import Check
+from serfer.doctor.machine import Check
 
 _CONFIG = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2, "mode": "standard"})
 _SAM_PATIENCE_S = 30

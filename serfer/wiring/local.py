@@ -1,6 +1,6 @@
 """What is put together on this machine: plans of the zoo, and the local Lambda service with functions of plans.
 
-Apart from serfer/wiring.py, because a driver in AWS has neither the splitter nor local parts in its package.
+Apart from open_pipeline.py, because a driver in AWS has neither the splitter nor local parts in its package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from botocore.credentials import Credentials
 from drivers.lambda_http import LambdaInvoker
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
 from drivers.stepfunctions.executions import Client, connect
-from serfer.choices import TASK_TIMEOUT_S, Choices
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, check_artefacts, load_plan
 from serfer.core.sigv4 import Access
@@ -33,6 +32,7 @@ from serfer.local.step_functions import StepFunctionsServer
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from serfer.settings import Settings, aws_access
+from serfer.wiring.options import TASK_TIMEOUT_S, Choices
 from splitter.network import zoo
 from storage import distribution, schemes
 

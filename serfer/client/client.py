@@ -4,7 +4,7 @@
         report = client.classify("cat.jpg")
         print(report.images[0].predictions[0].label, report.latency_ms, report.cost_usd)
 
-What is said to the service, and when it is said again, stands in serfer/exchange.py; here it is only sent.
+What is said to the service, and when it is said again, stands in serfer/client/conversation.py; here it is only sent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Self
 
 import httpx
 
+from serfer.client.conversation import Clock, Exchange, Retries, Steps, T, Try
+from serfer.client.messages import Asked, Image, Reply, unreadable, upload
 from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
 from serfer.core.served import JobStatus, ServedModel, ServedReport
-from serfer.exchange import Clock, Exchange, Retries, Steps, T, Try
-from serfer.messages import Asked, Image, Reply, unreadable, upload
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 _CONNECT_S = 5.0

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Driver, Spent
 from drivers.target import Served, Target
-from serfer.background import LoopThread, result_of
 from serfer.core.aws import LambdaFacts
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, NotFiniteError, PlanError, UnavailableError, UsageError
@@ -24,10 +23,11 @@ from serfer.core.plan import Plan, Preprocess
 from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
 from serfer.images import ImageLimits, Recipe, decode_image, read_image
-from serfer.probe import Health, Probe
-from serfer.report import best_classes, cached_report, gpu_report, make_report
-from serfer.result_cache import ResultCache
-from serfer.warm import HOLD_S, Warmer, Warmth, warm
+from serfer.pipeline.event_loop import LoopThread, result_of
+from serfer.pipeline.health import Health, Probe
+from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
+from serfer.pipeline.result_cache import ResultCache
+from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
 from storage.store import Store
 
 Logits = NDArray[np.float32]

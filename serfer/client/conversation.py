@@ -5,7 +5,7 @@
                     └── after a wait ◀──────┴──▶ ServiceError, if another try is no use or the time is up
 
 Each conversation is a generator of tries that takes replies, so that the client that blocks and the one that does not
-(serfer/client.py) hold the same ones. Time comes from a Clock, and a wait is something that a Try asks for.
+(serfer/client/client.py) hold the same ones. Time comes from a Clock, and a wait is something that a Try asks for.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from http import HTTPStatus
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
-from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
-from serfer.core.served import JobStatus, ServedModel, ServedReport
-from serfer.messages import (
+from serfer.client.messages import (
     Asked,
     Call,
     Reply,
@@ -34,6 +32,8 @@ from serfer.messages import (
     retry_after,
     unreadable,
 )
+from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
+from serfer.core.served import JobStatus, ServedModel, ServedReport
 
 T = TypeVar("T")
 _LAST_LOOK_S = 0.05  # with less time left, looking once more is no use

@@ -1,0 +1,1 @@
+"""Clients of the HTTP API, blocking and asynchronous."""

@@ -1,0 +1,1 @@
+"""Checks of this machine, and of an AWS account before a deployment."""

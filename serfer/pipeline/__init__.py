@@ -1,0 +1,1 @@
+"""A plan that is ready to answer, and what its queries report."""

@@ -1,0 +1,1 @@
+"""The only place that picks concrete classes: a plan directory and options become a running pipeline."""

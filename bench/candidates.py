@@ -23,6 +23,7 @@ from bench.nullworkers import null_pipeline
 from bench.piped import Piped, Whole
 from bench.systems import SYSTEMS as BASELINES
 from bench.systems import System, open_system
+from serfer.cli.terminal import ignore_signals
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
@@ -31,7 +32,6 @@ from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.pipeline import DEADLINE_S, Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
-from serfer.terminal import ignore_signals
 from serfer.wiring.open_pipeline import open_pipeline
 
 WORKERS = ("inprocess", "local")

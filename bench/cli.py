@@ -15,8 +15,8 @@ from bench.instance_cli import instance
 from bench.route_cli import route
 from bench.simulator_cli import policies, simulator
 from bench.stamp import make_stamp
-from serfer import display
-from serfer.cli_options import (
+from serfer.cli import display
+from serfer.cli.options import (
     JsonOption,
     ModelOption,
     PlanOption,
@@ -26,10 +26,10 @@ from serfer.cli_options import (
     print_json,
     status_line,
 )
+from serfer.cli.terminal import complain, out
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.structure import unstructure
 from serfer.settings import load_settings
-from serfer.terminal import complain, out
 
 if TYPE_CHECKING:
     from bench.results import Result

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bench.stamp import make_stamp
-from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, status_line
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, plan_directory, status_line
 from serfer.core.errors import QueryError
 
 

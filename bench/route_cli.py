@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from bench.stamp import make_stamp
-from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, status_line
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, plan_directory, status_line
+from serfer.cli.terminal import complain, err
 from serfer.core.errors import QueryError
 from serfer.settings import load_settings
-from serfer.terminal import complain, err
 
 
 def route(

@@ -15,7 +15,7 @@ import typer
 from bench.planner import aligned
 from bench.results import RESULT_FILE, check_directory
 from bench.stamp import Stamp
-from serfer.cli_options import print_json
+from serfer.cli.options import print_json
 from serfer.core.structure import unstructure
 from serfer.files import write_whole
 

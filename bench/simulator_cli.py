@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli.terminal import complain, err
 from serfer.settings import load_settings
-from serfer.terminal import complain, err
 
 
 def policies(

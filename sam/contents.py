@@ -22,9 +22,8 @@ DRIVER = Contents(
     pruned=(
         *WORKER.pruned,
         "boto3/data/",
-        *("serfer/cli", "serfer/display.py", "serfer/doctor", "serfer/package_cli.py", "serfer/service_cli.py"),
-        *("serfer/up_", "serfer/pipeline/verify.py", "serfer/wiring/local.py"),
-        *("serfer/instance_cli.py", "serfer/simulate_cli.py"),
+        *("serfer/cli/", "serfer/doctor/", "serfer/packaging/"),
+        *("serfer/pipeline/verify.py", "serfer/wiring/local.py"),
     ),
     needed=(
         *(f"botocore/data/{name}.json" for name in ("_retry", "endpoints", "partitions", "sdk-default-configuration")),

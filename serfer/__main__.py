@@ -20,7 +20,7 @@ def main() -> None:
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # it is ignored in the background of a shell without job control
         signal.signal(signal.SIGINT, _leave)
-    from serfer.cli import main as run  # noqa: PLC0415 - an interrupt must find our handler
+    from serfer.cli.main import main as run  # noqa: PLC0415 - an interrupt must find our handler
 
     signal.signal(signal.SIGINT, usual)
     run()

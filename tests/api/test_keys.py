@@ -12,8 +12,8 @@ from starlette.requests import Request
 from typer.testing import CliRunner
 
 from serfer.api.keys import Client, KeyRing, Quota, add_key, authorise, read_keys, remove_key
-from serfer.api.keys_cli import app
 from serfer.api.problems import Problem
+from serfer.cli.keys import app
 from serfer.core.errors import InputError, UsageError
 
 

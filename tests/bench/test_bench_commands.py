@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.results import read_result
-from serfer.cli import app
+from serfer.cli.main import app
 from serfer.core.errors import InputError, PlanError, QueryError, UsageError
 from tests.e2e.small import split_small
 

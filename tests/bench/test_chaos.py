@@ -15,7 +15,7 @@ from bench.chaos_plan import chaos_plan, through_store
 from bench.crowd import Crowd, TwoDrivers
 from bench.load import WRONG, Sent
 from bench.scene import Left
-from serfer.cli import app
+from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.inline import inline_stages
 from serfer.core.plan import check_artefacts, load_plan

@@ -11,7 +11,7 @@ from bench import breakeven
 from bench import planner as versus
 from bench.baselines.gillis import Options
 from bench.planner import FASTEST, Comparisons, Network, Point, Versus
-from serfer.cli import app
+from serfer.cli.main import app
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx

@@ -10,7 +10,7 @@ from sam.build_cost import compare_build, price_build
 from sam.cost import bill, deployed, markdown
 from sam.template import make_template
 from sam.usage import query_usage, transitions
-from serfer.cli import app
+from serfer.cli.main import app
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid

@@ -18,7 +18,7 @@ from sam.package import package
 from sam.samconfig import stack_of
 from sam.scenario import Profile
 from sam.tree import seal, tree_digest
-from serfer.cli import app
+from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError

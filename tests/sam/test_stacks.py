@@ -15,7 +15,7 @@ from sam.__main__ import main
 from sam.package import package
 from sam.samconfig import FILE, samconfig
 from sam.tree import seal, tree_digest
-from serfer.cli import app
+from serfer.cli.main import app
 from serfer.core.errors import InputError, UsageError
 from serfer.settings import Settings
 from tests.e2e.small import split_small

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer import cli, cli_options, terminal
-from serfer.cli import app
+from serfer.cli import main as cli
+from serfer.cli import options as cli_options
+from serfer.cli import terminal
+from serfer.cli.main import app
+from serfer.cli.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
-from serfer.terminal import _exit_code, _Interrupt
 from splitter.network.zoo import ZOO
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from serfer import cli
+from serfer.cli import main as cli
 from serfer.core.errors import InputError, UsageError
 from serfer.core.profile import dump_profiles, parse_profiles, shipped_profiles
 from serfer.files import check_place, write_whole

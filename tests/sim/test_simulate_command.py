@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.policies import markdown
-from serfer.cli import app
+from serfer.cli.main import app
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import write_calibration

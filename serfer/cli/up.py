@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer.cli_options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
-from serfer.core.errors import UsageError
-from serfer.service_cli import (
+from serfer.cli.options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
+from serfer.cli.serve import (
     AllowHostOption,
     CeilingOption,
     HostOption,
@@ -33,8 +32,9 @@ from serfer.service_cli import (
     served_models,
     with_hosts,
 )
+from serfer.cli.terminal import err, ignore_signals, out
+from serfer.core.errors import UsageError
 from serfer.settings import Settings, access_setting, load_settings
-from serfer.terminal import err, ignore_signals, out
 from serfer.wiring.options import Choices
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
 """The variable with a driver's last arguments: command lines, which everybody may read, are no place for passwords."""
-_DRIVER = "serfer.up_driver"
+_DRIVER = "serfer.cli.up_driver"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

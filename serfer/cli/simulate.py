@@ -13,13 +13,13 @@ import typer
 from rich.table import Table
 
 from bench.stamp import this_machine
-from serfer import display
-from serfer.cli_options import JsonOption, opened, print_json, status_line
+from serfer.cli import display
+from serfer.cli.options import JsonOption, opened, print_json, status_line
+from serfer.cli.terminal import err, out
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 from serfer.sim.generators import describe_generators
-from serfer.terminal import err, out
 
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario

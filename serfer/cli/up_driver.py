@@ -10,7 +10,7 @@ import os
 import sys
 
 from serfer.__main__ import main
-from serfer.up_cli import ARGUMENTS
+from serfer.cli.up import ARGUMENTS
 
 if __name__ == "__main__":
     sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))

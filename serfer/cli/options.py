@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer import display
+from serfer.cli import display
+from serfer.cli.terminal import complain, err, uninterrupted
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
-from serfer.terminal import complain, err, uninterrupted
 from splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from serfer.cli.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
-from serfer.terminal import err, out
 
 app = typer.Typer(no_args_is_help=True, help="API keys of the HTTP service.")
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer import display
-from serfer.cli_options import JsonOption, print_json, status_line
+from serfer.cli import display
+from serfer.cli.options import JsonOption, print_json, status_line
+from serfer.cli.terminal import complain, out
 from serfer.settings import aws_region, load_settings
-from serfer.terminal import complain, out
 
 if TYPE_CHECKING:
     from sam.options import GpuPool

@@ -1,4 +1,4 @@
-"""The command line. It parses, calls and prints; what it prints comes from `serfer.display`."""
+"""The command line. It parses, calls and prints; what it prints comes from `serfer.cli.display`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from typer.core import TyperGroup
 
 from bench.cli import bench_app
-from serfer import __version__, display
-from serfer.api.keys_cli import app as keys_app
-from serfer.cli_options import (
+from serfer import __version__
+from serfer.cli import display
+from serfer.cli.instance import instance, tune
+from serfer.cli.keys import app as keys_app
+from serfer.cli.options import (
     DriverOption,
     JsonOption,
     ModelOption,
@@ -36,17 +38,16 @@ from serfer.cli_options import (
     print_json,
     status_line,
 )
+from serfer.cli.package import package
+from serfer.cli.serve import serve
+from serfer.cli.simulate import HELP as SIMULATE_HELP
+from serfer.cli.simulate import simulate
+from serfer.cli.terminal import complain, err, out, run
+from serfer.cli.up import up
 from serfer.core.errors import SerferError, UnavailableError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.structure import unstructure
-from serfer.instance_cli import instance, tune
-from serfer.package_cli import package
-from serfer.service_cli import serve
 from serfer.settings import load_settings
-from serfer.simulate_cli import HELP as SIMULATE_HELP
-from serfer.simulate_cli import simulate
-from serfer.terminal import complain, err, out, run
-from serfer.up_cli import up
 from serfer.wiring.options import workers_of
 from splitter.network.zoo import ZOO
 

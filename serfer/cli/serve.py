@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from serfer import display
-from serfer.cli_options import (
+from serfer.cli import display
+from serfer.cli.options import (
     DriverOption,
     JsonOption,
     ObjectStoreOption,
@@ -22,9 +22,9 @@ from serfer.cli_options import (
     print_json,
     status_line,
 )
+from serfer.cli.terminal import err
 from serfer.core.errors import UsageError
 from serfer.settings import Settings, load_settings, settings_with
-from serfer.terminal import err
 from serfer.wiring.options import workers_of
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer import display
-from serfer.cli_options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli import display
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli.serve import AllowHostOption, HostOption, KeysOption, check_logs, served_models, with_hosts
+from serfer.cli.terminal import err, out
 from serfer.core.errors import UsageError
-from serfer.service_cli import AllowHostOption, HostOption, KeysOption, check_logs, served_models, with_hosts
 from serfer.settings import load_settings
-from serfer.terminal import err, out
 
 if TYPE_CHECKING:
     from serfer.instance.opening import Instance

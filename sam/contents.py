@@ -8,7 +8,7 @@ DRIVER = Contents(
     packages=("drivers", "serfer", "storage"),
     distributions=(
         *("fastapi", "starlette", "anyio", "idna", "annotated-doc", "mangum", "python-multipart"),
-        *("uvicorn", "click", "h11"),  # serfer.api.server, which the fleet runs
+        *("uvicorn", "click", "h11"),  # serfer.api.http.server, which the fleet runs
         *("pydantic", "pydantic_core", "pydantic-settings", "annotated-types", "typing_extensions"),
         *("typing-inspection", "python-dotenv"),
         *("aiohttp", "aiohappyeyeballs", "aiosignal", "attrs", "frozenlist", "multidict", "propcache", "yarl"),

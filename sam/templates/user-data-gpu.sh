@@ -74,7 +74,7 @@ User=serfer
 WorkingDirectory=/opt/serfer
 Environment=PYTHONPATH=/opt/serfer/python PYTHONDONTWRITEBYTECODE=1 AWS_DEFAULT_REGION=${AWS::Region}
 ExecStartPre=-+/usr/bin/nvidia-modprobe -u -c=0
-ExecStart=/usr/bin/@runtime@ -m serfer.api.instance_daemon --plan plans/@digest@ --device cuda --host 0.0.0.0 --port 8000 \
+ExecStart=/usr/bin/@runtime@ -m serfer.api.entrypoints.instance_daemon --plan plans/@digest@ --device cuda --host 0.0.0.0 --port 8000 \
   --exit-when-idle-s 300 --auto-scaling-release
 StandardOutput=append:/var/log/serfer/gpu.log
 StandardError=append:/var/log/serfer/gpu.log

@@ -77,7 +77,7 @@ User=serfer
 WorkingDirectory=/opt/serfer
 Environment=PYTHONPATH=/opt/serfer/python PYTHONDONTWRITEBYTECODE=1
 EnvironmentFile=/etc/serfer.env
-ExecStart=/usr/bin/@runtime@ -m serfer.api.daemon --host 0.0.0.0 --port 8000
+ExecStart=/usr/bin/@runtime@ -m serfer.api.entrypoints.daemon --host 0.0.0.0 --port 8000
 StandardOutput=append:/var/log/serfer/driver.log
 StandardError=append:/var/log/serfer/driver.log
 Restart=always

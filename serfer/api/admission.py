@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from statistics import median
 
-from serfer.api.problems import OVERLOADED, Problem
+from serfer.api.http.problems import OVERLOADED, Problem
 from serfer.core.errors import DeadlineError
 
 _ROUNDS = 4  # of as many departures as run at once are what a rate is taken from: they come in clumps

@@ -18,23 +18,23 @@ from starlette.requests import ClientDisconnect
 
 from serfer import __version__
 from serfer.api.admission import RefusalPace
-from serfer.api.body import ApiLimits
-from serfer.api.classify import Classifying, classify_router
-from serfer.api.envelope import Envelope
-from serfer.api.health import health_router
-from serfer.api.held import HeldBytes
-from serfer.api.hosts import HostCheck
+from serfer.api.auth.hosts import HostCheck
+from serfer.api.auth.keys import KeyRing, authorise
+from serfer.api.http.body import ApiLimits
+from serfer.api.http.envelope import Envelope
+from serfer.api.http.held import HeldBytes
+from serfer.api.http.problems import OVERLOADED, Problem, problem_of, problem_response
+from serfer.api.http.server import FINISH_S
 from serfer.api.idempotency import Replies
-from serfer.api.inference import Inferring, inference_router, protocol_health_router
-from serfer.api.keys import KeyRing, authorise
-from serfer.api.metrics import metrics_router
-from serfer.api.models import models_router
-from serfer.api.page import page_router
-from serfer.api.problems import OVERLOADED, Problem, problem_of, problem_response
-from serfer.api.results import Results
-from serfer.api.server import FINISH_S
+from serfer.api.observability.metrics import metrics_router
+from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.routes.classify import Classifying, classify_router
+from serfer.api.routes.health import health_router
+from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
+from serfer.api.routes.models import models_router
+from serfer.api.routes.page import page_router
+from serfer.api.routes.results import Results
 from serfer.api.service import Service
-from serfer.api.telemetry import Telemetry, open_telemetry
 from serfer.core.errors import SerferError
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
 from serfer.settings import Settings
@@ -59,7 +59,7 @@ def make_app(
 ) -> FastAPI:
     """Return the application that answers for `service`; with `keys`, to those who have one.
 
-    `hosts` are the names and addresses that it answers to; without them, to any (serfer/api/hosts.py).
+    `hosts` are the names and addresses that it answers to; without them, to any (serfer/api/auth/hosts.py).
     `telemetry` is what the service tells of its queries: without it, only requests are counted.
     """
     telemetry = telemetry or open_telemetry(service.pipelines)

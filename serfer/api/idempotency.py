@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from serfer.api.problems import Problem
+from serfer.api.http.problems import Problem
 from serfer.api.requests import Once
 from serfer.core.errors import DeadlineError, MissingKeyError
 from storage.store import Store

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from drivers.driver import Asker
-from serfer.api.problems import Problem, problem_of, problem_response
+from serfer.api.http.problems import Problem, problem_of, problem_response
 from serfer.api.service import Question
 
 _KEY = re.compile(r"[!-~]{1,255}")

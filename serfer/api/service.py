@@ -1,6 +1,6 @@
 """What the routes call: models by name, decoding in processes, a turn for each query, an answer or an error in time.
 
-arrives ──▶ decoded (serfer/api/decoders.py) ──▶ its turn (serfer/api/admission.py) ──▶ runs ──▶ answer
+arrives ──▶ decoded (serfer/api/decoding/decoders.py) ──▶ its turn (serfer/api/admission.py) ──▶ runs ──▶ answer
 └──────────────────────── one deadline over all of it: DeadlineError ───────────────────────┘
 """
 
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from drivers.driver import Asker
 from serfer.api.admission import Admission
-from serfer.api.decoders import Decoded, Decoders
-from serfer.api.problems import Problem
+from serfer.api.decoding.decoders import Decoded, Decoders
+from serfer.api.http.problems import Problem
 from serfer.core.errors import (
     DeadlineError,
     LambdaThrottledError,

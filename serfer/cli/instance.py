@@ -71,9 +71,9 @@ def instance(
     check_logs(log_level, log_format)
     if auto_scaling_release and exit_when_idle_s is None:
         raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
-    from serfer.api.instance import Idle, serve_instance  # noqa: PLC0415 - same, and wrong use is told of before
-    from serfer.api.logs import configure_logs  # noqa: PLC0415 - same
-    from serfer.api.serving import Address  # noqa: PLC0415 - same
+    from serfer.api.entrypoints.instance import Idle, serve_instance  # noqa: PLC0415 - same, and wrong use is told of before
+    from serfer.api.entrypoints.serving import Address  # noqa: PLC0415 - same
+    from serfer.api.observability.logs import configure_logs  # noqa: PLC0415 - same
 
     chosen = {"api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})

@@ -27,7 +27,7 @@ def add(
     burst: Annotated[int | None, typer.Option(min=1, help="Requests at once; by default a minute's.")] = None,
 ) -> None:
     """Make a key and print it: this once, for the file keeps only its digest."""
-    from serfer.api.keys import add_key  # noqa: PLC0415 - the command line starts fast
+    from serfer.api.auth.keys import add_key  # noqa: PLC0415 - the command line starts fast
 
     if burst is not None and per_minute is None:
         raise UsageError("--burst says more about --per-minute: give both")
@@ -39,7 +39,7 @@ def add(
 @app.command()
 def remove(name: _Name, file: _FileOption = None) -> None:
     """Take a key away; drivers that run refuse it within seconds."""
-    from serfer.api.keys import remove_key  # noqa: PLC0415 - same
+    from serfer.api.auth.keys import remove_key  # noqa: PLC0415 - same
 
     remove_key(_file(file), name)
 
@@ -51,7 +51,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Print whose keys there are, with their quotas."""
-    from serfer.api.keys import read_keys  # noqa: PLC0415 - same
+    from serfer.api.auth.keys import read_keys  # noqa: PLC0415 - same
 
     for entry in read_keys(_file(file)):
         if as_json:

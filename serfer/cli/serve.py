@@ -107,8 +107,8 @@ def serve(
     as_json: JsonOption = False,
 ) -> None:
     """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/api.md)."""
-    from serfer.api.logs import configure_logs  # noqa: PLC0415 - the command line starts fast
-    from serfer.api.serving import Address, Opening, serve_models  # noqa: PLC0415 - same
+    from serfer.api.entrypoints.serving import Address, Opening, serve_models  # noqa: PLC0415 - same
+    from serfer.api.observability.logs import configure_logs  # noqa: PLC0415 - the command line starts fast
     from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
 
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}

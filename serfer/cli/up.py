@@ -67,7 +67,7 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Start store, Lambda service, drivers and a load balancer before them; Ctrl-C ends all of it (docs/api.md)."""
-    from serfer.api.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
+    from serfer.api.auth.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
     from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
     from serfer.local.descriptors import raise_limit  # noqa: PLC0415 - same
     from serfer.local.server import listen  # noqa: PLC0415 - same

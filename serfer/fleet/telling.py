@@ -1,4 +1,4 @@
-"""Lines of the log about the pool, in the form that serfer/api/logs.py writes."""
+"""Lines of the log about the pool, in the form that serfer/api/observability/logs.py writes."""
 
 from __future__ import annotations
 

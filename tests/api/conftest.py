@@ -12,8 +12,8 @@ from PIL import Image
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.decoders import Decoders
-from serfer.api.fork_server import ForkServer
+from serfer.api.decoding.decoders import Decoders
+from serfer.api.decoding.fork_server import ForkServer
 from serfer.api.service import Service
 from serfer.settings import Settings
 from tests.e2e.small import split_small

@@ -2,7 +2,7 @@ import io
 import logging
 from contextlib import contextmanager
 
-from serfer.api.logs import configure_logs
+from serfer.api.observability.logs import configure_logs
 
 _NAMES = (None, "serfer", "uvicorn", "uvicorn.error", "uvicorn.access")
 

@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from serfer.api.admission import Admission, RefusalPace, using
-from serfer.api.problems import Problem
+from serfer.api.http.problems import Problem
 from serfer.core.errors import DeadlineError
 
 

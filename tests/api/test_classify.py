@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import serfer
-from serfer.api.held import HeldBytes
+from serfer.api.http.held import HeldBytes
 from serfer.api.service import Question
 from tests.api.conftest import png
 from tests.e2e.small import CLASSES, SIZE

@@ -13,8 +13,8 @@ import pytest
 
 import serfer
 from serfer.api.app import make_app
-from serfer.api.keys import KeyRing, add_key
-from serfer.api.problems import Problem
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.http.problems import Problem
 from serfer.core.errors import DeadlineError, InputError, KeyRefusedError, RequestRefusedError, ServiceUnavailableError
 from tests.api.conftest import PATIENCE, png, running
 from tests.e2e.small import SIZE

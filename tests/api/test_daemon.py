@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from serfer.api import daemon
-from serfer.api.keys import add_key
+from serfer.api.auth.keys import add_key
+from serfer.api.entrypoints import daemon
 from tests.api.conftest import PATIENCE, png
 from tests.api.logged import logged
 
@@ -48,7 +48,7 @@ def running(plan, *arguments, **variables):
     known = {name: value for name, value in os.environ.items() if not name.startswith(("SERFER_", "LAMBDA_"))}
     asked = {"SERFER_PLAN": plan.name, "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
     with subprocess.Popen(
-        [sys.executable, "-m", "serfer.api.daemon", "--host", "127.0.0.1", "--port", "0", *arguments],
+        [sys.executable, "-m", "serfer.api.entrypoints.daemon", "--host", "127.0.0.1", "--port", "0", *arguments],
         env={**known, **asked, "SERFER_API_DRAIN_S": "0", **variables},
         cwd=plan.parent,
         stderr=subprocess.PIPE,
@@ -113,4 +113,4 @@ def test_arguments_that_are_none(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         daemon.main(arguments)
     assert ended.value.code == 2
-    assert "python -m serfer.api.daemon: error" in capsys.readouterr().err
+    assert "python -m serfer.api.entrypoints.daemon: error" in capsys.readouterr().err

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serfer.api import decoders as decoders_module
-from serfer.api.decoders import DecodeLimits, Decoders
-from serfer.api.fork_server import ForkServer
+from serfer.api.decoding import decoders as decoders_module
+from serfer.api.decoding.decoders import DecodeLimits, Decoders
+from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, UnavailableError
 from serfer.core.plan import Preprocess, Shape
 from serfer.images import ImageLimits, Recipe, decode_image
@@ -262,7 +262,7 @@ def test_decoders_end_with_the_process_that_started_them():
     code = """
 import asyncio, sys
 from tests.api.test_decoders import RECIPE
-from serfer.api.decoders import Decoders
+from serfer.api.decoding.decoders import Decoders
 async def main():
     pool, data = Decoders(), sys.stdin.buffer.read()
     task = asyncio.create_task(pool.decode([data], ["x"], RECIPE, "me"))
@@ -298,7 +298,7 @@ def _lives(pid):
 
 
 def test_a_server_that_cannot_start_is_told(monkeypatch):
-    monkeypatch.setattr("serfer.api.fork_server._RUN", "raise SystemExit(7)")
+    monkeypatch.setattr("serfer.api.decoding.fork_server._RUN", "raise SystemExit(7)")
     server = ForkServer()
     with pytest.raises(UnavailableError, match="image decoders cannot be started: their server ended with exit code 7"):
         decode(server, [png()])

@@ -7,9 +7,9 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect, Request
 
-from serfer.api.envelope import Envelope
-from serfer.api.metrics import Metrics
-from serfer.api.telemetry import Telemetry
+from serfer.api.http.envelope import Envelope
+from serfer.api.observability.metrics import Metrics
+from serfer.api.observability.telemetry import Telemetry
 from tests.api.logged import logged
 
 CAREFUL = {

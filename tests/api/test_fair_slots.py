@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from serfer.api.fair_slots import FairSlots
-from serfer.api.problems import Problem
+from serfer.api.decoding.fair_slots import FairSlots
+from serfer.api.http.problems import Problem
 
 
 class Requests:

@@ -16,10 +16,10 @@ from botocore.config import Config
 from redis import Redis
 
 import serfer
-from serfer.api import function as function_module
-from serfer.api.function import Function, open_application
-from serfer.api.keys import add_key
-from serfer.api.variables import named_models
+from serfer.api.auth.keys import add_key
+from serfer.api.entrypoints import function as function_module
+from serfer.api.entrypoints.function import Function, open_application
+from serfer.api.entrypoints.variables import named_models
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import dump_plan, load_plan, sealed
 from serfer.core.run import Retry
@@ -259,13 +259,13 @@ class TestOpening:
         assert statuses == [401, 200, 200]
 
     def test_importing_it_opens_nothing(self):
-        code = "import serfer.api.function as f; assert 'handler' not in vars(f); assert not hasattr(f, 'other')"
-        subprocess.run([sys.executable, "-c", code], check=True)
+        code = "import serfer.api.entrypoints.function as f; assert 'handler' not in vars(f)"
+        subprocess.run([sys.executable, "-c", f"{code}; assert not hasattr(f, 'other')"], check=True)
 
 
 PROCESS = """
 import json, sys
-from serfer.api import function
+from serfer.api.entrypoints import function
 handler = function.handler
 assert function.handler is handler
 for line in sys.stdin:
@@ -311,7 +311,7 @@ def test_lambda_runs_it(small_plan, tmp_path):
     root = tmp_path / "function"
     root.mkdir()
     places = [str(Path(serfer.__file__).parent.parent), *sys.path]  # in place of a package with all of it
-    handler = f"import sys\nsys.path[:0] = {places!r}\nfrom serfer.api.function import handler\n"
+    handler = f"import sys\nsys.path[:0] = {places!r}\nfrom serfer.api.entrypoints.function import handler\n"
     (root / "here.py").write_text(handler)
     environment = {"SERFER_PLAN": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
     config = FunctionConfig("http", root, "here.handler", environment=environment)

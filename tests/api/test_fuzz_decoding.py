@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serfer.api.decoders import DecodeLimits, Decoders
-from serfer.api.fork_server import ForkServer
-from serfer.api.formats import check_format
-from serfer.api.problems import Problem
+from serfer.api.decoding.decoders import DecodeLimits, Decoders
+from serfer.api.decoding.fork_server import ForkServer
+from serfer.api.http.image_sniffing import check_format
+from serfer.api.http.problems import Problem
 from serfer.core.errors import ImageError
 from serfer.core.plan import Preprocess, Shape
 from serfer.images import BYTES_PER_PIXEL, ImageLimits, Recipe

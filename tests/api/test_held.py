@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from serfer.api.held import HeldBytes
-from serfer.api.problems import Problem
+from serfer.api.http.held import HeldBytes
+from serfer.api.http.problems import Problem
 
 
 class Requests:

@@ -6,8 +6,8 @@ import pytest
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
+from serfer.api.entrypoints.serving import Address
 from serfer.api.service import Service
-from serfer.api.serving import Address
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png, running
 

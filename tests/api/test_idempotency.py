@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
+from serfer.api.http.problems import Problem
 from serfer.api.idempotency import Replies
-from serfer.api.problems import Problem
 from serfer.api.requests import Once, digest_of
 from serfer.core.errors import DeadlineError
 from storage.memory import MemoryStore

@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.inference import signature_of
-from serfer.api.keys import KeyRing, add_key
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.routes.inference import signature_of
 from serfer.api.service import Service
 from serfer.core.errors import DeadlineError, StoreUnavailableError, TaskFailedError
 from serfer.core.plan import load_plan

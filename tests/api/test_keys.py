@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from serfer.api.keys import Client, KeyRing, Quota, add_key, authorise, read_keys, remove_key
-from serfer.api.problems import Problem
+from serfer.api.auth.keys import Client, KeyRing, Quota, add_key, authorise, read_keys, remove_key
+from serfer.api.http.problems import Problem
 from serfer.cli.keys import app
 from serfer.core.errors import InputError, UsageError
 

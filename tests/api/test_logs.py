@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from serfer.api.app import make_app
-from serfer.api.keys import KeyRing, add_key
-from serfer.api.logs import TextFormatter, configure_logs, reason, write
-from serfer.api.metrics import Metrics
-from serfer.api.problems import Problem
-from serfer.api.telemetry import Telemetry
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.http.problems import Problem
+from serfer.api.observability.logs import TextFormatter, configure_logs, reason, write
+from serfer.api.observability.metrics import Metrics
+from serfer.api.observability.telemetry import Telemetry
 from serfer.core.errors import ImageError, StoreUnavailableError
 from tests.api.conftest import PATIENCE, png, running
 from tests.api.logged import logged

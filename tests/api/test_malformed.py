@@ -24,7 +24,7 @@ SLOW = slow_cases()
 SCRIPT = """
 import sys
 from pathlib import Path
-from serfer.api.serving import Address, Opening, serve_models
+from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.settings import Settings
 opening = Opening(store="memory://", workers="inprocess")
 serve_models({"small": Path(sys.argv[1])}, opening, Address("127.0.0.1", 0), Settings(),

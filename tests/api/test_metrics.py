@@ -8,10 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from serfer import __version__
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.metrics import Metrics, outcome
-from serfer.api.problems import Problem
+from serfer.api.http.problems import Problem
+from serfer.api.observability.metrics import Metrics, outcome
+from serfer.api.observability.telemetry import Telemetry
 from serfer.api.service import Answered
-from serfer.api.telemetry import Telemetry
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
@@ -162,7 +162,7 @@ class TestScrape:
             await asyncio.Event().wait()
 
         monkeypatch.setattr(service, "health", hang)
-        monkeypatch.setattr("serfer.api.metrics._PATIENCE_S", 0.01)
+        monkeypatch.setattr("serfer.api.observability.metrics._PATIENCE_S", 0.01)
         app = make_app(service, settings, telemetry=Telemetry(metrics))
         route = next(each for each in _routes(app) if each.path == "/metrics")
         request = SimpleNamespace(headers={})

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serfer.api import page
 from serfer.api.app import make_app
-from serfer.api.keys import KeyRing, add_key
+from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.routes import page
 
 FILES = Path(page.__file__).with_name("page")
 PATHS = ("/", "/docs", "/page/app.js", "/page/style.css", "/page/icon.svg")

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import uvicorn
 
-from serfer.api.protocol import MOST_HEADERS, limited_protocol
+from serfer.api.http.protocol import MOST_HEADERS, limited_protocol
 
 PATIENCE = 60.0  # s
 LARGE = bytes(16 * 1024 * 1024)  # more than the kernel keeps for a connection

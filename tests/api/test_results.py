@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from serfer.api.problems import Problem
+from serfer.api.http.problems import Problem
 from serfer.api.requests import Once
-from serfer.api.results import Results, new_job
+from serfer.api.routes.results import Results, new_job
 from storage.counting import CountingStore
 from storage.memory import MemoryStore
 
@@ -84,8 +84,8 @@ def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted
 
 def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back(monkeypatch):
     """Also where the delete comes between its driver's look at the state and the write of the next one."""
-    monkeypatch.setattr("serfer.api.results._TICK_S", 0.01)
-    monkeypatch.setattr("serfer.api.results._LOOK_S", 0.01)
+    monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.01)
+    monkeypatch.setattr("serfer.api.routes.results._LOOK_S", 0.01)
 
     async def check():
         store = SlowStore()
@@ -117,8 +117,8 @@ def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back(monke
 
 
 def test_a_job_that_shows_no_progress_asks_the_store_hardly_anything(monkeypatch):
-    monkeypatch.setattr("serfer.api.results._TICK_S", 0.005)
-    monkeypatch.setattr("serfer.api.results._LOOK_S", 0.02)
+    monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.005)
+    monkeypatch.setattr("serfer.api.routes.results._LOOK_S", 0.02)
 
     async def check():
         store = CountingStore(MemoryStore())

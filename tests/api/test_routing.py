@@ -11,9 +11,9 @@ from drivers.instance import FaultKind
 from drivers.target import Served
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.pool_metrics import PoolMetrics
+from serfer.api.observability.pool_metrics import PoolMetrics
+from serfer.api.observability.telemetry import open_telemetry
 from serfer.api.service import Service
-from serfer.api.telemetry import open_telemetry
 from serfer.control.router import Reason
 from serfer.core.errors import CeilingError, OverloadedError
 from serfer.fleet.controller import Status

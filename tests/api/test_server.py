@@ -10,14 +10,14 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from serfer.api.server import serve
+from serfer.api.http.server import serve
 from serfer.core.errors import UnavailableError
 
 PATIENCE = 30.0
 MAIN = """
 import asyncio, signal, socket, sys
-from serfer.api.protocol import LimitedProtocol
-from serfer.api.server import serve
+from serfer.api.http.protocol import LimitedProtocol
+from serfer.api.http.server import serve
 
 class Watched(LimitedProtocol):
     def connection_made(self, transport):
@@ -25,7 +25,7 @@ class Watched(LimitedProtocol):
         accepted = transport.get_extra_info("socket")
         state["nodelay"] = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
-sys.modules["serfer.api.server"].limited_protocol = lambda _: Watched
+sys.modules["serfer.api.http.server"].limited_protocol = lambda _: Watched
 state, released = {"ready": True}, asyncio.Event()
 
 async def disconnected(receive):

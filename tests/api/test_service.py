@@ -9,9 +9,9 @@ import pytest
 
 from drivers.driver import Asker
 from serfer.api.admission import Admission
-from serfer.api.decoders import Decoded
-from serfer.api.fair_slots import FairSlots
-from serfer.api.problems import Problem, problem_of
+from serfer.api.decoding.decoders import Decoded
+from serfer.api.decoding.fair_slots import FairSlots
+from serfer.api.http.problems import Problem, problem_of
 from serfer.api.service import Question, Service
 from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
 from serfer.pipeline.health import Health

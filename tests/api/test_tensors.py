@@ -12,9 +12,9 @@ from hypothesis.extra import numpy as arrays
 from starlette.datastructures import Headers
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 
-from serfer.api.codings import CODINGS, accepted, coding_of, compress, decompress
-from serfer.api.problems import Problem
-from serfer.api.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
+from serfer.api.http.compression import CODINGS, accepted, coding_of, compress, decompress
+from serfer.api.http.problems import Problem
+from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.core.errors import NotFiniteError
 
 MOST = 3

@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from serfer.api.app import make_app
-from serfer.api.metrics import Metrics
+from serfer.api.observability.metrics import Metrics
+from serfer.api.observability.telemetry import Telemetry
+from serfer.api.observability.tracing import Tracing, open_tracing
 from serfer.api.service import Answered
-from serfer.api.telemetry import Telemetry
-from serfer.api.tracing import Tracing, open_tracing
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
@@ -170,7 +170,7 @@ class TestOpening:
         code = """
 import sys
 import serfer.api.app
-from serfer.api.tracing import open_tracing
+from serfer.api.observability.tracing import open_tracing
 assert open_tracing() is None
 assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
 """

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 
-from serfer.api.problems import Problem
-from serfer.api.uploads import ACCEPTED, ApiLimits, read_images
+from serfer.api.http.problems import Problem
+from serfer.api.http.uploads import ACCEPTED, ApiLimits, read_images
 
 JPEG = b"\xff\xd8\xff rest of a picture"
 PNG = b"\x89PNG\r\n\x1a\n rest"

@@ -8,7 +8,7 @@ from playwright.sync_api import sync_playwright
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.keys import KeyRing, add_key
+from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.service import Service
 from serfer.settings import Settings
 from tests.api.conftest import Observed, png, running

@@ -14,7 +14,7 @@ from drivers.instance import FaultKind, InstanceClient, open_http
 from drivers.open_inference import HEADER, Inferred, encode_request
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.keys import KeyRing, add_key
+from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.service import Service
 from serfer.core.plan import load_plan
 from serfer.pipeline.reference import normalised, unsplit

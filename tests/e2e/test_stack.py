@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import serfer
-from serfer.api.function import Function, open_application
+from serfer.api.entrypoints.function import Function, open_application
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access

@@ -8,8 +8,8 @@ import pytest
 import serfer
 from drivers.driver import NOBODY
 from drivers.target import Served
+from serfer.api.observability.timeline import served_report
 from serfer.api.service import Answered
-from serfer.api.timeline import served_report
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
 from serfer.core.plan import load_plan
 from serfer.pipeline.event_loop import LoopThread

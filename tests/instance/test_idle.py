@@ -6,9 +6,9 @@ import signal
 import httpx
 import pytest
 
-from serfer.api import instance
-from serfer.api.idle import IdleWatch
-from serfer.api.instance import Idle
+from serfer.api.entrypoints import instance
+from serfer.api.entrypoints.instance import Idle
+from serfer.api.http.idle import IdleWatch
 
 
 class Time:

@@ -24,7 +24,7 @@ from botocore.exceptions import ClientError
 import serfer
 from sam.names import digest12
 from sam.package import package
-from serfer.api.keys import add_key
+from serfer.api.auth.keys import add_key
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
@@ -253,7 +253,7 @@ class Daemon:
     def __init__(self, stack, python, variables):
         self.port = free_port()
         given = {"PATH": os.defpath, "PYTHONPATH": str(stack.directory / "DriverLayer" / "python"), **variables}
-        command = [str(python), "-m", "serfer.api.daemon", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [str(python), "-m", "serfer.api.entrypoints.daemon", "--host", "127.0.0.1", "--port", str(self.port)]
         self._process = subprocess.Popen(
             dying_with_me(*command),
             cwd=stack.directory / "DriverPlans",

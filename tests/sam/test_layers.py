@@ -49,7 +49,7 @@ print(answer['report'])
 
 DRIVER_CODE = """
 import sys
-import serfer.api.daemon, serfer.api.function, serfer.api.variables
+import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.variables
 import serfer.wiring.open_pipeline, drivers.stepfunctions.executions
 import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
 import boto3.session
@@ -127,7 +127,7 @@ def test_a_driver_has_all_that_it_imports_and_nothing_of_the_command_line(driver
 
 INSTANCE_CODE = """
 import sys
-import serfer.api.instance_daemon
+import serfer.api.entrypoints.instance_daemon
 from serfer.fleet.auto_scaling import _connect
 for service in ('autoscaling', 'ec2'):
     _connect(service, 'eu-west-1').close()

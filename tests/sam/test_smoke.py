@@ -251,8 +251,11 @@ def test_a_deployment_that_does_not_answer_is_deleted_as_well(account, aws_smoke
     """Here its driver cannot start: its template was altered."""
     template = packaged / "template.yaml"
     text = template.read_text(encoding="utf-8")
-    assert "serfer.api.function.handler" in text
-    template.write_text(text.replace("serfer.api.function.handler", "serfer.api.function.gone"), encoding="utf-8")
+    assert "serfer.api.entrypoints.function.handler" in text
+    template.write_text(
+        text.replace("serfer.api.entrypoints.function.handler", "serfer.api.entrypoints.function.gone"),
+        encoding="utf-8",
+    )
     done = aws_smoke(tmp_path / "aws.toml")
     assert "Successfully created/updated stack" in done.stderr
     assert done.returncode == 2, done.stderr[-2000:]  # make's, for whatever failed

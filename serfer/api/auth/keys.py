@@ -1,0 +1,266 @@
+"""API keys: who may ask, and how often.
+
+A key is `sf_` and 256 random bits, made here and shown once. The file holds SHA-256 digests: to guess 256 bits is
+hopeless, so no slow hash and no salt is needed, as they would be for passwords. Only what looks like such a key is
+looked up: the digest of a password that somebody wrote into the file by hand opens nothing.
+
+    {"keys": [{"name": "phone", "sha256": "9f86...", "requests_per_minute": 60, "burst": 10,
+               "created": "2026-01-31T12:00:00Z"}]}
+
+`requests_per_minute` and `burst` may be left out: then there is no quota, or the burst is a minute's requests. A quota
+is counted in each driver by itself.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import Request
+
+from serfer.api.http.problems import Problem
+from serfer.core.errors import InputError, UsageError
+from serfer.files import write_whole
+
+_log = logging.getLogger(__name__)
+_SETTING = "SERFER_KEYS_FILE"
+_KEY = re.compile(r"sf_[A-Za-z0-9_-]{43}")
+_KEY_BYTES = 32
+_MOST_BYTES = 1024 * 1024
+_MOST_KEYS = 1000
+_LOOK_S = 1.0  # between two looks at the file
+_ROUNDING_S = 1e-6  # what a float loses on the way must not refuse a request that waited as long as it was told to
+_PRIVATE = 0o600
+
+
+class Entry(BaseModel):
+    """One key as the file has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    requests_per_minute: int | None = Field(default=None, gt=0, le=1_000_000)
+    burst: int | None = Field(default=None, gt=0, le=1_000_000)
+    created: datetime | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: list[Entry] = Field(max_length=_MOST_KEYS)
+
+    @model_validator(mode="after")
+    def _all_different(self) -> _File:
+        for values in ([entry.name for entry in self.keys], [entry.sha256 for entry in self.keys]):
+            if len(set(values)) < len(values):
+                raise ValueError("two keys have one name or one digest")
+        return self
+
+
+@dataclass
+class Quota:
+    """A bucket of `burst` requests that fills steadily: one every `interval_s` seconds.
+
+    `full_at` is when it will be full again if nothing is taken out; times are in seconds of any clock.
+    """
+
+    interval_s: float
+    burst: int
+    full_at: float = float("-inf")
+
+    def take(self, now: float) -> float:
+        """Take one request out and return 0.0, or take none and return the seconds until there will be one."""
+        full_at = max(self.full_at, now) + self.interval_s
+        wait = full_at - now - self.burst * self.interval_s
+        if wait > _ROUNDING_S:
+            return wait
+        self.full_at = full_at
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Client:
+    """Whose key a request brought."""
+
+    name: str
+    requests_per_minute: int | None = None
+    burst: int | None = None
+
+
+@dataclass(frozen=True)
+class _Known:
+    client: Client
+    digest: bytes = field(repr=False)
+    quota: Quota | None
+
+
+class KeyRing:
+    """The keys of a file, read again when it changes; for the event loop's thread alone.
+
+    A file that has become unreadable changes nothing: the keys read last still hold, and the log says so once. Raises
+    UsageError where there is no file to begin with, InputError where it is broken.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._known: tuple[_Known, ...] = ()
+        self._looked = clock()
+        self._stamp = _stamp(path)
+        if self._stamp is None:
+            raise UsageError(f"{_SETTING}: {path} does not exist: make a key with `serfer keys add NAME`")
+        self._take(read_keys(path))
+
+    def check(self, presented: str) -> Client:
+        """Return whose key it is, and count the request; raises Problem, 401 for no known key, 429 over its quota."""
+        now = self._clock()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._refresh()
+        known = self._find(presented)
+        if known is None:
+            raise _unknown("the API key is not known")
+        wait = known.quota.take(now) if known.quota else 0.0
+        if wait:
+            raise Problem(
+                429,
+                f"the API key's quota of {known.client.requests_per_minute} requests a minute is used up",
+                slug="quota",
+                headers={"Retry-After": str(ceil(wait - _ROUNDING_S))},
+            )
+        return known.client
+
+    def _find(self, presented: str) -> _Known | None:
+        """Look at every key, whichever it is: time says nothing about how much of a digest was right."""
+        if not _KEY.fullmatch(presented):
+            return None
+        digest = sha256(presented.encode()).digest()
+        found = None
+        for known in self._known:
+            if hmac.compare_digest(known.digest, digest):
+                found = known
+        return found
+
+    def _refresh(self) -> None:
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp  # of what is read now, or it would be told every second that it is broken
+        try:
+            self._take(read_keys(self._path))
+        except InputError as error:
+            _log.warning("%s; the keys read before still hold", error)
+
+    def _take(self, entries: list[Entry]) -> None:
+        """Use other keys from now on; a client whose quota has not changed keeps what it has used of it."""
+        quotas = {(known.digest, known.client): known.quota for known in self._known}
+        known = []
+        for entry in entries:
+            client = Client(entry.name, entry.requests_per_minute, entry.burst)
+            digest = bytes.fromhex(entry.sha256)
+            known.append(_Known(client, digest, quotas.get((digest, client)) or _quota(client)))
+        self._known = tuple(known)
+
+
+def authorise(request: Request, ring: KeyRing) -> Client:
+    """Return whose key a request brings, `Authorization: Bearer KEY` or `X-API-Key: KEY`; raises Problem as `check`."""
+    presented = {value.strip() for value in request.headers.getlist("x-api-key")}
+    for value in request.headers.getlist("authorization"):
+        scheme, _, key = value.strip().partition(" ")
+        if scheme.lower() == "bearer":
+            presented.add(key.strip())
+    if not presented:
+        raise _unknown("an API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
+    if len(presented) > 1:
+        raise _unknown("the request has two different API keys: send one")
+    return ring.check(presented.pop())
+
+
+def read_keys(path: Path) -> list[Entry]:
+    """Read a file of keys; raises InputError that names the file, never a key nor a digest."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise InputError(f"{_SETTING}: {path} has more than {_MOST_BYTES:,} bytes")
+        return _File.model_validate_json(data).keys
+    except ValidationError as error:
+        raise InputError(f"{_SETTING}: {path} is no file of keys: {_first(error)}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"{_SETTING}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def add_key(
+    path: Path, name: str, requests_per_minute: int | None, *, burst: int | None = None, now: datetime | None = None
+) -> str:
+    """Make a key, keep its digest in the file, which is begun where there is none, and return the key.
+
+    Raises UsageError for a name that is taken, InputError for a name that cannot be one or a file that cannot be used.
+    """
+    entries = read_keys(path) if path.exists() else []
+    if name in [entry.name for entry in entries]:
+        raise UsageError(f"a key named {name!r} is there already: remove it first, or choose another name")
+    key = "sf_" + secrets.token_urlsafe(_KEY_BYTES)
+    try:
+        entry = Entry(
+            name=name,
+            sha256=sha256(key.encode()).hexdigest(),
+            requests_per_minute=requests_per_minute,
+            burst=burst,
+            created=(now or datetime.now(UTC)).replace(microsecond=0),
+        )
+    except ValidationError as error:
+        raise InputError(f"no key can be made: {_first(error)}") from None
+    if len(entries) == _MOST_KEYS:
+        raise UsageError(f"{path} has {_MOST_KEYS:,} keys already: remove one first")
+    _write(path, [*entries, entry])
+    return key
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Take a key out of the file; drivers that run refuse it within seconds. Raises UsageError where there is none."""
+    entries = read_keys(path)
+    left = [entry for entry in entries if entry.name != name]
+    if len(left) == len(entries):
+        raise UsageError(f"{path} has no key named {name!r}")
+    _write(path, left)
+
+
+def _write(path: Path, entries: list[Entry]) -> None:
+    text = _File(keys=entries).model_dump_json(indent=2, exclude_none=True)
+    write_whole(path, text.encode() + b"\n", mode=_PRIVATE)
+
+
+def _first(error: ValidationError) -> str:
+    """Say what is wrong first, and where, without the value."""
+    first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+    return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file does, or None where there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _quota(client: Client) -> Quota | None:
+    if client.requests_per_minute is None:
+        return None
+    return Quota(60 / client.requests_per_minute, client.burst or client.requests_per_minute)
+
+
+def _unknown(detail: str) -> Problem:
+    return Problem(401, detail, headers={"WWW-Authenticate": "Bearer"})

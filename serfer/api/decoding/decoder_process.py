@@ -1,0 +1,141 @@
+"""Image decoders as processes, which have limits and can be killed, as a thread cannot.
+
+    driver ── control socket ──▶ fork server ── fork ──▶ decoder
+       └──────────── a socket of its own ──────────────────┘     jobs in, pixels out
+
+The fork server imports what decoding needs once, so that another decoder takes milliseconds. Both end with the driver.
+This module is what runs in them; fork_server.py and decoders.py are the driver's side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serfer.core.errors import ImageError, ImageTooLargeError
+from serfer.core.structure import structure, unstructure
+from serfer.images import Recipe, decode_image
+from serfer.local.die_with_parent import die_with
+
+START: Final = b"start"
+CONTROL: Final = struct.Struct("<q")  # to the fork server: a process to end; from it: a process id or exit status
+UNKNOWN: Final = 1 << 32  # the exit status of a process that the fork server did not start
+JOB_HEAD: Final = struct.Struct("<IQ")  # bytes of JSON, bytes of the file
+REPLY_HEAD: Final = struct.Struct("<BQdI")  # kind, pixels of the file, seconds of processor time, bytes that follow
+PIXELS, ERROR, TOO_LARGE = range(3)
+_LONGEST_MESSAGE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A file to decode, and what that may take.
+
+    `pixels_left` of `request_pixels` is what the request's files may still have; `processor_s` is a time, and
+    `memory_bytes` a size beyond what an idle decoder takes and the file.
+    """
+
+    name: str
+    recipe: Recipe
+    pixels_left: int
+    request_pixels: int
+    processor_s: float
+    memory_bytes: int
+
+    def pack(self, data: bytes) -> bytes:
+        """Return the message's bytes, before the file's own."""
+        described = json.dumps(unstructure(self)).encode()
+        return JOB_HEAD.pack(len(described), len(data)) + described
+
+
+def run_fork_server(descriptor: int) -> None:
+    """Start and end decoders as the driver asks, until its end of the socket is closed."""
+    started: set[int] = set()
+    with socket.socket(fileno=descriptor) as control:
+        while True:
+            message, sockets, _, _ = socket.recv_fds(control, _LONGEST_MESSAGE, 1)
+            if not message:
+                return
+            if message == START:
+                value = _start(sockets[0], control)
+                started.add(value)
+            else:
+                [pid] = CONTROL.unpack(message)
+                value = _end(pid) if pid in started else UNKNOWN
+                started.discard(pid)
+            control.send(CONTROL.pack(value))
+
+
+def _start(descriptor: int, control: socket.socket) -> int:
+    """Fork a decoder that serves at a socket; return its process id."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        return pid
+    try:
+        die_with(parent)
+        control.close()
+        _serve(socket.socket(fileno=descriptor))
+    finally:
+        os._exit(1)
+
+
+def _end(pid: int) -> int:
+    """Kill a decoder unless it has ended by itself; return its exit status as subprocess does, minus a signal."""
+    os.kill(pid, signal.SIGKILL)  # one that has ended is not reaped yet: the id is still its own
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _serve(driver: socket.socket) -> None:
+    """Decode until the driver's end is closed."""
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(limit, (0, 0))
+    idle_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    while head := driver.recv(JOB_HEAD.size, socket.MSG_WAITALL):
+        described, size = JOB_HEAD.unpack(head)
+        job = structure(Job, json.loads(driver.recv(described, socket.MSG_WAITALL)), "job")
+        data = driver.recv(size, socket.MSG_WAITALL)
+        if len(data) < size:
+            return
+        _set_memory(idle_bytes + size + job.memory_bytes)
+        driver.sendall(_reply(job, data))
+
+
+def _set_memory(limit: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _reply(job: Job, data: bytes) -> bytes:
+    """Decode a file; where that takes more processor time than the job allows, SIGPROF ends this process."""
+    counted, started = 0, time.process_time()
+
+    def count(pixels: int) -> None:
+        nonlocal counted
+        counted = pixels
+        if pixels > job.pixels_left:
+            raise ImageTooLargeError(
+                f"the request's images have more than the {job.request_pixels:,} pixels that are accepted together: "
+                f"send fewer or smaller ones"
+            )
+
+    recipe = job.recipe
+    signal.setitimer(signal.ITIMER_PROF, job.processor_s)
+    try:
+        pixels = decode_image(data, job.name, recipe.preprocess, recipe.shape, recipe.limits, on_size=count)
+        kind, body = PIXELS, pixels.tobytes()
+    except ImageTooLargeError as error:
+        kind, body = TOO_LARGE, str(error).encode(errors="backslashreplace")
+    except ImageError as error:
+        kind, body = ERROR, str(error).encode(errors="backslashreplace")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return REPLY_HEAD.pack(kind, counted, time.process_time() - started, len(body)) + body

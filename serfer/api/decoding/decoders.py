@@ -1,0 +1,260 @@
+"""Images decoded in processes with limits, a bounded number at once, shared fairly between clients.
+
+What a request's images may take is bounded together: pixels and processor time. What an image may take at once is
+memory: `BYTES_PER_PIXEL` for each pixel that is accepted. A request that is cancelled, because its deadline has passed
+or its client is gone, ends the decoder that works for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.api.decoding.decoder_process import PIXELS, REPLY_HEAD, TOO_LARGE, Job
+from serfer.api.decoding.fair_slots import FairSlots
+from serfer.api.decoding.fork_server import ForkServer
+from serfer.core.errors import ImageError, ImageTooLargeError, UnavailableError
+from serfer.images import BYTES_PER_PIXEL, Recipe, check_channels
+
+_T = TypeVar("_T")
+_log = logging.getLogger("serfer.api")
+_MARGIN_BYTES = 64 * 1024 * 1024  # beyond its pixels: tables, buffers, numpy
+_LEAST_S = 0.001  # the shortest time that a timer takes: 0 would be no limit
+_SMALL = 128 * 1024  # bytes of a file that are copied rather than sent apart from what is said of them
+_LONGEST_ERROR = 64 * 1024
+
+
+@dataclass(frozen=True)
+class DecodeLimits:
+    """How many decoders there are, how many requests may wait for one, and what a request's images take together."""
+
+    processes: int = 2
+    waiting: int = 80
+    request_pixels: int = 96_000_000
+    request_processor_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A request's images, (N, H, W, C) uint8; how long they waited for decoders, and kept them, in seconds."""
+
+    pixels: NDArray[np.uint8]
+    waited_s: float
+    busy_s: float
+
+
+class _LostError(Exception):
+    """A decoder ended while it worked."""
+
+
+class _Decoder:
+    """A decoder process and the socket to it; for one event loop, a job at a time."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self._socket = connection
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process of an idle decoder is still there."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    async def decode(self, job: Job, data: bytes, out: memoryview) -> tuple[int, float]:
+        """Decode a file into `out` and return its pixels and processor seconds; raises what decode_image does."""
+        loop = asyncio.get_running_loop()
+        try:
+            head = job.pack(data)
+            if len(data) <= _SMALL:  # at once: the decoder wakes up once
+                await loop.sock_sendall(self._socket, head + data)
+            else:
+                await loop.sock_sendall(self._socket, head)
+                await loop.sock_sendall(self._socket, data)
+        except OSError:  # it has ended; what it may have said before does not matter
+            raise _LostError from None
+        reply = memoryview(bytearray(REPLY_HEAD.size))
+        await self._receive(reply)
+        kind, pixels, processor_s, size = REPLY_HEAD.unpack(reply)
+        if kind == PIXELS:
+            if size != len(out):
+                raise _LostError
+            await self._receive(out)
+            return pixels, processor_s
+        if size > _LONGEST_ERROR:
+            raise _LostError
+        text = memoryview(bytearray(size))
+        await self._receive(text)
+        raise (ImageTooLargeError if kind == TOO_LARGE else ImageError)(str(text, "utf-8"))
+
+    async def _receive(self, into: memoryview) -> None:
+        loop, at = asyncio.get_running_loop(), 0
+        while at < len(into):
+            try:
+                count = await loop.sock_recv_into(self._socket, into[at:])
+            except OSError:
+                count = 0
+            if not count:
+                raise _LostError
+            at += count
+
+    def close(self) -> None:
+        """Close the socket: an idle decoder ends."""
+        self._socket.close()
+
+
+class Decoders:
+    """The decoders of one service; for one event loop. Without `forks` it has a fork server of its own."""
+
+    def __init__(self, limits: DecodeLimits | None = None, forks: ForkServer | None = None) -> None:
+        self.limits = limits or DecodeLimits()
+        self.slots = FairSlots(self.limits.processes, self.limits.waiting)
+        self._forks = forks or ForkServer()
+        self._own_forks = forks is None
+        self._idle: list[_Decoder] = []
+        self._background: set[asyncio.Future[Any]] = set()
+
+    def launch(self) -> None:
+        """Let the fork server begin its imports; the first image would wait for them."""
+        self._forks.launch()
+
+    async def decode(
+        self,
+        images: Sequence[bytes],
+        names: Sequence[str],
+        recipe: Recipe,
+        client: str,
+        admit: Callable[[], None] = lambda: None,
+    ) -> Decoded:
+        """Decode a request's images, one after the other, in turn with those of other requests.
+
+        `admit` is called when it is the last image's turn; what it raises ends the request before that is decoded.
+
+        Raises ImageError and ImageTooLargeError that name the image, PlanError as decode_image does, Problem 429 where
+        too many wait, UnavailableError where there are no decoders.
+        """
+        check_channels(recipe.preprocess, recipe.shape)
+        shape = recipe.shape
+        pixels = np.empty((len(images), shape.height, shape.width, shape.channels), dtype=np.uint8)
+        pixels_left, processor_s = self.limits.request_pixels, self.limits.request_processor_s
+        waited_s = busy_s = 0.0
+        for number, (data, name) in enumerate(zip(images, names, strict=True)):
+            async with self.slots.hold(client, number) as waited:
+                if number == len(images) - 1:
+                    admit()
+                began = time.monotonic()
+                job = Job(
+                    *(name, recipe, pixels_left, self.limits.request_pixels, max(processor_s, _LEAST_S)),
+                    memory_bytes=BYTES_PER_PIXEL * recipe.limits.max_pixels + _MARGIN_BYTES,
+                )
+                counted, used_s = await self._run(job, data, memoryview(pixels[number].reshape(-1)))
+            waited_s, busy_s = waited_s + waited, busy_s + time.monotonic() - began
+            pixels_left, processor_s = pixels_left - counted, processor_s - used_s
+        return Decoded(pixels, waited_s, busy_s)
+
+    async def _run(self, job: Job, data: bytes, out: memoryview) -> tuple[int, float]:
+        """Give a file to an idle decoder, or to another one; a decoder that did not answer is ended."""
+        decoder = await self._idle_one() or await self._start()
+        try:
+            done = await decoder.decode(job, data, out)
+        except _LostError:
+            raise self._lost(job.name, await self._end(decoder)) from None
+        except ImageError:
+            self._idle.append(decoder)
+            raise
+        except BaseException:
+            await self._end(decoder)
+            raise
+        self._idle.append(decoder)
+        return done
+
+    async def _idle_one(self) -> _Decoder | None:
+        """Return an idle decoder, if there is one; those that have ended meanwhile are reaped."""
+        while self._idle:
+            decoder = self._idle.pop()
+            if decoder.alive:
+                return decoder
+            await self._end(decoder)
+        return None
+
+    async def _start(self) -> _Decoder:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(0)
+
+        def start() -> _Decoder:
+            try:
+                with theirs:
+                    return _Decoder(self._forks.start(theirs), ours)
+            except BaseException:
+                ours.close()
+                raise
+
+        starting = self._keep(asyncio.ensure_future(asyncio.to_thread(start)))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(self._not_wanted)
+            raise
+
+    def _not_wanted(self, starting: asyncio.Future[_Decoder]) -> None:
+        """Keep a decoder for later whose request was cancelled while it started."""
+        if not starting.cancelled() and starting.exception() is None:
+            self._idle.append(starting.result())
+
+    async def _end(self, decoder: _Decoder) -> int | None:
+        """Kill a decoder and return its exit status; the slot is not free before it has given its memory back."""
+
+        def end() -> int | None:
+            try:
+                return self._forks.end(decoder.pid)
+            finally:
+                decoder.close()
+
+        return await asyncio.shield(self._keep(asyncio.ensure_future(asyncio.to_thread(end))))
+
+    def _lost(self, name: str, status: int | None) -> Exception:
+        """Return what becomes of a request whose decoder ended by itself."""
+        if status is None or status == -signal.SIGKILL:  # not by us: for want of memory, or by hand
+            return UnavailableError("an image decoder was killed")
+        if status == -signal.SIGPROF:
+            return ImageTooLargeError(
+                f"{name}: decoding takes more than the {self.limits.request_processor_s:g} s of processor time that a "
+                f"request may take: send fewer or smaller images"
+            )
+        _log.warning("an image decoder ended with exit status %s", status)
+        return ImageError(f"{name} cannot be decoded: the decoder failed")
+
+    def _keep(self, future: asyncio.Future[_T]) -> asyncio.Future[_T]:
+        """Hold a reference until it is done: the event loop has none."""
+        self._background.add(future)
+        future.add_done_callback(self._background.discard)
+        return future
+
+    async def close(self) -> None:
+        """End every decoder; call it when no request runs."""
+        if self._background:
+            await asyncio.wait(self._background)
+        for decoder in self._idle:
+            await asyncio.to_thread(self._forks.end, decoder.pid)
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """End the fork server, and with it every decoder, where no event loop runs any more; a second call is fine."""
+        for decoder in self._idle:
+            decoder.close()
+        self._idle.clear()
+        if self._own_forks:
+            self._forks.close()

@@ -1,0 +1,113 @@
+"""The same application as a Lambda function behind API Gateway, instead of a driver that is always there.
+
+The function's handler is `serfer.api.entrypoints.function.handler`. Which plans it serves, by what store, workers and
+engine, its environment variables say (variables.py); its package holds the plans, of which plan.json is enough. The
+other settings are those of every driver.
+
+One invocation is one request, so nothing waits here: Lambda starts as many environments as there are requests. Between
+invocations an environment is frozen, so nothing can be promised for later: `Prefer: respond-async` is refused. What
+API Gateway gives up after 29 seconds, we give up before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from mangum import Mangum
+from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serfer.api.app import make_app
+from serfer.api.auth.keys import KeyRing
+from serfer.api.entrypoints.serving import make_service, open_model
+from serfer.api.entrypoints.variables import named_models, named_opening
+from serfer.api.http.problems import MEDIA_TYPE, Problem
+from serfer.api.observability.logs import configure_logs
+from serfer.api.requests import wants_async
+from serfer.settings import Settings, load_settings
+
+_LONGEST_MS = 28_000
+_THROTTLED_ATTEMPTS = 5  # in about half a second: a waiting driver takes the room that its own stages need
+_TEXT = (*DEFAULT_TEXT_MIME_TYPES, MEDIA_TYPE, "application/openmetrics-text")
+
+
+class Function:
+    """A handler for Lambda that passes API Gateway's events, of both formats, to an application.
+
+    Its event loop stands still between two calls; `close` ends it.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)  # Mangum asks for the current one
+        self._adapter = Mangum(app, lifespan="off", text_mime_types=list(_TEXT))
+
+    def __call__(self, event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context
+        """Answer one request."""
+        asyncio.set_event_loop(self._loop)
+        return self._adapter(event, context)
+
+    def close(self) -> None:
+        """End the event loop."""
+        asyncio.set_event_loop(None)
+        self._loop.close()
+
+
+def open_application(variables: Mapping[str, str], settings: Settings, opened: ExitStack) -> FastAPI:
+    """Open the models that a function's environment variables name, in `opened`, and return their application.
+
+    Raises UsageError that names the wrong variable, and what opening a plan raises.
+    """
+    opening = named_opening(variables)
+    alone = {
+        "api_in_flight": 1,
+        "api_queue": 0,
+        "api_decoders": 1,
+        "api_deadline_ms": min(settings.api_deadline_ms, _LONGEST_MS),
+        "throttled_attempts": min(settings.throttled_attempts, _THROTTLED_ATTEMPTS),
+    }
+    settings = settings.model_copy(update=alone)
+    pipelines = {
+        name: opened.enter_context(open_model(directory, opening, settings))
+        for name, directory in named_models(variables).items()
+    }
+    keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
+    service, telemetry = make_service(pipelines, settings)
+    opened.callback(service.decoders.end)
+    app = make_app(service, settings, keys, telemetry)
+    app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside the envelope
+    return app
+
+
+class _NotLater:
+    """Refuses to answer later."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and wants_async(Request(scope)):
+            raise Problem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "Prefer: respond-async is not for this service: a Lambda function stands still once it has answered",
+            )
+        await self._app(scope, receive, send)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
+    """Make the handler when Lambda's runtime first asks for it, which is in an environment's init."""
+    if name != "handler":
+        raise AttributeError(name)
+    configure_logs("info", as_json=True)
+    handler = Function(open_application(os.environ, load_settings(), ExitStack()))
+    globals()[name] = handler
+    return handler

@@ -1,0 +1,118 @@
+"""An instance's HTTP service: the application of every driver, over a pipeline whose target is the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.auth.keys import KeyRing
+from serfer.api.decoding.decoders import Decoders
+from serfer.api.entrypoints.serving import Address, decode_limits
+from serfer.api.http.idle import IdleWatch
+from serfer.api.http.server import serve
+from serfer.api.observability.logs import write
+from serfer.api.observability.telemetry import open_telemetry
+from serfer.api.service import Service
+from serfer.instance.engine import Engine
+from serfer.instance.network import processors
+from serfer.instance.opening import Instance, InstanceChoices, open_instance
+from serfer.settings import Settings
+
+_NO_BOUND = 10_000  # queries: the engine refuses by time, and memory for bodies is bounded beside that
+
+
+@dataclass(frozen=True)
+class Idle:
+    """When an instance ends by itself: after `seconds` without a request.
+
+    Before, `release` is called, in a thread, and says whether it may.
+    """
+
+    seconds: float
+    release: Callable[[], bool] = lambda: True
+
+
+class EngineMetrics(Collector):
+    """What an engine did, for Prometheus, beside what every service tells."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield its counters as they are."""
+        counts = self._engine.counts
+        yield CounterMetricFamily("serfer_batches", "Batches computed.", counts.batches)
+        yield CounterMetricFamily("serfer_batched_images", "Images in these batches.", counts.images)
+        yield CounterMetricFamily("serfer_refused", "Queries refused for lack of time or memory.", counts.refused)
+        yield GaugeMetricFamily("serfer_waiting_images", "Images that wait to be computed.", self._engine.waiting)
+
+
+def serve_instance(
+    model: str,
+    directory: Path,
+    choices: InstanceChoices,
+    address: Address,
+    settings: Settings,
+    *,
+    idle: Idle | None,
+    on_started: Callable[[str, Instance], None],
+    progress: Callable[[str], None],
+) -> None:
+    """Serve a plan directory's whole network until SIGTERM, SIGINT or `idle`; `on_started` is told the URL.
+
+    Raises what `open_instance` raises, and UnavailableError for an address where nobody can listen.
+    """
+    keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
+    instance = open_instance(directory, choices, settings, progress)
+    with instance.pipeline, ExitStack() as ended:
+        pipelines = {model: instance.pipeline}
+        telemetry = open_telemetry(pipelines)
+        telemetry.metrics.registry.register(EngineMetrics(instance.engine))
+        bounds = decode_limits(settings, processes=max(settings.api_decoders, processors()), waiting=_NO_BOUND)
+        service = Service(pipelines, Admission(_NO_BOUND, 0), telemetry, Decoders(bounds))
+        service.decoders.launch()
+        ended.callback(service.decoders.end)
+        app = make_app(service, settings, keys, telemetry, address.answers_to(settings))
+        watch = IdleWatch(app, idle.seconds if idle else float("inf"))
+        ending: list[asyncio.Task[None]] = []
+
+        def started(url: str) -> None:
+            if idle is not None:
+                watch.rest()
+                ending.append(asyncio.get_running_loop().create_task(_end_when_idle(watch, idle)))
+            on_started(url, instance)
+
+        serve(
+            watch,
+            host=address.host,
+            port=address.port,
+            header_timeout_s=settings.api_header_timeout_s,
+            drain_s=settings.api_drain_s,
+            on_drain=service.drain,
+            on_started=started,
+        )
+
+
+async def _end_when_idle(watch: IdleWatch, idle: Idle) -> None:
+    """Wait until nobody asks any more, leave the group, and drain as after SIGTERM.
+
+    An instance that cannot leave its group goes on: the group would start another one in its place.
+    """
+    while True:
+        await watch.passed()
+        if await asyncio.to_thread(idle.release):
+            write(logging.INFO, "idle", {"seconds": idle.seconds})
+            signal.raise_signal(signal.SIGTERM)
+            return
+        watch.rest()

@@ -1,0 +1,126 @@
+"""One driver: models opened, the application made, and served until it is told to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from serfer.api.admission import Admission
+from serfer.api.app import make_app
+from serfer.api.auth.keys import KeyRing
+from serfer.api.decoding.decoders import DecodeLimits, Decoders
+from serfer.api.http.server import serve
+from serfer.api.observability.pool_metrics import PoolMetrics
+from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.service import Service
+from serfer.fleet.opening import Routing, RunningPool
+from serfer.pipeline.pipeline import Pipeline
+from serfer.settings import Settings
+from serfer.wiring.open_pipeline import open_pipeline
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How every model is opened, as for `serfer.open`; `routing` is the first one's alone."""
+
+    store: str | None = None
+    workers: str | None = None
+    driver: str = "push"
+    object_store: str | None = None
+    cache_s: float = 0.0
+    stack: str | None = None
+    routing: Routing | None = None
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen; port 0 is any free one."""
+
+    host: str
+    port: int
+
+    def answers_to(self, settings: Settings) -> tuple[str, ...] | None:
+        """Return which hosts a service here answers to; None for any, where API keys say who may ask."""
+        return None if settings.keys_file else (self.host, *settings.allow_hosts)
+
+
+def serve_models(
+    models: Mapping[str, Path],
+    opening: Opening,
+    address: Address,
+    settings: Settings,
+    *,
+    on_started: Callable[[str], None],
+    progress: Callable[[str], None],
+) -> None:
+    """Serve plan directories by name until SIGTERM or SIGINT; `on_started` is told the URL.
+
+    Raises what opening raises, and UnavailableError for an address where nobody can listen; then nothing is left.
+    """
+    keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
+    with ExitStack() as opened:
+        pipelines: dict[str, Pipeline] = {}
+        for name, directory in models.items():
+            progress(f"starting workers and store of {name}")
+            pipelines[name] = opened.enter_context(
+                open_model(directory, _of(name, opening, first=not pipelines), settings)
+            )
+        service, telemetry = make_service(pipelines, settings)
+        opened.callback(service.decoders.end)
+        serve(
+            make_app(service, settings, keys, telemetry, address.answers_to(settings)),
+            host=address.host,
+            port=address.port,
+            header_timeout_s=settings.api_header_timeout_s,
+            drain_s=settings.api_drain_s,
+            on_drain=service.drain,
+            on_started=on_started,
+        )
+
+
+def _of(model: str, opening: Opening, *, first: bool) -> Opening:
+    """Return how a model is opened: a pool's instances serve one, the first."""
+    routing = opening.routing
+    return replace(opening, routing=replace(routing, model=model) if routing and first else None)
+
+
+def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipeline:
+    """Open a plan directory with the limits that hold for images from outside; raises what `serfer.open` raises."""
+    bounded = {
+        "max_image_bytes": min(settings.max_image_bytes, settings.api_max_body_bytes),
+        "max_image_pixels": min(settings.max_image_pixels, settings.api_max_pixels),
+    }
+    return open_pipeline(
+        directory,
+        store=opening.store,
+        workers=opening.workers,
+        driver=opening.driver,
+        object_store=opening.object_store,
+        cache_s=opening.cache_s,
+        stack=opening.stack,
+        routing=opening.routing,
+        settings=settings.model_copy(update=bounded),
+    )
+
+
+def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple[Service, Telemetry]:
+    """Return the service of open models, the first one its default, and what it tells of itself."""
+    telemetry = open_telemetry(pipelines)
+    for pipeline in pipelines.values():
+        if isinstance(pipeline.target, RunningPool):
+            telemetry.metrics.registry.register(PoolMetrics(pipeline.target))
+    admission = Admission(settings.api_in_flight, settings.api_queue)
+    bounds = decode_limits(
+        settings, processes=settings.api_decoders, waiting=settings.api_in_flight + settings.api_queue
+    )
+    service = Service(pipelines, admission, telemetry, Decoders(bounds))
+    service.decoders.launch()
+    return service, telemetry
+
+
+def decode_limits(settings: Settings, *, processes: int, waiting: int) -> DecodeLimits:
+    """Return how images are decoded, by so many processes for so many requests that wait."""
+    return DecodeLimits(processes, waiting, settings.api_max_request_pixels, settings.api_decode_cpu_s)

@@ -1,0 +1,1 @@
+"""HTTP below the routes: server, bounds of bodies, uploads, problems."""

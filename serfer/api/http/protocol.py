@@ -1,0 +1,182 @@
+"""HTTP/1.1 as uvicorn speaks it, with bounds on what a request's head may be and on how long it may take.
+
+Whenever a connection waits for a request, a timer runs: uvicorn's keep-alive between two requests, ours from the
+connection's begin, or from a head's first byte, until the head is whole. One more runs while a client goes on to send a
+body that was answered already. While the application reads a body, it keeps the time itself (`serfer.api.http.body`). A
+client that does not read its answer, of which uvicorn keeps one at a time, is disconnected after as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from serfer.api.http.problems import MEDIA_TYPE
+
+MOST_HEADERS = 100
+MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_max_incomplete_event_size)
+_LEAST_READ = 16 * 1024  # bytes of an answer that a client has to take in `header_timeout_s`
+_VERSIONS = (b"1.0", b"1.1")
+_TOO_LARGE = f"the request's head is too large, or has more than {MOST_HEADERS} headers"
+_ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
+
+
+class _Connection(h11.Connection):
+    """The states of one connection, which refuses large heads too where all of one arrives at once.
+
+    `refusal` is the status of the last error: 431 or 400 (h11 would say 501 to other transfer codings, as if it were
+    the server's fault).
+    """
+
+    def __init__(self, most_head: int) -> None:
+        super().__init__(h11.SERVER, most_head)
+        self._most_head = most_head
+        self.refusal = HTTPStatus.BAD_REQUEST
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        """Return the next event; raises h11.RemoteProtocolError."""
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                _check_head(event, self._most_head)
+        except h11.RemoteProtocolError as error:
+            large = error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self.refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if large else HTTPStatus.BAD_REQUEST
+            raise
+        return event
+
+
+def _check_head(request: h11.Request, most: int) -> None:
+    """Refuse many or large headers, no HTTP/1, and a body of two lengths, which two servers may read differently."""
+    size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+    if len(request.headers) > MOST_HEADERS or size > most:
+        raise h11.RemoteProtocolError(_TOO_LARGE, error_status_hint=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    if request.http_version not in _VERSIONS:
+        raise h11.RemoteProtocolError("another version of HTTP")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+        raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding")
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's protocol with those bounds; `header_timeout_s` is seconds."""
+
+    header_timeout_s = 10.0
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn: _Connection = _Connection(config.h11_max_incomplete_event_size or MOST_HEAD)
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None  # runs while the client takes an answer
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a first request, not for ever."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the rest of a body that nobody reads any more."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read more, as long as it does."""
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        """Go on with an answer that the client reads."""
+        self._stop_reading()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything."""
+        self._stop_timer()
+        self._stop_reading()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, with a reason, where an answer has not begun; then close."""
+        too_large = self.conn.refusal == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        self._refuse(self.conn.refusal, _TOO_LARGE if too_large else msg)
+
+    def _watch(self) -> None:
+        """Let the timer run exactly while somebody keeps us waiting and no other timer runs."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        waiting = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
+        ignored = self.conn.their_state is h11.SEND_BODY and answered
+        if self.transport.is_closing() or not (waiting or ignored):
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _watch_reading(self) -> None:
+        before = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if before - self.transport.get_write_buffer_size() < _LEAST_READ:
+                self.transport.abort()
+            else:
+                self._watch_reading()
+
+        self._reading = self.loop.call_later(self.header_timeout_s, look)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        """Close a connection that has kept us waiting; one that has sent part of a head is told why."""
+        self._timer = None
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no whole request within {self.header_timeout_s:g} s")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: HTTPStatus, detail: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # whatever the application still says, the answer is this one
+        if self.conn.our_state in _ANSWERABLE:
+            self.transport.write(_answer(self.conn, status, detail))
+        self.transport.close()
+
+
+def _answer(conn: h11.Connection, status: HTTPStatus, detail: str) -> bytes:
+    """Return the bytes of a problem (RFC 9457) after which the connection ends."""
+    problem = {"title": status.phrase, "status": status.value, "detail": detail}
+    body = json.dumps(problem).encode()
+    headers = [
+        ("Content-Type", MEDIA_TYPE),
+        ("Content-Length", str(len(body))),
+        ("Connection", "close"),
+    ]
+    response = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
+    return b"".join(conn.send(event) or b"" for event in (response, h11.Data(data=body), h11.EndOfMessage()))
+
+
+def limited_protocol(header_timeout_s: float) -> type[H11Protocol]:
+    """Return the protocol for uvicorn's `http=`, with so many seconds for the head of a request."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"header_timeout_s": header_timeout_s})

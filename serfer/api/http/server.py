@@ -1,0 +1,121 @@
+"""An application at a port: uvicorn with our bounds on heads, and an end in which no request is lost.
+
+    SIGTERM or Ctrl-C ──> on_drain: /readyz says 503 ── drain_s ──> no new connections ──> what runs ends ──> return
+                          balancers look and turn away              a second signal cuts what runs off
+
+Requests that run are bounded by their deadlines, and all of them together by `FINISH_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from serfer.api.http.protocol import limited_protocol
+from serfer.local.descriptors import bound_log
+from serfer.local.server import listen, local_url
+
+FINISH_S = 900
+_KEEP_ALIVE_S = 75  # longer than a balancer's, so that it never sends a request into a connection that we close
+_MOST_HEAD = 32 * 1024  # bytes
+_BACKLOG = 2048
+_SWITCH_S = 0.0005  # Python's 5 ms pass at each system call of the loop's while another thread computes
+_ACCEPTED_AT_ONCE = 1  # without descriptors, asyncio logs a traceback for each that it would accept
+_CUT = 2  # the signal that cuts off what runs; a third one waits for nothing
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve(
+    app: ASGIApp,
+    *,
+    host: str,
+    port: int,
+    header_timeout_s: float,
+    drain_s: float,
+    on_drain: Callable[[], None],
+    on_started: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, drain, and return; call it in the main thread.
+
+    `on_started` gets the URL once requests are taken (port 0: any free one). The first signal calls `on_drain`; for
+    `drain_s` seconds more, requests are taken. Both are called on the loop. Raises UnavailableError where the address
+    cannot be had.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    with listen(host, port, _BACKLOG) as listener:
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http=limited_protocol(header_timeout_s),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=_ACCEPTED_AT_ONCE,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=FINISH_S,
+            h11_max_incomplete_event_size=_MOST_HEAD,
+        )
+        _Server(config, drain_s, on_drain, lambda: on_started(local_url(*listener.getsockname()[:2]))).run([listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which drains before it ends and leaves the signals as it found them."""
+
+    def __init__(
+        self, config: uvicorn.Config, drain_s: float, on_drain: Callable[[], None], on_started: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._drain_s = drain_s
+        self._on_drain = on_drain
+        self._on_started = on_started
+        self._signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take requests, and say so."""
+        bound_log(asyncio.get_running_loop())
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio made it as short as what is accepted at once
+        if not self.should_exit:
+            self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Drain at the first signal; unlike uvicorn's own, raise it no more afterwards: it was obeyed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signal)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def _signal(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self._on_drain()
+            asyncio.get_running_loop().call_later(self._drain_s, self._close)
+            return
+        self.should_exit = True
+        self.force_exit = self._signals > _CUT  # not at once: the application is told that its clients are gone
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    def _close(self) -> None:
+        self.should_exit = True

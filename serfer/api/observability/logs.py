@@ -1,0 +1,181 @@
+"""What an operator reads: one JSON object a line, or text where a person watches.
+
+Nothing of a client's is written: no name of a file, no key, no query string, no header. A line about a failure of ours
+has the error's own words; one about a client's mistake, and a bug's traceback, have its class alone, as their words may
+quote the client.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import traceback
+from http import HTTPStatus
+from typing import Any, TextIO
+
+from serfer.api.http.problems import Problem
+from serfer.api.observability.record import CURRENT, Record
+from serfer.api.service import Answered
+from serfer.core.errors import InputError, SerferError, UsageError
+
+_log = logging.getLogger("serfer.api")
+_encode = json.JSONEncoder(default=str).encode
+_QUIET = ("/healthz", "/readyz", "/metrics")  # asked every second by machines: told of at level debug
+_NESTED = 4  # causes of an error that a traceback goes back to
+_WORST = logging.CRITICAL + 1
+
+
+def configure_logs(level: str, stream: TextIO | None = None, *, as_json: bool | None = None) -> None:
+    """Send every log line of this process to `stream`, standard error by default, in one format.
+
+    `level` ("debug", "info", "warning", "error") is ours; libraries are heard from "warning" on. By default lines are
+    text on a terminal, else JSON.
+    """
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    json_wanted = not stream.isatty() if as_json is None else as_json
+    handler.setFormatter(JsonFormatter() if json_wanted else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("serfer").setLevel(level.upper())
+    for name, least in (("uvicorn", logging.WARNING), ("uvicorn.error", logging.WARNING), ("uvicorn.access", _WORST)):
+        logger = logging.getLogger(name)  # its lines of access would show query strings
+        logger.handlers[:], logger.propagate = [], True
+        logger.setLevel(least)
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes one JSON object a line of a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        return _encode(_fields(record))
+
+
+class TextFormatter(logging.Formatter):
+    """Makes a line for people of a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and a traceback's lines after it."""
+        fields = _fields(record)
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        frames = fields.pop("traceback", ())
+        said = " ".join(str(fields.pop(name)) for name in ("event", "message") if name in fields)
+        known = "  ".join(f"{name}={_text(value)}" for name, value in fields.items() if name not in ("time", "level"))
+        line = f"{when} {record.levelname:<7} {said}  {known}".rstrip()
+        return "\n".join(["".join(char if char.isprintable() else " " for char in line), *frames])
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - any field's
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{_text(inner)}" for name, inner in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what a record says: ours bring their fields, others a message, of which the first line is enough."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    fields = {"time": f"{when}.{int(record.msecs):03}Z", "level": record.levelname.lower()}
+    ours = record.__dict__.get("serfer")
+    if ours is not None:
+        return {**fields, "event": record.msg, **ours}
+    message = record.getMessage().partition("\n")[0]
+    fields |= {"event": "log", "logger": record.name, "message": message}
+    if record.exc_info and record.exc_info[1]:
+        fields |= reason(record.exc_info[1])
+    return fields
+
+
+def log_request(fields: dict[str, Any], record: Record, error: BaseException | None) -> None:
+    """Write the line of an answered request; `fields` has at least its route and status."""
+    status = fields["status"]
+    level = logging.INFO
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        level = logging.ERROR
+    elif fields["route"] in _QUIET:
+        level = logging.DEBUG
+    elif status > HTTPStatus.INTERNAL_SERVER_ERROR:
+        level = logging.WARNING
+    error = error or record.error
+    write(level, "request", {**fields, **query_fields(record), **(reason(error) if error else {})})
+
+
+def write(level: int, event: str, fields: dict[str, Any]) -> None:
+    """Write a line; the logging module would look for the caller, which costs more than all the rest."""
+    if _log.isEnabledFor(level):
+        line = logging.LogRecord(_log.name, level, "", 0, event, None, None)
+        line.__dict__["serfer"] = fields
+        _log.handle(line)
+
+
+class QueryLog:
+    """Notes how queries end: in their request's line, or in one of their own where that is written already."""
+
+    def answered(self, model: str, answered: Answered) -> None:
+        """Note an answer."""
+        record = CURRENT.get() or Record("", open=False)
+        record.model, record.answered = model, answered
+        self._tell(logging.INFO, record)
+
+    def failed(self, model: str, error: BaseException) -> None:
+        """Note a query without an answer."""
+        record = CURRENT.get() or Record("", open=False)
+        record.model, record.error = model, error
+        self._tell(logging.WARNING, record)
+
+    def _tell(self, level: int, record: Record) -> None:
+        if not record.open:
+            error = reason(record.error) if record.error else {}
+            write(level, "query", {"request_id": record.request_id, **query_fields(record), **error})
+
+
+def query_fields(record: Record) -> dict[str, Any]:
+    """Return what a line says of a request's query: nothing where there was none."""
+    if record.answered is None:
+        return {"model": record.model} if record.model else {}
+    result = record.answered.result
+    report = result.report
+    return {
+        "model": record.model,
+        "query": result.answer.query,
+        "target": report.target,
+        **({"instance": result.served.instance, "batch": result.served.batch} if result.served else {}),
+        "queue_ms": round(record.answered.queued_s * 1000, 3),
+        "decode_ms": round((result.split[1] - result.split[0]) * 1000, 3),
+        "query_ms": report.latency_ms,
+        "stages_ms": {stage.name: stage.ms for stage in report.stages},
+        "cold": sum(stage.cold for stage in report.stages),
+        "retries": report.retries,
+        "hedges": report.hedges,
+        "restarts": report.restarts,
+        "cost_usd": report.cost_usd,
+    }
+
+
+def reason(error: BaseException) -> dict[str, Any]:
+    """Return an error's class, and its line if it is not about what a client sent; of a bug, where it happened."""
+    fields: dict[str, Any] = {"error": type(error).__name__}
+    if isinstance(error, Problem):
+        return {**fields, **({"problem": error.slug} if error.slug else {})}
+    if isinstance(error, InputError | UsageError):
+        return fields
+    if isinstance(error, SerferError):
+        return {**fields, "reason": str(error).partition("\n")[0]}
+    return {**fields, "traceback": _frames(error)} if isinstance(error, Exception) else fields
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Return where an error and its causes came from: files, lines and code, but no values."""
+    lines: list[str] = []
+    cause: BaseException | None = error
+    for _ in range(_NESTED):
+        if cause is None:
+            break
+        frames = traceback.extract_tb(cause.__traceback__)
+        lines += [f"{type(cause).__name__}:"]
+        lines += [f"  {frame.filename}:{frame.lineno} {frame.name}: {frame.line}" for frame in frames]
+        cause = cause.__cause__ or cause.__context__
+    return lines

@@ -1,0 +1,218 @@
+"""What Prometheus reads at GET /metrics; docs/api.md lists every name.
+
+Labels have few values, none of them a client's: routes are templates, models those that are served, and whatever else
+is "other". So nobody outside can make a series, and no name, key or image can stand in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from serfer import __version__
+from serfer.api.http.problems import Problem
+from serfer.api.service import Answered, Service
+from serfer.core.errors import (
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    QueryError,
+    SerferError,
+    UnavailableError,
+    UsageError,
+)
+from serfer.core.report import QueryReport, StageReport
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
+_OTHER = "other"
+_PATIENCE_S = 0.5  # a scrape does not wait longer for a look at store and functions: it tells of the last one
+_Metric = TypeVar("_Metric")
+_OUTCOMES = (
+    (DeadlineError, "late"),
+    (OverloadedError, "shed"),
+    (UnavailableError, "unavailable"),
+    (QueryError, "failed"),
+    (InputError, "refused"),
+    (UsageError, "refused"),
+    (SerferError, "failed"),
+    (asyncio.CancelledError, "cancelled"),
+)
+
+
+class Metrics:
+    """Counts what one application does, in a registry of its own; `plans` are the served models' plan digests."""
+
+    def __init__(self, plans: Mapping[str, str]) -> None:
+        self.registry = CollectorRegistry()
+        self.over_quota = 0
+        self._queries = _Queries(self.registry)
+        make = _Maker(self.registry)
+        self._requests = make.counter("serfer_http_requests", "Requests answered.", ["route", "method", "status"])
+        self._seconds = make.histogram(
+            "serfer_http_request_seconds", "From a request's head to its last byte.", ["route"]
+        )
+        self._bytes = make.counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
+        build = Gauge(
+            "serfer_build_info", "What is served, always 1.", ["version", "model", "plan"], registry=self.registry
+        )
+        for model, plan in plans.items():
+            build.labels(__version__, model, plan).set(1)
+
+    def answered(self, model: str, answered: Answered) -> None:
+        """Count an answered query."""
+        self._queries.answered(model, answered)
+
+    def failed(self, model: str, error: BaseException) -> None:
+        """Count a query without an answer."""
+        self._queries.failed(model, error)
+
+    def request(self, route: str | None, method: str, status: int, seconds: float, bytes_in: int) -> None:
+        """Count a request; `route` is its template, None where no route took it."""
+        place = route or _OTHER
+        self._requests[place, method if method in _METHODS else _OTHER, str(status)].inc()
+        self._seconds[(place,)].observe(seconds)
+        if bytes_in:
+            self._bytes[(place,)].inc(bytes_in)
+
+    def refused(self, problem: Problem) -> None:
+        """Count a request that came over its key's quota; what had no room, the admission counts."""
+        self.over_quota += problem.slug == "quota"
+
+
+class _Queries:
+    """The counters of queries."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        make = _Maker(registry)
+        stage = ["model", "stage"]
+        self.queries = make.counter("serfer_queries", "Queries that ended.", ["model", "target", "outcome"])
+        self.seconds = make.histogram("serfer_query_seconds", "From decoding to the answer.", ["model"])
+        self.queue = Histogram(
+            "serfer_queue_seconds", "What queries waited for their turn.", registry=registry, buckets=_SECONDS
+        )
+        self.stages = make.histogram("serfer_stage_seconds", "Wall time of stages.", stage)
+        self.tasks = make.counter("serfer_tasks", "Tasks that answered queries.", stage)
+        self.cold = make.counter("serfer_cold_starts", "Tasks that waited for a new environment.", stage)
+        self.bytes = make.counter("serfer_store_bytes", "Bytes put and got.", ["model", "direction"])
+        self.operations = make.counter("serfer_store_operations", "Store operations.", ["model", "operation"])
+        self.usd = make.counter("serfer_usd", "What Lambda charges, or would.", ["model"])
+        self.retries = Counter("serfer_retries", "Tasks tried again.", registry=registry)
+        self.hedges = Counter("serfer_hedges", "Late tasks that got a duplicate.", registry=registry)
+        self.restarts = Counter("serfer_restarts", "Queries begun anew.", registry=registry)
+
+    def answered(self, model: str, answered: Answered) -> None:
+        report = answered.result.report
+        self.queries[model, report.target, "answered"].inc()
+        self.seconds[(model,)].observe(report.latency_ms / 1000)
+        self.queue.observe(answered.queued_s)
+        self.usd[(model,)].inc(report.cost_usd)
+        for total, count in (
+            (self.retries, report.retries),
+            (self.hedges, report.hedges),
+            (self.restarts, report.restarts),
+        ):
+            if count:
+                total.inc(count)
+        for stage in report.stages:
+            self._stage(model, stage)
+        self._store(model, report)
+
+    def _stage(self, model: str, stage: StageReport) -> None:
+        self.stages[model, stage.name].observe(stage.ms / 1000)
+        self.tasks[model, stage.name].inc(stage.tasks)
+        if stage.cold:
+            self.cold[model, stage.name].inc(stage.cold)
+
+    def _store(self, model: str, report: QueryReport) -> None:
+        store = report.store
+        for direction, count in (("put", store.bytes_put), ("get", store.bytes_get)):
+            if count:
+                self.bytes[model, direction].inc(count)
+        for operation, count in (("put", store.puts), ("get", store.gets), ("exists", store.exists)):
+            if count:
+                self.operations[model, operation].inc(count)
+
+    def failed(self, model: str, error: BaseException) -> None:
+        self.queries[model, "none", outcome(error)].inc()
+
+
+def outcome(error: BaseException) -> str:
+    """Return the word for how a query failed; "bug" for what nobody raises on purpose."""
+    return next((word for kind, word in _OUTCOMES if isinstance(error, kind)), "bug")
+
+
+class _Known(dict[tuple[str, ...], _Metric], Generic[_Metric]):
+    """A metric's children by their labels: prometheus_client takes three times as long to find one."""
+
+    def __init__(self, make: Callable[..., _Metric]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, labels: tuple[str, ...]) -> _Metric:
+        child = self[labels] = self._make(*labels)
+        return child
+
+
+class _Maker:
+    """Makes metrics with labels in a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, words: str, labels: Sequence[str]) -> _Known[Counter]:
+        return _Known(Counter(name, words, labels, registry=self._registry).labels)
+
+    def histogram(self, name: str, words: str, labels: Sequence[str]) -> _Known[Histogram]:
+        return _Known(Histogram(name, words, labels, registry=self._registry, buckets=_SECONDS).labels)
+
+
+class _Now(Collector):
+    """What is true of a service while it is scraped; `ready` is what it was when last seen."""
+
+    def __init__(self, metrics: Metrics, service: Service) -> None:
+        self._metrics = metrics
+        self._service = service
+        self._ready = False
+
+    def collect(self) -> Iterator[Metric]:
+        service, admission = self._service, self._service.admission
+        yield GaugeMetricFamily("serfer_queue_length", "Queries that wait for their turn.", admission.waiting)
+        yield GaugeMetricFamily("serfer_in_flight", "Queries that run.", admission.running)
+        yield GaugeMetricFamily("serfer_rate", "Queries a second when busy; 0 if not known.", admission.rate or 0.0)
+        yield GaugeMetricFamily("serfer_draining", "1 while no new queries should come.", float(service.draining))
+        yield GaugeMetricFamily("serfer_ready", "1 if store and functions are there.", float(self._ready))
+        shed = CounterMetricFamily("serfer_shed", "Requests answered 429.", labels=["reason"])
+        shed.add_metric(["overloaded"], admission.shed + service.decoders.slots.refused)
+        shed.add_metric(["quota"], self._metrics.over_quota)
+        yield shed
+
+    async def look(self) -> None:
+        """See whether the service is ready, if that can be seen soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                self._ready = (await self._service.health()).ready
+
+
+def metrics_router(metrics: Metrics, service: Service) -> APIRouter:
+    """Return the route of /metrics, which tells of `service` too."""
+    router = APIRouter(tags=["operation"])
+    now = _Now(metrics, service)
+    metrics.registry.register(now)
+
+    @router.get("/metrics", response_class=Response)
+    async def scrape(request: Request) -> Response:
+        """Tell what this driver has done, for Prometheus, as text or OpenMetrics."""
+        await now.look()
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics.registry), headers={"Content-Type": media_type})
+
+    return router

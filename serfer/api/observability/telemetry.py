@@ -1,0 +1,45 @@
+"""What one application tells of itself: metrics, log lines and, where somebody collects them, traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from serfer.api.observability.logs import QueryLog
+from serfer.api.observability.metrics import Metrics
+from serfer.api.observability.tracing import Tracing, open_tracing
+from serfer.api.service import Answered
+from serfer.pipeline.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Is told of every query's end by the service, and of every request's by the envelope."""
+
+    metrics: Metrics
+    tracing: Tracing | None = None
+    _log: QueryLog = field(default_factory=QueryLog)
+
+    def answered(self, model: str, answered: Answered) -> None:
+        """Note an answer."""
+        self.metrics.answered(model, answered)
+        self._log.answered(model, answered)
+        if self.tracing:
+            self.tracing.answered(model, answered)
+
+    def failed(self, model: str, error: BaseException) -> None:
+        """Note a query that was admitted and got no answer."""
+        self.metrics.failed(model, error)
+        self._log.failed(model, error)
+        if self.tracing:
+            self.tracing.failed(model, error)
+
+    def close(self) -> None:
+        """Send the traces that are still here."""
+        if self.tracing:
+            self.tracing.close()
+
+
+def open_telemetry(pipelines: Mapping[str, Pipeline]) -> Telemetry:
+    """Return the telemetry of an application that serves these models."""
+    return Telemetry(Metrics({model: pipeline.plan.digest for model, pipeline in pipelines.items()}), open_tracing())

@@ -1,0 +1,202 @@
+"""POST /v1/classify, and the results that were asked for with `Prefer: respond-async`."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from serfer.api.admission import using
+from serfer.api.http.body import ApiLimits
+from serfer.api.http.held import Hold
+from serfer.api.http.problems import Problem
+from serfer.api.http.uploads import Upload, read_images
+from serfer.api.idempotency import Replies
+from serfer.api.observability.timeline import progress, served_report
+from serfer.api.requests import (
+    Once,
+    TimelyResponse,
+    check_parameters,
+    digest_of,
+    idempotency_key,
+    question_of,
+    unless_gone,
+    wants_async,
+)
+from serfer.api.routes import documents
+from serfer.api.routes.results import Results, Watch, new_job
+from serfer.api.service import Question, Service
+from serfer.core.run import StageRun
+from serfer.core.served import StageProgress
+
+_PARAMETERS = ("top_k", "model", "deadline_ms", "explain")
+_RESULT_ID = re.compile(r"[0-9a-f]{32}")
+_MS_PER_S = 1000
+
+
+@dataclass(frozen=True)
+class Classifying:
+    """What the routes share: the service, its limits, what was answered before; `longest_ms` bounds deadlines."""
+
+    service: Service
+    limits: ApiLimits
+    replies: Replies
+    results: Results
+    deadline_ms: int
+    longest_ms: int
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One classify request, checked but for its images."""
+
+    request: Request
+    question: Question
+    top_k: int
+    explain: bool
+    key: str | None
+
+    def once(self, images: Sequence[Upload]) -> Once | None:
+        """Return what makes this request the same as another one with its idempotency key."""
+        if self.key is None:
+            return None
+        query = f"{self.question.model} {self.top_k} {self.explain}".encode()
+        parts = [part for image in images for part in (image.name.encode(errors="surrogatepass"), image.data)]
+        return Once(owner(self.request), self.key, digest_of([query, *parts]))
+
+
+def owner(request: Request) -> str:
+    """Return the name of the API key that a request came with, empty where none is needed."""
+    client = getattr(request.state, "client", None)
+    return "" if client is None else str(client.name)
+
+
+def classify_router(routes: Classifying) -> APIRouter:
+    """Return the routes of `routes`."""
+    router = APIRouter(prefix="/v1", tags=["classify"])
+    service, results = routes.service, routes.results
+
+    @router.post("/classify", **documents.CLASSIFY)
+    async def classify(
+        request: Request,
+        top_k: Annotated[int, Query(ge=1, description="How many classes, best first.")] = 5,
+        model: Annotated[str | None, Query(max_length=80, description="One of GET /v1/models.")] = None,
+        deadline_ms: Annotated[int | None, Query(ge=1, description="Give up then; waiting counts.")] = None,
+        explain: Annotated[bool, Query(description="Also say where the time went, task by task.")] = False,  # noqa: FBT002 - a query parameter
+    ) -> Response:
+        """Classify the images of one request, as one query."""
+        check_parameters(request, _PARAMETERS)
+        asked = _asked(routes, request, top_k=top_k, model=model, deadline_ms=deadline_ms, explain=explain)
+        service.check(asked.question)  # before the body is read
+        images = await read_images(request, routes.limits, asked.question.left_s)
+        if wants_async(request):
+            return await _later(routes, asked, images)
+        return await unless_gone(request, _now(routes, asked, images))
+
+    @router.get("/results/{result_id}", **documents.RESULT)
+    async def result(request: Request, result_id: str) -> Response:
+        """Say how far a query is that was asked with `Prefer: respond-async`, and its result when it is done."""
+        check_parameters(request, ())
+        state = await results.find(_checked(result_id), owner(request))
+        waiting = state["status"] in ("queued", "running")
+        return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
+
+    @router.delete("/results/{result_id}", status_code=HTTPStatus.NO_CONTENT, **documents.DELETED)
+    async def delete(request: Request, result_id: str) -> None:
+        """Forget a result, and stop its query if it still runs."""
+        check_parameters(request, ())
+        await results.cancel(_checked(result_id), owner(request))
+
+    return router
+
+
+def _asked(
+    routes: Classifying, request: Request, *, top_k: int, model: str | None, deadline_ms: int | None, explain: bool
+) -> _Asked:
+    name = routes.service.name(model)
+    most = routes.service.pipelines[name].plan.output.elements
+    if top_k > most:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"top_k should be 1 to {most}, not {top_k}")
+    if deadline_ms is not None and deadline_ms > routes.longest_ms:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"deadline_ms should be 1 to {routes.longest_ms}, not {deadline_ms}"
+        )
+    question = question_of(request, name, (deadline_ms or routes.deadline_ms) / _MS_PER_S)
+    return _Asked(request, question, top_k, explain, idempotency_key(request))
+
+
+async def _now(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:
+    once, headers = asked.once(images), {}
+    if once is None:
+        body = await _answer(routes, asked, images)
+    else:
+        reply = await routes.replies.once(once, lambda _: _answer(routes, asked, images), asked.question.left_s)
+        body, headers = reply.body, {"Idempotent-Replayed": "true"} if reply.replayed else {}
+    return TimelyResponse(asked.question, body, "application/json", headers)
+
+
+async def _answer(routes: Classifying, asked: _Asked, images: Sequence[Upload], watch: Watch | None = None) -> bytes:
+    """Return the body of the answer; whoever watches wants it explained."""
+    question = replace(asked.question, asker=replace(asked.question.asker, watch=watch))
+    data, names = [image.data for image in images], [image.name for image in images]
+    answered = await routes.service.classify(question, data, names, asked.top_k)
+    asked.request.state.answered = answered
+    pipeline = routes.service.pipelines[question.model]
+    report = served_report(answered, pipeline.plan, pipeline.facts, explain=asked.explain or watch is not None)
+    return json.dumps(report.as_dict(), allow_nan=False).encode()
+
+
+async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:
+    question, once = asked.question, asked.once(images)
+    if once is not None:
+        await routes.replies.check(once)
+    job = new_job(owner(asked.request), question.model, once, time.time() + question.left_s)
+    place = routes.service.admission.reserve(question.left_s)  # what is promised is not refused afterwards
+    hold: Hold = asked.request.state.hold
+
+    async def work(watch: Watch) -> dict[str, Any]:
+        with using(place):
+            found: dict[str, Any] = json.loads(await _answer_once(routes, asked, images, once, watch))
+        return found
+
+    def ended() -> None:
+        place.release()
+        hold.give_back()
+
+    hold.keep()
+    try:
+        state = await routes.results.begin(job, work, _progress_of(routes, question.model), ended)
+    except BaseException:
+        ended()
+        raise
+    location = f"/v1/results/{state['id']}"
+    headers = {"Location": location, "Retry-After": "1", "Preference-Applied": "respond-async"}
+    return JSONResponse(state, HTTPStatus.ACCEPTED, headers)
+
+
+async def _answer_once(
+    routes: Classifying, asked: _Asked, images: Sequence[Upload], once: Once | None, watch: Watch
+) -> bytes:
+    """Return the answer's body, which a request that waits for it, with the same key, gets as well."""
+    if once is None:
+        return await _answer(routes, asked, images, watch)
+    answer = await routes.replies.once(once, lambda _: _answer(routes, asked, images, watch), asked.question.left_s)
+    return answer.body
+
+
+def _progress_of(routes: Classifying, model: str) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:
+    plan, zero = routes.service.pipelines[model].plan, time.monotonic()
+    return lambda stages: progress(plan, stages, zero)
+
+
+def _checked(result_id: str) -> str:
+    if not _RESULT_ID.fullmatch(result_id):
+        raise Problem(HTTPStatus.NOT_FOUND, "no such result: its id is 32 hexadecimal digits")
+    return result_id

@@ -1,0 +1,62 @@
+"""Whether this driver lives, and whether queries should be sent to it: for balancers, Kubernetes and people."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from serfer.api.observability.logs import write
+from serfer.api.service import Service
+
+_LONGEST = 300  # characters of what is wrong
+_RETRY_S = "2"  # store and functions are looked at that often
+
+
+def health_router(service: Service) -> APIRouter:
+    """Return the routes of /healthz and /readyz."""
+    router = APIRouter(tags=["operation"])
+    readiness = _Readiness(service)
+
+    @router.head("/healthz", include_in_schema=False)
+    @router.get("/healthz")
+    async def healthz() -> JSONResponse:
+        """Answer 200 for as long as the process lives and its event loop turns."""
+        return JSONResponse({"live": True})
+
+    @router.head("/readyz", include_in_schema=False)
+    @router.get("/readyz", responses={503: {"description": "No queries should be sent here now."}})
+    async def readyz() -> JSONResponse:
+        """Answer 200 while queries can be answered here, else 503 and what is wrong with store and functions."""
+        wrong = await readiness.wrong()
+        if wrong is None:
+            return JSONResponse({"ready": True})
+        return JSONResponse({"ready": False, **wrong}, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": _RETRY_S})
+
+    return router
+
+
+class _Readiness:
+    """Looks what is wrong, and tells the log when that changes: not at every look, of which there are many."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._told: dict[str, Any] | None = None
+
+    async def wrong(self) -> dict[str, Any] | None:
+        """Return what keeps queries from being answered here, None if nothing does."""
+        health, draining = await self._service.health(), self._service.draining
+        wrong = None
+        if draining or not health.ready:
+            wrong = {"store": _line(health.store), "functions": _line(health.functions), "draining": draining}
+        if wrong != self._told:
+            self._told = wrong
+            write(logging.WARNING if wrong else logging.INFO, "not ready" if wrong else "ready", wrong or {})
+        return wrong
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST] or "ok"

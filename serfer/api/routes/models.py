@@ -1,0 +1,240 @@
+"""GET /v1/models: which models are served, how each is split, where its tiles lie on the picture, what was predicted.
+
+Rectangles are fractions of the part of the picture that the network sees (`fit` says which part that is), so that they
+can be drawn over a picture of any size. Whatever is a prediction of the planner's is called predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from serfer.api.requests import check_parameters
+from serfer.api.routes.documents import problems
+from serfer.api.service import Service
+from serfer.core.plan import Operator, Plan
+from serfer.core.served import ModelInput, ServedModel
+from serfer.pictures.anatomy import Area, halo, scaled, spread, view
+from serfer.pictures.pareto import Choice, choices
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle on what the network sees of the picture, as fractions of its width and height."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class TilePlace:
+    """Where a tile lies: its own share of the stage's output, and what it reads of the input, the halo with it.
+
+    `pixels` is what that depends on through all stages before, where the plan tells it.
+    """
+
+    own: Box
+    reads: Box
+    pixels: Box | None
+
+
+@dataclass(frozen=True)
+class Operators:
+    """A stage's operators: how many, the first and the last."""
+
+    count: int
+    first: Operator
+    last: Operator
+
+
+@dataclass(frozen=True)
+class StageAnatomy:
+    """A stage: `spread` is "map" (tiles of the activation map), "columns" (of a vector) or "none" (one task).
+
+    `reads` are the stages whose output it reads, -1 for the picture; `output` says how its own travels: "inline",
+    "cache" or "objects". `work` is the work of all its tasks relative to the unsplit stage, `halo` how much more they
+    read together than there is. `tiles` are empty unless it is spread over the map.
+    """
+
+    name: str
+    grid: str
+    rows: int
+    cols: int
+    spread: str
+    tasks: int
+    functions: int
+    memory_mb: int
+    weights_bytes: int
+    operators: Operators
+    reads: tuple[int, ...]
+    output: str
+    work: float
+    halo: float
+    predicted_ms: float
+    predicted_cost_usd: float
+    tiles: tuple[TilePlace, ...]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a picture becomes the input: its shorter side is resized to `resize` pixels and the middle is cut out.
+
+    Where `resize` is null, the whole picture is stretched to the input's size.
+    """
+
+    resize: int | None
+    interpolation: str
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """What a plan competed with, or itself: `verdict` is "chosen", "best", "beaten" or "does not fit"."""
+
+    stages: str
+    tasks: int
+    verdict: str
+    predicted_ms: float
+    predicted_cost_usd: float
+
+
+@dataclass(frozen=True)
+class ListedModel(ServedModel):
+    """A model and its plan in short; `weights` says in words where its numbers come from.
+
+    Where these are `untrained`, answers mean nothing.
+    """
+
+    weights: str
+    untrained: bool
+    grids: tuple[str, ...]
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that are served."""
+
+    models: tuple[ListedModel, ...]
+
+
+@dataclass(frozen=True)
+class ModelAnatomy(ListedModel):
+    """A model and its plan in full; predictions are of a warm query, with a store of the kind `predicted_for`.
+
+    `unsplit` are whole networks in one function, the fastest first; `competitors` all that the planner had to choose
+    from. Both are empty where the plan does not say.
+    """
+
+    classes: int
+    fit: Fit | None
+    predicted_for: str
+    predicted_ms: float
+    predicted_cost_usd: float
+    why: str
+    stages: tuple[StageAnatomy, ...]
+    unsplit: tuple[Competitor, ...]
+    competitors: tuple[Competitor, ...]
+
+
+def models_router(service: Service) -> APIRouter:
+    """Return the routes that tell of a service's models."""
+    router = APIRouter(prefix="/v1", tags=["models"])
+    described = cache(lambda name: _anatomy(name, service))
+
+    @router.get("/models", responses=problems(401, 403, 422, 429))
+    async def list_models(request: Request) -> Models:
+        """List the models that are served; the default one is meant where a request names none."""
+        check_parameters(request, ())
+        plans = ((name, pipeline.plan) for name, pipeline in service.pipelines.items())
+        return Models(
+            tuple(ListedModel(**_listed(name, plan, default=name == service.default)) for name, plan in plans)
+        )
+
+    @router.get("/models/{name}", responses=problems(401, 403, 404, 422, 429))
+    async def one_model(request: Request, name: str) -> ModelAnatomy:
+        """Tell how a model is split, where its tiles lie on the picture, and what was predicted of it."""
+        check_parameters(request, ())
+        found: ModelAnatomy = described(service.name(name))
+        return found
+
+    return router
+
+
+def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
+    """Return a ListedModel's fields."""
+    return {
+        "name": name,
+        "plan": plan.digest,
+        "input": ModelInput(plan.input.height, plan.input.width, plan.input.channels),
+        "default": default,
+        "weights": plan.weights,
+        "untrained": plan.untrained,
+        "grids": tuple(str(stage.grid) for stage in plan.stages),
+        "tasks": plan.tasks,
+    }
+
+
+def _anatomy(name: str, service: Service) -> ModelAnatomy:
+    plan = service.pipelines[name].plan
+    known = choices(plan) if plan.alternatives else ()
+    return ModelAnatomy(
+        **_listed(name, plan, default=name == service.default),
+        classes=plan.output.elements,
+        fit=Fit(plan.preprocess.resize, plan.preprocess.interpolation) if plan.preprocess else None,
+        predicted_for=plan.store,
+        predicted_ms=round(sum(stage.predicted_ms for stage in plan.stages), 3),
+        predicted_cost_usd=sum(stage.predicted_usd for stage in plan.stages),
+        why=plan.why,
+        stages=tuple(_stage(plan, number) for number in range(len(plan.stages))),
+        unsplit=tuple(_competitor(choice) for choice in known if choice.plan.tasks == 1),
+        competitors=tuple(_competitor(choice) for choice in known),
+    )
+
+
+def _stage(plan: Plan, number: int) -> StageAnatomy:
+    stage = plan.stages[number]
+    tiled = spread(stage)
+    return StageAnatomy(
+        name=f"stage-{number}",
+        grid=str(stage.grid),
+        rows=stage.grid.rows,
+        cols=stage.grid.cols,
+        spread="none" if stage.grid.tiles == 1 else "map" if tiled else "columns",
+        tasks=stage.grid.tiles,
+        functions=len(stage.functions),
+        memory_mb=stage.memory_mb,
+        weights_bytes=sum(function.weights.bytes for function in stage.functions),
+        operators=Operators(len(stage.operators), stage.operators[0], stage.operators[-1]),
+        reads=tuple(dict.fromkeys(source.stage for source in stage.inputs)),
+        output=stage.path,
+        work=round(stage.inflation, 4),
+        halo=round(halo(stage), 4) if tiled else 0.0,
+        predicted_ms=stage.predicted_ms,
+        predicted_cost_usd=stage.predicted_usd,
+        tiles=tuple(_place(plan, number, tile) for tile in range(stage.grid.tiles)) if tiled else (),
+    )
+
+
+def _place(plan: Plan, stage: int, tile: int) -> TilePlace:
+    seen = view(plan, stage, tile)
+    whole = scaled(plan.input.whole, plan.input, plan.input)
+    return TilePlace(_box(seen.own, whole), _box(seen.reads, whole), _box(seen.pixels, whole) if seen.pixels else None)
+
+
+def _box(area: Area, whole: Area) -> Box:
+    return Box(
+        round(area.left / whole.width, 5),
+        round(area.top / whole.height, 5),
+        round(area.width / whole.width, 5),
+        round(area.height / whole.height, 5),
+    )
+
+
+def _competitor(choice: Choice) -> Competitor:
+    plan = choice.plan
+    return Competitor(plan.stages, plan.tasks, choice.verdict, plan.ms, plan.usd)

@@ -1,6 +1,6 @@
 """What the drivers of a GPU pool cost by telling one another of themselves, where their store is a bucket.
 
-A bucket bills each request: every driver reads each second what the others wrote (serfer/fleet/board.py), and writes
+A bucket bills each request: every driver reads each second what the others wrote (serfer/fleet/registry.py), and writes
 its own. Where the store is a cache these are a few cheap commands.
 """
 
@@ -13,7 +13,7 @@ from sam.intrinsics import resources
 from sam.options import Options
 from sam.standing import SECONDS_A_MONTH, Line
 from serfer.core.aws import AwsFacts, StoreFacts
-from serfer.fleet.board import requests_per_s
+from serfer.fleet.registry import requests_per_s
 
 BUCKETS = ("s3", "s3express")
 _GROUP = "Drivers"

@@ -103,7 +103,7 @@ def _one_model(model: str | None, plan: str | None) -> tuple[str, Path]:
 
 
 def _release() -> bool:
-    from serfer.fleet.auto_scaling import release_this_instance  # noqa: PLC0415 - only instances in EC2 need boto3
+    from serfer.fleet.provisioners.auto_scaling import release_this_instance  # noqa: PLC0415 - only instances in EC2 need boto3
 
     return release_this_instance()
 

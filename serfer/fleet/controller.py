@@ -23,13 +23,13 @@ from typing import Any
 from drivers.instance import InstanceClient
 from serfer.control.policy import Wanted
 from serfer.control.scenario import S_PER_HOUR
-from serfer.fleet.board import Board, Fleet, Load, View
 from serfer.fleet.hour import HourSum
 from serfer.fleet.leader import Leader, end_instances
 from serfer.fleet.lease import Lease
+from serfer.fleet.log_events import tell
 from serfer.fleet.pool import Pool
-from serfer.fleet.provisioner import Provisioner
-from serfer.fleet.telling import tell
+from serfer.fleet.provisioners.provisioner import Provisioner
+from serfer.fleet.registry import Board, Fleet, Load, View
 
 PERIOD_S = 1.0
 _TALK_S = 1.0

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from drivers.instance import InstanceClient
 from serfer.control.policy import Wanted
-from serfer.fleet.board import MOST_REASON, Board, Fleet, Listed
 from serfer.fleet.lease import Lease
-from serfer.fleet.provisioner import Member, Provisioner
-from serfer.fleet.roster import Orders, Roster
-from serfer.fleet.telling import tell
+from serfer.fleet.log_events import tell
+from serfer.fleet.provisioners.provisioner import Member, Provisioner
+from serfer.fleet.reconciler import Orders, Roster
+from serfer.fleet.registry import MOST_REASON, Board, Fleet, Listed
 
 _PROBE_S = 2.0
 _LOOK_S = 0.1

@@ -28,12 +28,12 @@ from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
-from serfer.fleet.board import Board
 from serfer.fleet.controller import Controller
 from serfer.fleet.lease import Lease
+from serfer.fleet.log_events import tell
 from serfer.fleet.pool import Pool
-from serfer.fleet.specs import admits, open_provisioner
-from serfer.fleet.telling import tell
+from serfer.fleet.provisioner_url import admits, open_provisioner
+from serfer.fleet.registry import Board
 from serfer.settings import Settings
 from storage import schemes
 from storage.store import Store

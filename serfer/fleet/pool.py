@@ -27,7 +27,7 @@ from serfer.control.router import SERVERLESS, Reason, Router, Seat
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
 from serfer.fleet.hour import HourSum
-from serfer.fleet.telling import tell
+from serfer.fleet.log_events import tell
 
 _SLOS = 4.0  # an instance that is silent for so many times the objective hangs
 _LEAST_S = 1.0  # and is given this long where the objective is short

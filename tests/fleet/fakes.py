@@ -7,7 +7,7 @@ import numpy as np
 from drivers.instance import Fault, FaultKind
 from drivers.open_inference import Inferred
 from serfer.control.scenario import parse_scenario
-from serfer.fleet.provisioner import Member
+from serfer.fleet.provisioners.provisioner import Member
 
 CLASSES = 7
 SCENARIO = {

@@ -7,9 +7,9 @@ import secrets
 import pytest
 
 from serfer.core.structure import unstructure
-from serfer.fleet import board as module
-from serfer.fleet.board import MOST_DRIVERS, Board, Fleet, Listed, Load, View, requests_per_s
+from serfer.fleet import registry as module
 from serfer.fleet.lease import Lease
+from serfer.fleet.registry import MOST_DRIVERS, Board, Fleet, Listed, Load, View, requests_per_s
 from serfer.local.redis_server import RedisServer
 from storage import open_store
 from storage.counting import CountingStore

@@ -11,10 +11,10 @@ from serfer.control.policies import make_policy
 from serfer.control.policy import Wanted
 from serfer.control.router import Router
 from serfer.core.errors import StoreUnavailableError, UnavailableError
-from serfer.fleet.board import Board, Fleet, Listed, Load, View
 from serfer.fleet.controller import Controller, Timing, _Paid
 from serfer.fleet.lease import Lease
 from serfer.fleet.pool import Pool
+from serfer.fleet.registry import Board, Fleet, Listed, Load, View
 from storage.memory import MemoryStore
 from tests.fleet.fakes import Clock, FakeProvisioner, Net, scenario
 

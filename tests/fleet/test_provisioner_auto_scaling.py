@@ -11,9 +11,9 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from serfer.core.errors import UnavailableError
-from serfer.fleet import auto_scaling
-from serfer.fleet.auto_scaling import AutoScalingProvisioner, release_this_instance
-from serfer.fleet.roster import Roster
+from serfer.fleet.provisioners import auto_scaling
+from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner, release_this_instance
+from serfer.fleet.reconciler import Roster
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
 from tests.serfer.moto_server import ACCESS, REGION, MotoServer

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import UnavailableError
-from serfer.fleet import local
-from serfer.fleet.local import LocalProvisioner
-from serfer.fleet.processes import Identity, identify
+from serfer.fleet.provisioners import local
+from serfer.fleet.provisioners.local import LocalProvisioner
+from serfer.fleet.provisioners.processes import Identity, identify
 from tests.e2e.small import split_small
 from tests.fleet.provisioner_contract import ProvisionerContract, emptied, serving, until
 
@@ -159,7 +159,7 @@ def test_a_boot_delay_ends_in_the_command_itself(pool, registry):
 CONTROLLER = """
 import asyncio, pathlib, sys, time
 from serfer.fleet import local
-from serfer.fleet.local import LocalProvisioner
+from serfer.fleet.provisioners.local import LocalProvisioner
 
 async def main():
     pool = LocalProvisioner(sys.argv[2:], pathlib.Path(sys.argv[1]))

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from serfer.core.errors import UsageError
-from serfer.fleet.auto_scaling import AutoScalingProvisioner
-from serfer.fleet.local import LocalProvisioner
-from serfer.fleet.specs import admits, open_provisioner
-from serfer.fleet.static import StaticProvisioner
+from serfer.fleet.provisioner_url import admits, open_provisioner
+from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner
+from serfer.fleet.provisioners.local import LocalProvisioner
+from serfer.fleet.provisioners.static import StaticProvisioner
 from tests.fleet.provisioner_contract import ProvisionerContract
 
 URLS = ["http://10.0.0.1:8000", "https://triton.example.org", "http://[::1]:9000/kserve"]

@@ -1,8 +1,8 @@
 """What a leader decides of the instances that it sees."""
 
-from serfer.fleet.board import Fleet, Listed
-from serfer.fleet.provisioner import Member
-from serfer.fleet.roster import Roster
+from serfer.fleet.provisioners.provisioner import Member
+from serfer.fleet.reconciler import Roster
+from serfer.fleet.registry import Fleet, Listed
 
 BOOT_S = 10.0
 

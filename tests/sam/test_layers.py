@@ -128,7 +128,7 @@ def test_a_driver_has_all_that_it_imports_and_nothing_of_the_command_line(driver
 INSTANCE_CODE = """
 import sys
 import serfer.api.entrypoints.instance_daemon
-from serfer.fleet.auto_scaling import _connect
+from serfer.fleet.provisioners.auto_scaling import _connect
 for service in ('autoscaling', 'ec2'):
     _connect(service, 'eu-west-1').close()
 loaded = {name.partition('.')[0] for name in sys.modules}

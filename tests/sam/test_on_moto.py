@@ -17,7 +17,7 @@ import pytest
 from moto import mock_aws
 
 from sam.names import digest12
-from serfer.fleet.specs import open_provisioner
+from serfer.fleet.provisioner_url import open_provisioner
 from tests.sam.offered import POOL, POOLED, plans, template, translated
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse .* not supported by moto:UserWarning")

@@ -12,7 +12,7 @@ from drivers.stepfunctions import executions
 from sam.names import STACK, digest12
 from serfer.core.errors import MissingKeyError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, query_id, reply_key
-from serfer.fleet import auto_scaling
+from serfer.fleet.provisioners import auto_scaling
 from serfer.local.redis_cluster import RedisCluster
 from serfer.local.s3_server import S3Server
 from storage import Range, open_store
@@ -57,10 +57,10 @@ ALLOWED = {
         "states:StopExecution": "drivers/stepfunctions/executions.py, Standard",
         "states:StartSyncExecution": "drivers/stepfunctions/executions.py, Express",
         "lambda:GetLayerVersion": "user-data.sh: an instance gets its code",
-        "autoscaling:DescribeAutoScalingGroups": "serfer/fleet/auto_scaling.py: members",
-        "ec2:DescribeInstances": "serfer/fleet/auto_scaling.py: their addresses",
-        "autoscaling:SetDesiredCapacity": "serfer/fleet/auto_scaling.py: start",
-        "autoscaling:TerminateInstanceInAutoScalingGroup": "serfer/fleet/auto_scaling.py: stop",
+        "autoscaling:DescribeAutoScalingGroups": "serfer/fleet/provisioners/auto_scaling.py: members",
+        "ec2:DescribeInstances": "serfer/fleet/provisioners/auto_scaling.py: their addresses",
+        "autoscaling:SetDesiredCapacity": "serfer/fleet/provisioners/auto_scaling.py: start",
+        "autoscaling:TerminateInstanceInAutoScalingGroup": "serfer/fleet/provisioners/auto_scaling.py: stop",
         "cloudformation:SignalResource": "user-data.sh: an instance says that it answers",
         "ec2:CreateNetworkInterface": NETWORK,
         "ec2:DeleteNetworkInterface": NETWORK,
@@ -75,7 +75,7 @@ ALLOWED = {
         "logs:PutLogEvents": LOG,
         "lambda:GetLayerVersion": "user-data-gpu.sh: an instance gets its code and its weights",
         "autoscaling:CompleteLifecycleAction": "user-data-gpu.sh: an instance says that it answers",
-        "autoscaling:TerminateInstanceInAutoScalingGroup": "serfer/fleet/auto_scaling.py: release_this_instance",
+        "autoscaling:TerminateInstanceInAutoScalingGroup": "fleet/provisioners/auto_scaling.py: release_this_instance",
     },
 }
 # What may stand behind something named.

@@ -11,7 +11,7 @@ from sam.quotas import check_deployable
 from sam.standing import standing, unpriced
 from sam.template import make_template
 from serfer.core.aws import shipped_aws
-from serfer.fleet.board import requests_per_s
+from serfer.fleet.registry import requests_per_s
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options

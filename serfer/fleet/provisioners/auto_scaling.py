@@ -17,8 +17,8 @@ from threading import Lock
 from typing import Any
 
 from serfer.core.errors import UnavailableError
-from serfer.fleet.metadata import this_instance
-from serfer.fleet.provisioner import Member, State
+from serfer.fleet.provisioners.metadata import this_instance
+from serfer.fleet.provisioners.provisioner import Member, State
 
 _CONNECT_S, _READ_S, _TRIES = 5, 10, 4
 _MOST_IDS = 100  # in one question about addresses

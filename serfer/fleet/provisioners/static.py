@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serfer.fleet.provisioner import Member
+from serfer.fleet.provisioners.provisioner import Member
 
 
 class StaticProvisioner:

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from serfer.core.errors import UsageError
-from serfer.fleet.provisioner import Provisioner
+from serfer.fleet.provisioners.provisioner import Provisioner
 
 PORT = 8000
 """Where the instances of an Auto Scaling group serve."""
@@ -37,17 +37,17 @@ def open_provisioner(
     if kind == "local" and not said:
         if not command or registry is None:
             raise UsageError("--instances local: only what can be started here runs here: serve a --plan or a --model")
-        from serfer.fleet.local import LocalProvisioner  # noqa: PLC0415 - Linux only, and only this one needs it
+        from serfer.fleet.provisioners.local import LocalProvisioner  # noqa: PLC0415 - Linux only, and only this one needs it
 
         return LocalProvisioner(command, registry, boot_delay_s=boot_delay_s)
     if kind == "static":
-        from serfer.fleet.static import StaticProvisioner  # noqa: PLC0415 - only this one needs it
+        from serfer.fleet.provisioners.static import StaticProvisioner  # noqa: PLC0415 - only this one needs it
 
         return StaticProvisioner(_urls(said))
     if kind == "ec2":
         if not _GROUP.fullmatch(said):
             raise UsageError(f"--instances {_shown(spec)}: there should be an Auto Scaling group's name behind ec2:")
-        from serfer.fleet.auto_scaling import AutoScalingProvisioner  # noqa: PLC0415 - the only one that needs boto3
+        from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner  # noqa: PLC0415 - the only one that needs boto3
 
         return AutoScalingProvisioner(said, region=region, port=port)
     raise UsageError(f"--instances {_shown(spec)}: {_WANTED}")

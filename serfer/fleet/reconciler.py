@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from serfer.fleet.board import Fleet, Listed
-from serfer.fleet.provisioner import Member
+from serfer.fleet.provisioners.provisioner import Member
+from serfer.fleet.registry import Fleet, Listed
 
 _MOST_FAILURES = 5  # looks that an instance which served may fail in a row
 _BOOTS, _BOOT_MARGIN_S = 3.0, 60.0  # what an instance with an address may take until it is ready

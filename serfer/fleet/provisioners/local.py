@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from serfer.core.errors import UnavailableError
-from serfer.fleet import boot_delay
-from serfer.fleet.processes import Identity, launch
-from serfer.fleet.provisioner import Member
+from serfer.fleet.provisioners import boot_delay
+from serfer.fleet.provisioners.processes import Identity, launch
+from serfer.fleet.provisioners.provisioner import Member
 
 END_S = 30.0
 """How long a process that is to end may take, before it is killed."""

@@ -37,7 +37,7 @@ from bench.scene import Conditions, Scene
 from drivers.driver import TTL_MARGIN_S
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
-from serfer.local.faults import Faults
+from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings
 from storage.failing import failing

@@ -21,8 +21,8 @@ import numpy as np
 
 from serfer.core.aws import AwsFacts
 from serfer.core.counts import StoreCounts
-from serfer.local.redis_server import RedisServer
-from serfer.local.s3_server import S3Server
+from serfer.local.servers.redis import RedisServer
+from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline

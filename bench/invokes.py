@@ -23,7 +23,7 @@ from serfer.core.errors import SerferError
 from serfer.core.plan import Plan, load_plan
 from serfer.core.run import Failure
 from serfer.core.wire import Crop, Report, Task, encode_task
-from serfer.local.function import REGION
+from serfer.local.lambda_.function import REGION
 from storage.memory import MemoryStore
 
 _CONCURRENCY = 64

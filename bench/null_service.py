@@ -18,7 +18,7 @@ from bench.nullworkers import null_output
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan, load_plan
 from serfer.core.wire import Report, Task, decode_task, encode_report
-from serfer.local.http1 import Exchange, HttpServer
+from serfer.local.lambda_.http1 import Exchange, HttpServer
 
 _MOST_BYTES = 6 << 20
 

@@ -22,12 +22,12 @@ from bench.account import Reply, reply_of
 from bench.driver_apart import Configuration, DriverApart
 from bench.processes import descendants, processor_s
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
-from serfer.local.access import fetch, random_access
-from serfer.local.faults import Faults
-from serfer.local.lambda_service import COUNTS
-from serfer.local.redis_server import RedisServer
-from serfer.local.runtime import BOOTSTRAP
+from serfer.local.lambda_.access import fetch, random_access
+from serfer.local.lambda_.faults import Faults
+from serfer.local.lambda_.runtime import BOOTSTRAP
+from serfer.local.lambda_.service import COUNTS
 from serfer.local.server import free_port
+from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.pipeline import Pipeline, Result
 from serfer.settings import Settings, access_setting

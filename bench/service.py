@@ -32,8 +32,8 @@ from PIL import Image
 from bench.overload import Overload, overload, overload_lines
 from bench.processes import processor_s
 from serfer.core.errors import UnavailableError
-from serfer.local.access import random_access
-from serfer.local.redis_server import RedisServer
+from serfer.local.lambda_.access import random_access
+from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings, access_setting
 from serfer.wiring.open_pipeline import open_pipeline

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from storage import Range, Store, open_store, redact
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import PLAN_FILE, Plan
-from serfer.local.access import random_access
-from serfer.local.function import FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.redis_server import RedisServer
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_.access import random_access
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.servers.redis import RedisServer
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp, dependencies, function_directory
 from serfer.pipeline.event_loop import LoopThread

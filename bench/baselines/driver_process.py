@@ -25,7 +25,7 @@ from serfer.core.counts import StoreCounts
 from serfer.core.errors import QueryError
 from serfer.core.plan import load_plan
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.function import REGION
+from serfer.local.lambda_.function import REGION
 from storage import open_store
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from serfer.core.counts import StoreCounts
 from serfer.core.errors import TaskFailedError
 from serfer.core.plan import Plan, check_artefacts, load_plan
 from serfer.core.sigv4 import Access
-from serfer.local.function import REGION, FunctionConfig
+from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.settings import Settings
 from splitter.planning.planner import WORKER_MB
 

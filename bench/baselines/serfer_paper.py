@@ -22,7 +22,7 @@ from bench.baselines.handlers.objects import Array
 from bench.baselines.poll_driver import Mechanics
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan, check_artefacts, load_plan
-from serfer.local.function import FunctionConfig
+from serfer.local.lambda_.function import FunctionConfig
 from serfer.settings import Settings
 
 

@@ -38,8 +38,8 @@ from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.options import Choices
 
 if TYPE_CHECKING:
-    from serfer.local.lambda_service import LambdaService
-    from serfer.local.redis_server import RedisServer
+    from serfer.local.lambda_.service import LambdaService
+    from serfer.local.servers.redis import RedisServer
     from serfer.local.stack import Order, Stack
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
@@ -201,7 +201,7 @@ def _signals(stack: Stack) -> Iterator[asyncio.Future[int]]:
 
 
 def _embedded(parts: ExitStack) -> RedisServer:
-    from serfer.local.redis_server import RedisServer  # noqa: PLC0415 - the command line starts fast
+    from serfer.local.servers.redis import RedisServer  # noqa: PLC0415 - the command line starts fast
 
     server = RedisServer()
     parts.callback(server.stop)

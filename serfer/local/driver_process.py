@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from serfer.core.errors import UnavailableError
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.log import LogTail
-from serfer.local.process import WorkerProcess, exit_reason
+from serfer.local.lambda_.log import LogTail
+from serfer.local.lambda_.process import WorkerProcess, exit_reason
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _STEADY_S = 30.0  # after which an end counts as the first one again

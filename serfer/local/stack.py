@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from serfer.core.errors import UnavailableError
-from serfer.local.balancer import Balancer
 from serfer.local.driver_process import DriverProcess, pause
-from serfer.local.lambda_service import LambdaService
-from serfer.local.redis_server import RedisServer
+from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import LocalServer
+from serfer.local.servers.balancer import Balancer
+from serfer.local.servers.redis import RedisServer
 
 DRAIN_S = 2.0  # that a driver goes on taking requests: the balancer turns away from it within one
 _FINISH_S = 900.0

@@ -22,13 +22,13 @@ from drivers.stepfunctions.executions import Client, connect
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, check_artefacts, load_plan
 from serfer.core.sigv4 import Access
-from serfer.local.faults import Faults
-from serfer.local.function import REGION, FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.redis_server import RedisServer
-from serfer.local.running import check_functions
-from serfer.local.runtime import runtime_directory
-from serfer.local.step_functions import StepFunctionsServer
+from serfer.local.lambda_.faults import Faults
+from serfer.local.lambda_.function import REGION, FunctionConfig
+from serfer.local.lambda_.running import check_functions
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.servers.redis import RedisServer
+from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
 from serfer.settings import Settings, aws_access

@@ -34,7 +34,7 @@ from storage import Store
 from storage.routed import open_routed
 
 if TYPE_CHECKING:
-    from serfer.local.faults import Faults
+    from serfer.local.lambda_.faults import Faults
     from serfer.wiring.local import LocalLambda
 
 _BASE64_SHARE = 0.7  # of a payload's limit: base64 takes 4/3, and the task's other fields need room

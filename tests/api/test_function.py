@@ -23,10 +23,10 @@ from serfer.api.entrypoints.variables import named_models
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import dump_plan, load_plan, sealed
 from serfer.core.run import Retry
-from serfer.local.function import FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.redis_server import RedisServer
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, png

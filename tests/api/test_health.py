@@ -10,7 +10,7 @@ import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.health import Health
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png, running

@@ -21,9 +21,9 @@ from serfer.core.counts import StoreCounts
 from serfer.core.run import Failure, FailureKind
 from serfer.core.sigv4 import Access
 from serfer.core.wire import Crop, Report, Task, TaskError, decode_task, decode_tasks, encode_report, encode_reports
-from serfer.local.function import FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
 
 PATIENCE = 30.0
 SECRET = "never-to-be-seen"  # noqa: S105 - the test looks for it

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from serfer.settings import Settings
 from storage import open_store
 from tests.e2e.small import split_small

@@ -13,8 +13,8 @@ import serfer
 from serfer.core.errors import UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
-from serfer.local.redis_cluster import RedisCluster
-from serfer.local.s3_server import S3Server
+from serfer.local.servers.redis_cluster import RedisCluster
+from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.reference import unsplit
 from serfer.wiring.options import DRIVERS
 from storage import open_store

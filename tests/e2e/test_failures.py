@@ -13,7 +13,7 @@ import pytest
 
 from serfer.core.plan import Plan, dump_plan, sealed
 from serfer.core.structure import structure
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from tests.e2e.conftest import eventually, keys, processes
 from tests.e2e.small import give_nan, small_onnx
 

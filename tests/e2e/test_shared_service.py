@@ -8,8 +8,8 @@ import pytest
 import serfer
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import load_plan
-from serfer.local.access import random_access
-from serfer.local.faults import Faults
+from serfer.local.lambda_.access import random_access
+from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import access_setting
 from serfer.wiring.local import local_service, start_service

@@ -18,10 +18,10 @@ from serfer.core.exactness import difference
 from serfer.core.plan import load_plan
 from serfer.core.run import Retry
 from serfer.core.wire import Crop
-from serfer.local.function import REGION, FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.runtime import runtime_directory
-from serfer.local.step_functions import StepFunctionsServer
+from serfer.local.lambda_.function import REGION, FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.packaging.bundle import function_directory
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit

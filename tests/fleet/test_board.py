@@ -10,7 +10,7 @@ from serfer.core.structure import unstructure
 from serfer.fleet import registry as module
 from serfer.fleet.lease import Lease
 from serfer.fleet.registry import MOST_DRIVERS, Board, Fleet, Listed, Load, View, requests_per_s
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from storage import open_store
 from storage.counting import CountingStore
 from storage.memory import MemoryStore

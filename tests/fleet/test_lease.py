@@ -9,7 +9,7 @@ import pytest
 
 from serfer.core.errors import StoreUnavailableError
 from serfer.fleet.lease import Lease
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from storage import open_store
 from storage.memory import MemoryStore
 

@@ -158,7 +158,6 @@ def test_a_boot_delay_ends_in_the_command_itself(pool, registry):
 
 CONTROLLER = """
 import asyncio, pathlib, sys, time
-from serfer.fleet import local
 from serfer.fleet.provisioners.local import LocalProvisioner
 
 async def main():

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.sigv4 import Access, sign
-from serfer.local import peer
-from serfer.local.access import Verifier
-from serfer.local.peer import is_ours
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_ import peer
+from serfer.local.lambda_.access import Verifier
+from serfer.local.lambda_.peer import is_ours
+from serfer.local.lambda_.runtime import runtime_directory
 from tests.local.test_lambda_service import Local, probe
 
 PASSWORD = "0123456789abcdef"  # noqa: S105 - of no store

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import UnavailableError
-from serfer.local import balancer as module
-from serfer.local.balancer import Balancer
 from serfer.local.server import free_port
+from serfer.local.servers import balancer as module
+from serfer.local.servers.balancer import Balancer
 
 PATIENCE = 30.0
 DRIVER = """
@@ -57,7 +57,7 @@ while True:
 """
 PARENT = """
 import sys
-from serfer.local.balancer import Balancer
+from serfer.local.servers.balancer import Balancer
 server = Balancer([9])
 print(server.pid, flush=True)
 sys.stdin.read()

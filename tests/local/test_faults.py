@@ -7,10 +7,10 @@ import time
 import pytest
 
 from serfer.core.errors import UsageError
-from serfer.local.access import fetch
-from serfer.local.bootstrap import slowed
-from serfer.local.faults import Faults, Injector
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_.access import fetch
+from serfer.local.lambda_.bootstrap import slowed
+from serfer.local.lambda_.faults import Faults, Injector
+from serfer.local.lambda_.runtime import runtime_directory
 from tests.local.test_lambda_service import Local, probe
 
 
@@ -58,7 +58,7 @@ class TestSlowHandler:
     def rests(self, monkeypatch):
         """How long a slow handler rested each time; no time passes while it does."""
         rests = []
-        monkeypatch.setattr("serfer.local.bootstrap.time.sleep", rests.append)
+        monkeypatch.setattr("serfer.local.lambda_.bootstrap.time.sleep", rests.append)
         before = signal.getsignal(signal.SIGALRM)
         yield rests
         signal.signal(signal.SIGALRM, before)

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from serfer.local import http1
-from serfer.local.http1 import HEAD_LIMIT, HttpServer
+from serfer.local.lambda_ import http1
+from serfer.local.lambda_.http1 import HEAD_LIMIT, HttpServer
 
 LIMIT = 1000
 

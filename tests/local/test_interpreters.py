@@ -9,10 +9,10 @@ import pytest
 
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError
-from serfer.local.faults import Faults
-from serfer.local.function import FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_.faults import Faults
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
 from serfer.settings import load_settings
 from tests.local.test_lambda_service import HERE, Local, gone, probe
 

@@ -24,10 +24,10 @@ from botocore.exceptions import HTTPClientError
 
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError
-from serfer.local.environment import Environment
-from serfer.local.function import FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_.environment import Environment
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
 
 HERE = Path(__file__).parent / "functions"
 FACTS = shipped_aws().functions
@@ -463,8 +463,8 @@ import asyncio, sys
 from pathlib import Path
 from serfer.core.aws import shipped_aws
 from serfer.core.sigv4 import Access
-from serfer.local.function import FunctionConfig
-from serfer.local.lambda_service import LambdaService
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.local.lambda_.service import LambdaService
 
 async def main(runtime, directory):
     function = FunctionConfig("echo", Path(directory), "handler.echo")

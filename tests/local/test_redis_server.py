@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import UnavailableError
-from serfer.local import die_with_parent, redis_server
-from serfer.local.redis_server import RedisServer
+from serfer.local import die_with_parent
+from serfer.local.servers import redis as redis_server
+from serfer.local.servers.redis import RedisServer
 from storage import open_store
 
 PARENT = """
 import sys
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 server = RedisServer()
 print(server.pid, flush=True)
 sys.stdin.read()

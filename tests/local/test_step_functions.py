@@ -16,11 +16,11 @@ from drivers.stepfunctions.executions import connect
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
-from serfer.local import step_functions
-from serfer.local.function import REGION, FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.runtime import runtime_directory
-from serfer.local.step_functions import StepFunctionsServer
+from serfer.local.lambda_.function import REGION, FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.servers import step_functions
+from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
 from tests.local.test_access import as_nobody
 
@@ -45,7 +45,7 @@ ECHOING = "def handler(event, _context):\n    return {'got': event}\n"
 PARENT = f"""
 import json, sys
 from serfer.core.sigv4 import Access
-from serfer.local.step_functions import StepFunctionsServer
+from serfer.local.servers.step_functions import StepFunctionsServer
 from tests.local.test_access import as_nobody
 server = StepFunctionsServer(sys.argv[1], [], "{NO_LAMBDA}", json.loads({json.dumps(PASS)!r}), Access("K", "S"))
 print(server.pid, flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from sam.intrinsics import Scope
-from serfer.local.function import ACCOUNT, REGION, FunctionConfig
+from serfer.local.lambda_.function import ACCOUNT, REGION, FunctionConfig
 
 SAM = Path(__file__).parents[2] / ".venv" / "sam" / "bin" / "sam"
 STACK = "demo"

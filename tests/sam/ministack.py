@@ -16,7 +16,7 @@ import pytest
 
 from sam.layers import interpreter
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.function import ACCOUNT, REGION
+from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.local.server import free_port
 from tests.sam.ministack_server import MinistackServer
 

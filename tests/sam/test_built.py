@@ -28,14 +28,14 @@ from serfer.api.auth.keys import add_key
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
-from serfer.local.balancer import Balancer
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.function import REGION, check_function
-from serfer.local.lambda_service import LambdaService
-from serfer.local.runtime import runtime_directory
-from serfer.local.s3_server import S3Server
+from serfer.local.lambda_.function import REGION, check_function
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import free_port
-from serfer.local.step_functions import StepFunctionsServer
+from serfer.local.servers.balancer import Balancer
+from serfer.local.servers.s3 import S3Server
+from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
 from tests.api.conftest import png

@@ -21,10 +21,10 @@ from sam.layers import function_directory, weights_layer
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
-from serfer.local.function import REGION, FunctionConfig
-from serfer.local.lambda_service import LambdaService
-from serfer.local.redis_server import RedisServer
-from serfer.local.runtime import runtime_directory
+from serfer.local.lambda_.function import REGION, FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 
 PAIRS = 7

@@ -23,7 +23,7 @@ from sam.template import dump, make_template
 from serfer.control.scenario import InstanceType
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import check_artefacts, load_plan
-from serfer.local.function import check_function
+from serfer.local.lambda_.function import check_function
 from serfer.pipeline.reference import unsplit
 from serfer.settings import load_settings
 from serfer.wiring.local import zoo_plan

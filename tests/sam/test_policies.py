@@ -13,8 +13,8 @@ from sam.names import STACK, digest12
 from serfer.core.errors import MissingKeyError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, query_id, reply_key
 from serfer.fleet.provisioners import auto_scaling
-from serfer.local.redis_cluster import RedisCluster
-from serfer.local.s3_server import S3Server
+from serfer.local.servers.redis_cluster import RedisCluster
+from serfer.local.servers.s3 import S3Server
 from storage import Range, open_store
 from storage.s3.http import S3Http
 from storage.s3.multipart import Limits

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
-from serfer.local.s3_server import S3Server
+from serfer.local.servers.s3 import S3Server
 from serfer.packaging import bundle
 from serfer.packaging.build_cache import assembled, forget_unused, in_use
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from storage import open_store
 from storage.contract import StoreContract
 

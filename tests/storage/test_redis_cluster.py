@@ -7,8 +7,8 @@ from redis.crc import key_slot
 
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
 from serfer.core.keys import output_key, query_id
-from serfer.local.redis_cluster import RedisCluster
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
+from serfer.local.servers.redis_cluster import RedisCluster
 from storage import Range, open_store
 from storage.contract import StoreContract
 

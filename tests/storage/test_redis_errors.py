@@ -7,7 +7,7 @@ import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from serfer.core.errors import StoreUnavailableError, ValueTooLargeError
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from storage import open_store
 from storage.redis.errors import explained
 

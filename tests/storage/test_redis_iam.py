@@ -9,7 +9,7 @@ import botocore.auth
 import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from storage import open_store
 from tests.storage.tls_front import Authority, TlsFront
 

@@ -3,8 +3,8 @@ import time
 import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.local.redis_cluster import RedisCluster
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
+from serfer.local.servers.redis_cluster import RedisCluster
 from storage import open_store
 from storage.contract import StoreContract
 from tests.storage.tls_front import Authority, TlsFront

@@ -10,7 +10,7 @@ from botocore.session import Session
 from moto.server import ThreadedMotoServer
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
-from serfer.local.s3_server import S3Server
+from serfer.local.servers.s3 import S3Server
 from storage import Range, open_store
 from storage.contract import StoreContract
 from storage.s3 import store as s3_module

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
-from serfer.local.redis_server import RedisServer
+from serfer.local.servers.redis import RedisServer
 from storage import Range
 from storage.s3 import http as s3_http
 from storage.s3.http import S3Http

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from serfer.local.environment import Invocation, Outcome
+from serfer.local.lambda_.environment import Invocation, Outcome
 
 Sleep = Callable[[float], Awaitable[object]]
 

@@ -19,18 +19,18 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serfer.local import runtime
-from serfer.local.http1 import Exchange, HttpServer
-from serfer.local.log import LogTail, report_line
-from serfer.local.process import WorkerProcess, exit_reason
+from serfer.local.lambda_ import runtime
+from serfer.local.lambda_.http1 import Exchange, HttpServer
+from serfer.local.lambda_.log import LogTail, report_line
+from serfer.local.lambda_.process import WorkerProcess, exit_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from serfer.core.aws import LambdaFacts
-    from serfer.local.faults import Counts
-    from serfer.local.function import FunctionConfig
+    from serfer.local.lambda_.faults import Counts
+    from serfer.local.lambda_.function import FunctionConfig
 
 _API = "/2018-06-01/runtime/"
 _KILLED = "Runtime exited with error: signal: killed"

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from serfer.core.errors import UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.sigv4 import Access
-from serfer.local.access import fetch
+from serfer.local.lambda_.access import fetch
 
 _LOOK_S = 10.0
 _MOST_BYTES = 1 << 24

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serfer.core.errors import UnavailableError
-from serfer.local.function import REGION, python_version
+from serfer.local.lambda_.function import REGION, python_version
 
 if TYPE_CHECKING:
-    from serfer.local.function import FunctionConfig
+    from serfer.local.lambda_.function import FunctionConfig
 
 PACKAGES = ("awslambdaric", "simplejson", "snapshot-restore-py")  # the client and all that it requires
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from serfer.core.sigv4 import ALGORITHM, Access, sign, signature
-from serfer.local.function import REGION
+from serfer.local.lambda_.function import REGION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serfer.local.http1 import Exchange
+    from serfer.local.lambda_.http1 import Exchange
 
 _CLOCK_SKEW_S = 300.0
 _TIME = "%Y%m%dT%H%M%SZ"

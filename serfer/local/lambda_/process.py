@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from serfer.local.log import LogTail
+    from serfer.local.lambda_.log import LogTail
 
 _CHUNK = 65536  # bytes: what a pipe holds
 _PAGE = resource.getpagesize()

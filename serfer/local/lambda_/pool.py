@@ -6,16 +6,16 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from serfer.local.environment import Environment, Host, Invocation
+from serfer.local.lambda_.environment import Environment, Host, Invocation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from serfer.core.aws import LambdaFacts
-    from serfer.local.events import Sleep
-    from serfer.local.faults import Counts, Injector
-    from serfer.local.function import FunctionConfig
+    from serfer.local.lambda_.events import Sleep
+    from serfer.local.lambda_.faults import Counts, Injector
+    from serfer.local.lambda_.function import FunctionConfig
 
 _MEMORY_CHECK_S = 0.05
 

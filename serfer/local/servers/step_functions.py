@@ -24,7 +24,7 @@ from botocore.session import Session
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.function import REGION
+from serfer.local.lambda_.function import REGION
 from serfer.local.server import LocalServer, free_port
 
 KINDS = ("standard", "express")

@@ -14,8 +14,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from redis.exceptions import RedisError
 
 from serfer.core.errors import UnavailableError
-from serfer.local.redis_server import RedisServer
 from serfer.local.server import free_port
+from serfer.local.servers.redis import RedisServer
 
 _TRIES = 5
 _READY_S = 20.0

@@ -1,0 +1,1 @@
+"""The local Lambda service: AWS Lambda's Invoke API over processes of this machine."""

@@ -13,9 +13,9 @@ from typing import Any
 from botocore.session import Session
 
 from drivers.stepfunctions.asl import compile_plan, local_functions
-from sam import registry
-from sam.intrinsics import resources
+from sam.cost import registry
 from sam.options import Options
+from sam.template.intrinsics import resources
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan

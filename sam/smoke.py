@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from sam.build_cost import price_build
-from sam.cost import Bill
+from sam.cost.bill import Bill
+from sam.cost.build_cost import price_build
 from sam.deployment import load_current_plan, load_deployment
 from sam.measure import Sample, dump_facts, facts_of
 from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe

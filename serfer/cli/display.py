@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bench.gap import GapResult
     from bench.inflation import Inflation
     from bench.overhead import Overhead
-    from sam.cost import Bill
+    from sam.cost.bill import Bill
+    from sam.cost.fixed import Line
     from sam.deployment import Deployment
-    from sam.standing import Line
     from serfer.core.exactness import Difference
     from serfer.core.pricing import Prices
     from serfer.core.profile import Profiles

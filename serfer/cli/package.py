@@ -83,11 +83,11 @@ def package(
     as_json: JsonOption = False,
 ) -> None:
     """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/deploy.md)."""
+    from sam.build.package import package as write  # noqa: PLC0415 - same
+    from sam.cost.scenario import read_profile  # noqa: PLC0415 - same
     from sam.names import default_name  # noqa: PLC0415 - the command line starts fast
     from sam.options import Options  # noqa: PLC0415 - same
-    from sam.package import package as write  # noqa: PLC0415 - same
     from sam.quotas import check_deployable, find_sam  # noqa: PLC0415 - same
-    from sam.scenario import read_profile  # noqa: PLC0415 - same
     from serfer.core.errors import UnavailableError, UsageError  # noqa: PLC0415 - same
     from serfer.core.plan import load_plan  # noqa: PLC0415 - same
 

@@ -19,11 +19,11 @@ from botocore.parsers import ResponseParserError
 
 from sam.deployer import Target, policies, statements
 from sam.deployment import Deployment, load_current_plan, load_deployment, load_template
-from sam.intrinsics import Properties, resources
 from sam.options import RUNTIMES, Options
 from sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
 from sam.samconfig import StackSettings, stacks
 from sam.stacks import TAG, check_update, find_stack
+from sam.template.intrinsics import Properties, resources
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan

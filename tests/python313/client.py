@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from sam.wheels import MACHINES, unpack, wheels
+from sam.build.wheels import MACHINES, unpack, wheels
 from serfer.packaging.build_cache import assembled, in_use
 
 _LOCK = Path(__file__).with_name("client.txt")

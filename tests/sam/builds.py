@@ -4,7 +4,7 @@ from sam.deployment import RECORD, TEMPLATE, Deployment, dump_deployment
 from sam.names import digest12
 from sam.options import Options
 from sam.samconfig import FILE, samconfig
-from sam.template import dump, make_template
+from sam.template.template import dump, make_template
 from serfer.core.plan import PLAN_FILE, dump_plan
 from tests.core.plans import small_plan
 

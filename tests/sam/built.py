@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from sam.intrinsics import Scope
+from sam.template.intrinsics import Scope
 from serfer.local.lambda_.function import ACCOUNT, REGION, FunctionConfig
 
 SAM = Path(__file__).parents[2] / ".venv" / "sam" / "bin" / "sam"

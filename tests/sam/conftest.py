@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sam.layers import driver_layer, interpreter, worker_layer
+from sam.build.layers import driver_layer, interpreter, worker_layer
+from sam.build.wheels import MACHINES
 from sam.options import Options
-from sam.wheels import MACHINES
 from serfer.settings import load_settings
 from tests.python313.client import runtime_client
 from tests.sam.ministack import Ministack, python_of_ministack

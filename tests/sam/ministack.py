@@ -14,7 +14,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from sam.layers import interpreter
+from sam.build.layers import interpreter
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import ACCOUNT, REGION
 from serfer.local.server import free_port

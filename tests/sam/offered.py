@@ -12,7 +12,7 @@ from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 
 from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options
-from sam.template import make_template
+from sam.template.template import make_template
 from serfer.core.plan import sealed
 from tests.drivers.wide import wide_plan
 

@@ -22,8 +22,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import serfer
+from sam.build.package import package
 from sam.names import digest12
-from sam.package import package
 from serfer.api.auth.keys import add_key
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan

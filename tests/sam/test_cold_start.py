@@ -17,7 +17,7 @@ import pytest
 from botocore.config import Config
 
 import serfer
-from sam.layers import function_directory, weights_layer
+from sam.build.layers import function_directory, weights_layer
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access

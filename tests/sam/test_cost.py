@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from drivers.stepfunctions.asl import compile_plan, local_functions
-from sam.build_cost import compare_build, price_build
-from sam.cost import bill, deployed, markdown
-from sam.template import make_template
-from sam.usage import query_usage, transitions
+from sam.cost.bill import bill, deployed, markdown
+from sam.cost.build_cost import compare_build, price_build
+from sam.cost.marginal import query_usage, transitions
+from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError

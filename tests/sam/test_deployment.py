@@ -14,8 +14,8 @@ from sam.deployment import (
     load_template,
     parse_deployment,
 )
-from sam.intrinsics import resources
 from sam.options import GpuPool
+from sam.template.intrinsics import resources
 from serfer.core.errors import InputError
 from tests.core.plans import small_plan
 from tests.sam.builds import build, deployment, options

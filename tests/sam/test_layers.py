@@ -13,8 +13,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from sam import layers, tree
-from sam.layers import (
+from sam.build import layers, tree
+from sam.build.layers import (
     check_size,
     driver_layer,
     function_directory,
@@ -23,9 +23,9 @@ from sam.layers import (
     weights_layer,
     worker_layer,
 )
+from sam.build.tree import Built, built, seal, tree_digest
 from sam.names import digest12, function_id, weights_id
 from sam.options import RUNTIMES
-from sam.tree import Built, built, seal, tree_digest
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.packaging.manifest import WORKER

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sam.build.package import MACHINE, package
+from sam.cost.scenario import Profile
 from sam.deployment import load_deployment
-from sam.functions import state_machine
 from sam.names import digest12, weights_id
 from sam.options import ARCHITECTURES, DRIVERS, ENGINES, STORES
-from sam.package import MACHINE, package
-from sam.scenario import Profile
-from sam.template import dump, make_template
+from sam.template.functions import state_machine
+from sam.template.template import dump, make_template
 from serfer.control.scenario import InstanceType
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import check_artefacts, load_plan

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from sam import package as package_module
 from sam import quotas
+from sam.build import package as package_module
+from sam.build.package import package
+from sam.build.tree import seal, tree_digest
+from sam.cost.scenario import Profile
 from sam.deployment import load_deployment, load_template
 from sam.names import digest12, function_id
 from sam.options import GpuPool, Options
-from sam.package import package
 from sam.samconfig import stack_of
-from sam.scenario import Profile
-from sam.tree import seal, tree_digest
 from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.aws import shipped_aws

@@ -2,14 +2,14 @@
 
 import pytest
 
-from sam.build_cost import compare_build, price_build
-from sam.cost import bill, deployed
+from sam.cost.bill import bill, deployed
+from sam.cost.build_cost import compare_build, price_build
+from sam.cost.fixed import standing, unpriced
 from sam.deployer import unlisted
 from sam.names import digest12, pool_name
 from sam.options import GpuPool
 from sam.quotas import check_deployable
-from sam.standing import standing, unpriced
-from sam.template import make_template
+from sam.template.template import make_template
 from serfer.core.aws import shipped_aws
 from serfer.fleet.registry import requests_per_s
 from tests.core.plans import small_plan

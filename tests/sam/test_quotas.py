@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from sam.quotas import check_deployable, check_template, find_sam, stack_resources
-from sam.template import make_template
+from sam.template.template import make_template
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.geometry import Grid

@@ -5,8 +5,8 @@ import pytest
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
 
-from sam.pins import LAYERS, lock_file, pins
-from sam.sbom import dump_sbom
+from sam.build.pins import LAYERS, lock_file, pins
+from sam.build.sbom import dump_sbom
 from serfer import __version__
 from tests.sam.conftest import OPTIONS
 

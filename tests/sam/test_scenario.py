@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from sam.cost.marginal import query_usage, serverless_usd
+from sam.cost.scenario import check_pool, make_scenario, read_profile
 from sam.options import GpuPool
-from sam.scenario import check_pool, make_scenario, read_profile
-from sam.usage import query_usage, serverless_usd
 from serfer.control.scenario import parse_scenario
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError

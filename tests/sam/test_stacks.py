@@ -9,12 +9,13 @@ import boto3
 import pytest
 from typer.testing import CliRunner
 
-from sam import fetch, stacks
-from sam import package as package_module
+from sam import stacks
 from sam.__main__ import main
-from sam.package import package
+from sam.build import fetch
+from sam.build import package as package_module
+from sam.build.package import package
+from sam.build.tree import seal, tree_digest
 from sam.samconfig import FILE, samconfig
-from sam.tree import seal, tree_digest
 from serfer.cli.main import app
 from serfer.core.errors import InputError, UsageError
 from serfer.settings import Settings

@@ -3,11 +3,11 @@ from itertools import product
 
 import pytest
 
+from sam.cost.fixed import standing, unpriced
 from sam.deployer import unlisted
-from sam.intrinsics import resources
 from sam.options import DRIVERS, ENGINES, STORES
-from sam.standing import standing, unpriced
-from sam.template import make_template
+from sam.template.intrinsics import resources
+from sam.template.template import make_template
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError
 from tests.core.plans import small_plan

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sam import fragments
-from sam.functions import state_machine
 from sam.names import digest12, function_id, machine_id, weights_id
-from sam.template import dump, make_template
+from sam.template import fragments
+from sam.template.functions import state_machine
+from sam.template.template import dump, make_template
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import sealed
 from tests.drivers.wide import wide_plan

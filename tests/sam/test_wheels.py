@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from sam import wheels as module
-from sam.contents import CONTENTS
+from sam.build import wheels as module
+from sam.build.contents import CONTENTS
+from sam.build.pins import GPU, LAYERS, Pin, dump, lock_file, pins
+from sam.build.relock import versions
+from sam.build.wheels import check_glibc, newer_than_lambda, unpack, wheels
 from sam.options import ARCHITECTURES, RUNTIMES, Options
-from sam.pins import GPU, LAYERS, Pin, dump, lock_file, pins
-from sam.relock import versions
-from sam.wheels import check_glibc, newer_than_lambda, unpack, wheels
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled
 

@@ -16,7 +16,7 @@ from sam.deployer import Target, actions
 from sam.deployment import RECORD
 from sam.options import GpuPool
 from sam.samconfig import FILE as SAMCONFIG
-from sam.template import make_template
+from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import InputError

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sam import fragments
-from sam.fragments import Part
 from sam.names import digest12, pool_name, weights_id
 from sam.options import GpuPool, Options
+from sam.template import fragments
+from sam.template.fragments import Part
 from serfer.core.plan import Plan
 
 SCENARIO = "scenario.toml"
-"""What drivers read of a plan's pool, beside its plan.json (sam/scenario.py)."""
+"""What drivers read of a plan's pool, beside its plan.json (sam/cost/scenario.py)."""
 
 
 def pools(options: Options, plans: Iterable[Plan]) -> list[Part]:

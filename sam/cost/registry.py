@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sam.intrinsics import resources
+from sam.cost.fixed import SECONDS_A_MONTH, Line
 from sam.options import Options
-from sam.standing import SECONDS_A_MONTH, Line
+from sam.template.intrinsics import resources
 from serfer.core.aws import AwsFacts, StoreFacts
 from serfer.fleet.registry import requests_per_s
 

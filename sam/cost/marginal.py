@@ -13,8 +13,8 @@ import numpy as np
 
 from drivers.poll import Backoff
 from drivers.stepfunctions.asl import compile_plan, local_functions
+from sam.cost.fixed import Line
 from sam.options import Options
-from sam.standing import Line
 from serfer.core.aws import AwsFacts, StoreFacts
 from serfer.core.cost import (
     Platform,

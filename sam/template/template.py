@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from sam import fragments
-from sam.fragments import Part
-from sam.functions import generation, vpc
 from sam.names import LIVE, digest12, machine_id
 from sam.options import Options
-from sam.policies import give, network_statements
-from sam.pools import pools, routing
+from sam.template import fragments
+from sam.template.fragments import Part
+from sam.template.functions import generation, vpc
+from sam.template.policies import give, network_statements
+from sam.template.pools import pools, routing
 from serfer import __version__
 from serfer.core.aws import shipped_aws
 from serfer.core.errors import UsageError
@@ -31,7 +31,7 @@ _ORDER = (
     *("Resources", "Outputs"),
 )
 _HEAD = """\
-# Made by `serfer package` from sam/templates and the plan: change those, not this file, and package again.
+# Made by `serfer package` from sam/template/parts and the plan: change those, not this file, and package again.
 # Then: sam build && sam deploy --guided (docs/deploy.md).
 """
 

@@ -11,8 +11,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from sam.cost.marginal import Deployed, query_usage, serverless_usd
 from sam.options import Options
-from sam.usage import Deployed, query_usage, serverless_usd
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario, parse_scenario
 from serfer.core.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError

@@ -1,4 +1,4 @@
-"""Hand-written parts of a template, sam/templates/*.yaml: read, filled in and put together.
+"""Hand-written parts of a template, sam/template/parts/*.yaml: read, filled in and put together.
 
 Beside a template's own sections a part may have
     Statements: {RoleOrEndpoint: [statement, ...]}      what is appended to that resource's policy, if it is there
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 Part = dict[str, Any]
-_DIRECTORY = Path(__file__).parent / "templates"
+_DIRECTORY = Path(__file__).parent / "parts"
 _WORD = re.compile(r"@([a-z_]+)@")
 _PLAIN = ("Ref", "Condition")
 
@@ -44,7 +44,7 @@ _Loader.add_multi_constructor("!", _intrinsic)
 
 
 def text(name: str) -> str:
-    """Return a file of sam/templates."""
+    """Return a file of sam/template/parts."""
     return (_DIRECTORY / name).read_text(encoding="utf-8")
 
 

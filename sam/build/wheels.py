@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sam.pins import Pin, pins
+from sam.build.pins import Pin, pins
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled, in_use
 
@@ -63,7 +63,7 @@ def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wh
         download(lock, runtime, architecture, directory, "--require-hashes")
         found = _read(directory, pinned)
         if found is None:
-            raise InputError(f"pip brought other files than {lock.name} pins: run python -m sam.relock")
+            raise InputError(f"pip brought other files than {lock.name} pins: run python -m sam.build.relock")
         for wheel in found:
             check_glibc(wheel.path)
     return tuple(Wheel(target / wheel.path.name, wheel.name, wheel.version, wheel.sha256) for wheel in found)

@@ -1,7 +1,7 @@
 """Statements of policies that depend on the plan, and where statements go.
 
-Roles and their other statements are written by hand in sam/templates. A role's policy stands in the role itself, which
-IAM limits to 10,240 characters without blanks.
+Roles and their other statements are written by hand in parts/. A role's policy stands in the role itself, which IAM
+limits to 10,240 characters without blanks.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
+from sam.build.pins import GPU, LAYERS, lock_file
+from sam.build.wheels import Wheel, wheels
 from sam.names import digest12
 from sam.options import Options
-from sam.pins import GPU, LAYERS, lock_file
-from sam.wheels import Wheel, wheels
 from serfer import __version__
 from serfer.core.plan import Plan
 
@@ -35,7 +35,7 @@ _CLASSIFIER = "License :: OSI Approved :: "
 
 
 def dump_sbom(options: Options, plans: Iterable[Plan], cache: Path) -> str:
-    """Return the bill of materials of a deployment's layers and plans, as JSON; raises what `sam.wheels` raises."""
+    """Return the bill of materials of a deployment's layers and plans, as JSON; raises what `wheels` raises."""
     locks = [lock_file(layer) for layer in (*LAYERS, *([GPU] if options.gpu else []))]
     parts = {wheel for lock in locks for wheel in wheels(lock, options.runtime, options.architecture, cache)}
     models = [_model(plan) for plan in plans]

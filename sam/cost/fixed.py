@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sam.intrinsics import Properties, resources
+from sam.template.intrinsics import Properties, resources
 from serfer.core.aws import AwsFacts
 from serfer.core.cost import HOURS_A_MONTH
 from serfer.core.errors import InputError

@@ -18,12 +18,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lambdas.artefacts import IN_LAYER
-from sam.contents import CONTENTS
+from sam.build.contents import CONTENTS
+from sam.build.pins import GPU, lock_file
+from sam.build.tree import Built, built, link_tree, seal
+from sam.build.wheels import unpack, wheels
 from sam.names import digest12, function_id, weights_id
 from sam.options import Options
-from sam.pins import GPU, lock_file
-from sam.tree import Built, built, link_tree, seal
-from sam.wheels import unpack, wheels
 from serfer.core import exactness
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import PLAN_FILE, Plan

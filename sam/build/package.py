@@ -21,6 +21,12 @@ from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from sam.build.fetch import fetch_plan
+from sam.build.layers import check_size, driver_layer, function_directory, gpu_layer, weights_layer, worker_layer
+from sam.build.pins import GPU
+from sam.build.sbom import SBOM, dump_sbom
+from sam.build.tree import Built, combined_digest, link_tree, seal
+from sam.cost.scenario import Profile, check_pool, make_scenario
 from sam.deployment import (
     RECORD,
     TEMPLATE,
@@ -32,21 +38,15 @@ from sam.deployment import (
     load_packaged_plan,
     plan_directory,
 )
-from sam.fetch import fetch_plan
-from sam.functions import state_machine
-from sam.layers import check_size, driver_layer, function_directory, gpu_layer, weights_layer, worker_layer
 from sam.names import digest12
 from sam.options import Options
-from sam.pins import GPU
-from sam.pools import SCENARIO
 from sam.quotas import check_deployable, check_template
 from sam.samconfig import FILE as SAMCONFIG
 from sam.samconfig import read_samconfig, samconfig
-from sam.sbom import SBOM, dump_sbom
-from sam.scenario import Profile, check_pool, make_scenario
 from sam.stacks import our_stack
-from sam.template import dump, make_template
-from sam.tree import Built, combined_digest, link_tree, seal
+from sam.template.functions import state_machine
+from sam.template.pools import SCENARIO
+from sam.template.template import dump, make_template
 from serfer import __version__
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, load_plan

@@ -1,6 +1,6 @@
 """What a deployment costs: an idle month, a thousand queries, a burst, and months of several loads.
 
-What stands comes from the template (sam/standing.py), what a query uses from the cost model (sam/usage.py).
+What stands comes from the template (sam/cost/fixed.py), what a query uses from the cost model (sam/cost/marginal.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from sam import registry
-from sam.intrinsics import resources
+from sam.cost import registry
+from sam.cost.fixed import SECONDS_A_MONTH, Line, standing
+from sam.cost.marginal import Deployed, Usage, query_usage
 from sam.options import DRIVERS, ENGINES, STORES, Options
-from sam.parameters import check_parameters
-from sam.standing import SECONDS_A_MONTH, Line, standing
-from sam.usage import Deployed, Usage, query_usage
+from sam.template.intrinsics import resources
+from sam.template.parameters import check_parameters
 from serfer.core.aws import AwsFacts, LambdaFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
-from sam.fragments import Part
 from sam.names import LIVE, STACK, digest12, function_id, machine_id, weights_id
 from sam.options import Options
-from sam.policies import allow
+from sam.template.fragments import Part
+from sam.template.policies import allow
 from serfer import __version__
 from serfer.core.plan import Plan
 

@@ -1,4 +1,6 @@
-"""Makes the lock files of the layers anew: `python -m sam.relock`, after a version in requirements.txt has changed.
+"""Makes the lock files of the layers again, after a version in requirements.txt has changed.
+
+    python -m sam.build.relock
 
 It downloads every wheel of every offered runtime and architecture, some 600 MB.
 """
@@ -12,13 +14,13 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from sam.contents import CONTENTS
+from sam.build.contents import CONTENTS
+from sam.build.pins import GPU, Pin, dump, lock_file
+from sam.build.wheels import download
 from sam.options import ARCHITECTURES, RUNTIMES
-from sam.pins import GPU, Pin, dump, lock_file
-from sam.wheels import download
 
 _GPU_RUNTIME, _GPU_ARCHITECTURE = "onnxruntime-gpu", "x86_64"
-_REQUIREMENTS = Path(__file__).parents[1] / "requirements.txt"
+_REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
 
 
 def versions() -> dict[str, str]:

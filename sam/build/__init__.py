@@ -1,0 +1,1 @@
+"""What `serfer package` writes: layers, wheels, a bill of materials, and the record of it."""

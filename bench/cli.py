@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.instance_cli import instance
-from bench.route_cli import route
-from bench.simulator_cli import policies, simulator
-from bench.stamp import make_stamp
+from bench.core.stamp import make_stamp
+from bench.policies.simulator_cli import policies, simulator
+from bench.serving.instance_cli import instance
+from bench.serving.route_cli import route
 from serfer.cli import display
 from serfer.cli.options import (
     JsonOption,
@@ -32,8 +32,8 @@ from serfer.core.structure import unstructure
 from serfer.settings import load_settings
 
 if TYPE_CHECKING:
-    from bench.results import Result
-    from bench.rows import Row
+    from bench.core.rows import Row
+    from bench.load.results import Result
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
 bench_app.command()(instance)
@@ -52,7 +52,7 @@ def overhead(
     as_json: JsonOption = False,
 ) -> None:
     """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
-    from bench.overhead import measure  # noqa: PLC0415 - only this command needs it
+    from bench.pipeline.overhead import measure  # noqa: PLC0415 - only this command needs it
     from serfer.pipeline.reference import unsplit  # noqa: PLC0415 - same
 
     directory = plan_directory(plan, model or (None if plan else "alexnet"))
@@ -77,7 +77,7 @@ def service(
     as_json: JsonOption = False,
 ) -> None:
     """Price the HTTP service against the pipeline, and the balancer against one driver; overload it (docs/api.md)."""
-    from bench.service import Doses, measure, text  # noqa: PLC0415 - only this command needs it
+    from bench.serving.service import Doses, measure, text  # noqa: PLC0415 - only this command needs it
 
     directory = plan_directory(plan, model or (None if plan else "alexnet"))
     with status_line() as progress:
@@ -98,7 +98,7 @@ def flood(
     as_json: JsonOption = False,
 ) -> None:
     """Flood the HTTP service with clients that never wait; exit with 1 where it misses a criterion (docs/api.md)."""
-    from bench.flood import lines, measure  # noqa: PLC0415 - only this command needs it
+    from bench.serving.flood import lines, measure  # noqa: PLC0415 - only this command needs it
 
     directory = plan_directory(plan, model or (None if plan else "alexnet"))
     with status_line() as progress:
@@ -119,14 +119,14 @@ def flood(
 
 @bench_app.command()
 def orchestration(
-    plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "alexnet",
+    plan: Annotated[str, typer.Option(help="A fixed plan (bench/core/plans.py).")] = "alexnet",
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 15,
     workers: Annotated[int, typer.Option(min=1, help="Single-threaded workers, and threads.")] = 2,
     at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Elapsed time of a query through the pipeline against the same tiles on threads of one process."""
-    from bench.orchestration import measure, text  # noqa: PLC0415 - only this command needs it
+    from bench.pipeline.orchestration import measure, text  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = measure(plan, load_settings(), rounds, workers, progress)
@@ -140,13 +140,13 @@ def orchestration(
 
 @bench_app.command()
 def scaling(
-    plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "vgg16-448",
+    plan: Annotated[str, typer.Option(help="A fixed plan (bench/core/plans.py).")] = "vgg16-448",
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 9,
     workers: Annotated[int, typer.Option(min=2, help="Single-threaded workers.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
     """Elapsed time of a query over several single-threaded workers against one, orchestration included."""
-    from bench.orchestration import measure_scaling, scaling_text  # noqa: PLC0415 - only this command needs it
+    from bench.pipeline.orchestration import measure_scaling, scaling_text  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = measure_scaling(plan, load_settings(), rounds, workers, progress)
@@ -158,13 +158,13 @@ def scaling(
 
 @bench_app.command()
 def driver(
-    plan: Annotated[str, typer.Option(help="A fixed plan (bench/plans.py).")] = "alexnet",
+    plan: Annotated[str, typer.Option(help="A fixed plan (bench/core/plans.py).")] = "alexnet",
     queries: Annotated[int, typer.Option(min=1, help="Queries of the burst.")] = 1000,
     as_json: JsonOption = False,
 ) -> None:
     """What the driver costs by itself: a burst over functions that do nothing, against the bare client and boto3."""
-    from bench.invokes import measure, text  # noqa: PLC0415 - only this command needs it
-    from bench.plans import bench_plan  # noqa: PLC0415 - same
+    from bench.core.plans import bench_plan  # noqa: PLC0415 - same
+    from bench.pipeline.driver_overhead import measure, text  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = measure(bench_plan(plan, load_settings(), progress), queries, progress)
@@ -186,7 +186,7 @@ def inflation(
     as_json: JsonOption = False,
 ) -> None:
     """Count what halos cost: multiply-accumulates over all tiles against the unsplit network."""
-    from bench.inflation import measure  # noqa: PLC0415 - only this command needs it
+    from bench.planner.inflation import measure  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = measure(model, size, grid, groups, load_settings().facts(), progress)
@@ -205,8 +205,8 @@ def networks(
     as_json: JsonOption = False,
 ) -> None:
     """Split public architectures on 2x2 tiles and say what became of each (docs/networks.md); needs timm."""
-    from bench.networks import chosen, measure, networks_table  # noqa: PLC0415 - only this command needs it
-    from bench.networks import write as write_tables  # noqa: PLC0415 - same
+    from bench.planner.networks import chosen, measure, networks_table  # noqa: PLC0415 - only this command needs it
+    from bench.planner.networks import write as write_tables  # noqa: PLC0415 - same
 
     if write and only:
         raise UsageError("--write writes the whole table: leave --only out")
@@ -234,7 +234,7 @@ def gap_bench(
     as_json: JsonOption = False,
 ) -> None:
     """Train small networks on real digits, replace their heads by global average pooling, and compare."""
-    from bench.gap import measure  # noqa: PLC0415 - only this command needs it
+    from bench.planner.gap import measure  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = measure(data, range(seeds), progress)
@@ -262,8 +262,8 @@ def planner(
     as_json: JsonOption = False,
 ) -> None:
     """Compare our plans with Gillis's planner and with one function, all at the same predicted prices."""
-    from bench import planner as versus  # noqa: PLC0415 - only this command needs it
     from bench.baselines.gillis import Options  # noqa: PLC0415 - same
+    from bench.planner import planner as versus  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = versus.measure(
@@ -300,7 +300,7 @@ def breakeven(
     if here:
         _breakeven_here(model, size, as_markdown=as_markdown, as_json=as_json)
         return
-    from bench import breakeven as sweep  # noqa: PLC0415 - only this command needs it
+    from bench.planner import breakeven as sweep  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = sweep.measure(
@@ -314,7 +314,7 @@ def breakeven(
 
 
 def _breakeven_here(model: list[str] | None, size: list[int] | None, *, as_markdown: bool, as_json: bool) -> None:
-    from bench import breakeven_here as race  # noqa: PLC0415 - only this command needs it
+    from bench.planner import breakeven_here as race  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = race.measure(load_settings(), model or race.NETWORKS, size or race.SIZES, progress=progress)
@@ -336,7 +336,7 @@ def prediction(
     as_json: JsonOption = False,
 ) -> None:
     """Compare the stage latencies that the planner predicts with those measured on this machine."""
-    from bench import prediction as judged  # noqa: PLC0415 - only this command needs it
+    from bench.planner import prediction as judged  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = judged.measure(load_settings().profiles(profiles), model or judged.HELD_OUT, progress)
@@ -355,12 +355,12 @@ SystemOption = Annotated[
     list[str] | None,
     typer.Option(
         help="serfer, unshared (queries never share invocations), function (one function for all), unsplit (ONNX "
-        "Runtime on all processors), serfer-published, serfer-repaired or gillis (see bench/systems.py); may be "
+        "Runtime on all processors), serfer-published, serfer-repaired or gillis (see bench/load/systems.py); may be "
         "repeated. By default serfer and unsplit."
     ),
 ]
 NetworkOption = Annotated[
-    str | None, typer.Option("--model", help="A fixed plan of bench/plans.py, or else a model of the zoo.")
+    str | None, typer.Option("--model", help="A fixed plan of bench/core/plans.py, or else a model of the zoo.")
 ]
 LoadWorkersOption = Annotated[
     str, typer.Option("--workers", help="local: processes; inprocess: threads; null: answer, and compute nothing.")
@@ -403,8 +403,8 @@ def burst(
     as_json: JsonOption = False,
 ) -> None:
     """Send all queries at once to each system, in turn, and measure each one's latency."""
-    from bench.burst import Burst  # noqa: PLC0415 - only this command needs it
-    from bench.offer import Choice, measure  # noqa: PLC0415 - same
+    from bench.load.burst import Burst  # noqa: PLC0415 - only this command needs it
+    from bench.load.offer import Choice, measure  # noqa: PLC0415 - same
 
     times = (service_ms, warm_up, patience_s, deadline_ms / 1000)
     choice = Choice(model, plan, system, rounds, workers, concurrency, order, *times)
@@ -434,8 +434,8 @@ def uniform(
     as_json: JsonOption = False,
 ) -> None:
     """Send queries at a rate to each system, in turn, whatever becomes of those before, and measure latencies."""
-    from bench.offer import Choice, measure  # noqa: PLC0415 - only this command needs it
-    from bench.uniform import Uniform  # noqa: PLC0415 - same
+    from bench.load.offer import Choice, measure  # noqa: PLC0415 - only this command needs it
+    from bench.load.uniform import Uniform  # noqa: PLC0415 - same
 
     times = (service_ms, warm_up, patience_s, deadline_ms / 1000)
     choice = Choice(model, plan, system, rounds, workers, concurrency, order, *times)
@@ -446,8 +446,8 @@ def uniform(
 
 def _show_load(found: Result, *, as_json: bool) -> None:
     """Print a load's result; raises QueryError where a query failed, so that scripts notice."""
-    from bench.planner import aligned  # noqa: PLC0415 - the command line starts fast
-    from bench.rounds import HEAD, remarks, rows  # noqa: PLC0415 - same
+    from bench.load.rounds import HEAD, remarks, rows  # noqa: PLC0415 - same
+    from bench.planner.planner import aligned  # noqa: PLC0415 - the command line starts fast
 
     if as_json:
         print_json(unstructure(found))
@@ -466,8 +466,8 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether B differs from A, system by system: the paired rounds' difference, with its interval."""
-    from bench import compare as judge  # noqa: PLC0415 - only this command needs it
-    from bench.results import read_result  # noqa: PLC0415 - same
+    from bench.core import compare as judge  # noqa: PLC0415 - only this command needs it
+    from bench.load.results import read_result  # noqa: PLC0415 - same
 
     one, other = read_result(before), read_result(after)
     found = judge.compare(one, other, confidence)
@@ -494,7 +494,7 @@ def stores(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the round trips and bandwidth of stores: put, get, get_many and delete, by size."""
-    from bench import stores as measuring  # noqa: PLC0415 - only this command needs it
+    from bench.pipeline import stores as measuring  # noqa: PLC0415 - only this command needs it
 
     with status_line() as progress:
         found = measuring.measure(store, size or measuring.SIZES, rounds, progress)
@@ -513,7 +513,7 @@ def engines(
     as_json: JsonOption = False,
 ) -> None:
     """Compare the engines, and handing on inline, through Redis and through S3 (with its latency injected)."""
-    from bench import engines as measuring  # noqa: PLC0415 - only this command needs it
+    from bench.pipeline import engines as measuring  # noqa: PLC0415 - only this command needs it
 
     unknown = set(driver or ()) - {*measuring.ENGINES}
     if unknown:
@@ -533,8 +533,8 @@ def micro(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the parts of the hot path on a plan: processor time, and bytes that each allocates."""
-    from bench import micro as measuring  # noqa: PLC0415 - only this command needs it
-    from bench.offer import network  # noqa: PLC0415 - same
+    from bench.load.offer import network  # noqa: PLC0415 - same
+    from bench.pipeline import micro as measuring  # noqa: PLC0415 - only this command needs it
 
     settings = load_settings()
     with status_line() as progress:
@@ -561,7 +561,7 @@ def chaos_bench(
     as_json: JsonOption = False,
 ) -> None:
     """Kill workers, driver and store, refuse, double and delay invocations while queries run: nothing may be lost."""
-    from bench import chaos  # noqa: PLC0415 - only this command needs it
+    from bench.chaos import chaos  # noqa: PLC0415 - only this command needs it
 
     scenarios = chaos.chosen(only, driver, store)
     with status_line() as progress:
@@ -573,7 +573,7 @@ def chaos_bench(
 
 
 def _show_table(found: Sequence[Row], directory: Path | None, *, as_json: bool) -> None:
-    from bench.rows import report  # noqa: PLC0415 - the command line starts fast
+    from bench.core.rows import report  # noqa: PLC0415 - the command line starts fast
 
     report(found, make_stamp(sys.argv[1:], datetime.now(UTC)), directory, as_json=as_json)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench.baselines.handlers.objects import Array
 from bench.baselines.poll_driver import PollDriver
-from bench.frames import pipe_of, read_frame, write_frame
+from bench.core.frames import pipe_of, read_frame, write_frame
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import QueryError
 from serfer.core.plan import load_plan

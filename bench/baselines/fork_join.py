@@ -53,7 +53,7 @@ def held_groups(plan: Plan, master_mb: int) -> list[tuple[int, int]]:
 
 
 class ForkJoin:
-    """A system under load (bench/systems.py): `in_flight` threads each have the master answer a query.
+    """A system under load (bench/load/systems.py): `in_flight` threads each have the master answer a query.
 
     By default there are as many as never have an invocation refused, and the master has the memory of the plan's
     largest function. Raises what opening a pipeline raises.

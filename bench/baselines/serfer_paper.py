@@ -27,7 +27,7 @@ from serfer.settings import Settings
 
 
 class SerFerPaper:
-    """A system under load (bench/systems.py) with one driver process for each of `in_flight` queries.
+    """A system under load (bench/load/systems.py) with one driver process for each of `in_flight` queries.
 
     By default there are as many as never have an event refused. Raises what opening a pipeline raises.
     """

@@ -16,9 +16,9 @@ from serfer.core.cost import HOURS_A_MONTH, PlanPrice, latency
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:
-    from bench.gap import GapResult
-    from bench.inflation import Inflation
-    from bench.overhead import Overhead
+    from bench.pipeline.overhead import Overhead
+    from bench.planner.gap import GapResult
+    from bench.planner.inflation import Inflation
     from sam.cost.bill import Bill
     from sam.cost.fixed import Line
     from sam.deployment import Deployment

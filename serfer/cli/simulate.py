@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from bench.stamp import this_machine
+from bench.core.stamp import this_machine
 from serfer.cli import display
 from serfer.cli.options import JsonOption, opened, print_json, status_line
 from serfer.cli.terminal import err, out

@@ -6,7 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from bench.results import read_result
+from bench.load.results import read_result
 from serfer.cli.main import app
 from serfer.core.errors import InputError, PlanError, QueryError, UsageError
 from tests.e2e.small import split_small

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.breakeven_here import Measured, _Roomy, markdown, table
+from bench.planner.breakeven_here import Measured, _Roomy, markdown, table
 from serfer.core.aws import shipped_aws
 
 

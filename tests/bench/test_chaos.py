@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench import chaos
-from bench.account import Account, Reply
-from bench.chaos_outcome import Demands, Played, not_played, outcome
-from bench.chaos_plan import chaos_plan, through_store
-from bench.crowd import Crowd, TwoDrivers
-from bench.load import WRONG, Sent
-from bench.scene import Left
+from bench.chaos import chaos
+from bench.chaos.clients import Crowd, TwoDrivers
+from bench.chaos.outcome import Demands, Played, not_played, outcome
+from bench.chaos.plans import chaos_plan, through_store
+from bench.chaos.testbed import Left
+from bench.load.account import Account, Reply
+from bench.load.load import WRONG, Sent
 from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.inline import inline_stages

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.compare import compare, difference, table, warnings
-from bench.load import Sent
-from bench.results import Log
+from bench.core.compare import compare, difference, table, warnings
+from bench.load.load import Sent
+from bench.load.results import Log
 from serfer.core.errors import InputError
 from tests.bench.test_results import log, result
 

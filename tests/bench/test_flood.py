@@ -5,8 +5,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from bench import flood, overload
-from bench.flood import Flood
+from bench.serving import flood, overload
+from bench.serving.flood import Flood
 
 PATIENCE = 30.0
 

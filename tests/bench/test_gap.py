@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bench import gap
+from bench.planner import gap
 from serfer.core.errors import ModelError
 
 

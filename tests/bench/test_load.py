@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import arrivals
-from bench.load import NO_ANSWER, WRONG, Clock, Question, offer
-from bench.processes import held
-from bench.results import Totals
-from bench.rounds import Plan, measure_rounds
+from bench.core.processes import held
+from bench.load import arrivals
+from bench.load.load import NO_ANSWER, WRONG, Clock, Question, offer
+from bench.load.results import Totals
+from bench.load.rounds import Plan, measure_rounds
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import TaskFailedError, UnavailableError, UsageError
 

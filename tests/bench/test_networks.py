@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.networks import NETWORKS, Network, is_exact, measure, networks_table, operators_table, section
+from bench.planner.networks import NETWORKS, Network, is_exact, measure, networks_table, operators_table, section
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()
 ROWS = section(DOCUMENT, "networks").splitlines()[2:]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from bench import orchestration
-from bench.invokes import measure, text
-from bench.plans import PLANS, bench_plan
-from bench.threads import Threads
+from bench.core.plans import PLANS, bench_plan
+from bench.pipeline import orchestration
+from bench.pipeline.driver_overhead import measure, text
+from bench.pipeline.threads import Threads
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.pipeline.reference import unsplit

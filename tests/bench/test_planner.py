@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench import breakeven
-from bench import planner as versus
 from bench.baselines.gillis import Options
-from bench.planner import FASTEST, Comparisons, Network, Point, Versus
+from bench.planner import breakeven
+from bench.planner import planner as versus
+from bench.planner.planner import FASTEST, Comparisons, Network, Point, Versus
 from serfer.cli.main import app
 from serfer.core.aws import shipped_aws
 from serfer.core.plan import PackageLimit

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.prediction import HELD_OUT, Prediction, StagePrediction, measure, table
+from bench.planner.prediction import HELD_OUT, Prediction, StagePrediction, measure, table
 from serfer.core.errors import UnavailableError
 from serfer.core.profile import shipped_profiles
 from splitter.profiling import profile

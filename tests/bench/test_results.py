@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.load import Sent
-from bench.processes import Held
-from bench.results import (
+from bench.core.processes import Held
+from bench.core.stamp import make_stamp
+from bench.load.load import Sent
+from bench.load.results import (
     FORMAT,
     Log,
     Result,
@@ -22,9 +23,8 @@ from bench.results import (
     read_result,
     write_result,
 )
-from bench.rounds import HEAD, remarks, rows, summaries
-from bench.stamp import make_stamp
-from bench.uniform import Uniform
+from bench.load.rounds import HEAD, remarks, rows, summaries
+from bench.load.uniform import Uniform
 from serfer.core.errors import InputError, UsageError
 from serfer.pictures.draw_latency import latency_scene
 from serfer.pictures.latency import Curve, thinned

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.route import Experiment, _End, _outcome, _Seen, _steps, draw
+from bench.serving.route import Experiment, _End, _outcome, _Seen, _steps, draw
 from tests.e2e.conftest import cache, plan, serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.test_routing import scenario  # noqa: F401 - same
 

@@ -18,7 +18,7 @@ from bench.baselines.handlers.lambda_layer import run_task
 from bench.baselines.handlers.objects import View, decode, encode
 from bench.baselines.handlers.payload import from_json, to_json
 from bench.baselines.poll_driver import POLLS_BEFORE_RETRY, PollDriver
-from bench.systems import SYSTEMS, Ours, open_system
+from bench.load.systems import SYSTEMS, Ours, open_system
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from bench.processes import held
+from bench.core.processes import held
 from serfer.wiring.open_pipeline import open_pipeline
 from tests.e2e.small import SIZE
 

@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from bench import child
-from bench.instance import Offer, measure, systems
+from bench.core import server_process as child
+from bench.serving.instance import Offer, measure, systems
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service

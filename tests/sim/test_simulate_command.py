@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.policies import markdown
+from bench.policies.policies import markdown
 from serfer.cli.main import app
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError, UsageError

@@ -1,0 +1,1 @@
+"""Bursts of queries while parts of the system fail."""

@@ -1,0 +1,78 @@
+"""The plans of the chaos suite: every stage hands on through the store, so that what befalls the store befalls it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.load.offer import network
+from serfer.core.aws import shipped_aws
+from serfer.core.plan import PLAN_FILE, Plan, dump_plan, load_plan, sealed
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.bundle import code_stamp
+from serfer.settings import Settings
+from splitter.split import split
+
+Progress = Callable[[str], None]
+_MODEL, _SIZE, _GRIDS = "squeezenet", 96, ("2x2", "2x2", "1")
+_STAMPED = ("splitter", "serfer.core")
+
+
+def chaos_plan(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
+    """Return the directory of --plan, of --model or of a small plan of our own, with its stages made to use the store.
+
+    Raises UsageError where both are given, ModelError for an unknown model, PlanError for what is no plan.
+    """
+    chosen = plan is not None or model is not None
+    return through_store(network(model, plan, settings, progress) if chosen else _small(settings, progress), settings)
+
+
+def through_store(directory: Path, settings: Settings) -> Path:
+    """Return a copy of a plan directory, in the cache, whose stages but the last hand on through the store."""
+    plan = load_plan(directory)
+    last = len(plan.stages) - 1
+    paths = ("inline" if number == last else "cache" for number in range(last + 1))
+    stages = tuple(replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True))
+    changed = sealed(replace(plan, stages=stages))
+    target = settings.cache_dir / "plans" / f"stored-{changed.digest[:32]}"
+    if not in_use(target):
+        _copy(directory, changed, target)
+    return target
+
+
+def _copy(directory: Path, plan: Plan, target: Path) -> None:
+    with assembled(target) as fresh:
+        shutil.copytree(directory, fresh, copy_function=_link, dirs_exist_ok=True)
+        (fresh / PLAN_FILE).unlink()  # it is the other plan's own file too
+        (fresh / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file a second name; copy it where it lies on another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _small(settings: Settings, progress: Progress) -> Path:
+    target = settings.cache_dir / "plans" / f"chaos-{_MODEL}-{_SIZE}-{code_stamp(_STAMPED)}"
+    if not in_use(target):
+        progress(f"splitting {_MODEL} at {_SIZE} px, once: the plan stays in {target.parent}")
+        with assembled(target) as fresh:
+            example = np.zeros((1, 3, _SIZE, _SIZE), dtype=np.float32)
+            split(
+                _MODEL,
+                example,
+                fresh,
+                grids=list(_GRIDS),
+                memory_mb=shipped_aws().functions.memory_per_vcpu,
+                precision="fp32",
+                gap="never",
+            )
+    return target

@@ -1,0 +1,265 @@
+"""What a chaos scenario plays on: a Redis, a Lambda service, workers and a driver of its own, and ways to hurt them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+from numpy.typing import NDArray
+
+from bench.chaos.remote_driver import Configuration, DriverApart
+from bench.core.processes import descendants, processor_s
+from bench.load.account import Reply, reply_of
+from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
+from serfer.local.lambda_.access import fetch, random_access
+from serfer.local.lambda_.faults import Faults
+from serfer.local.lambda_.runtime import BOOTSTRAP
+from serfer.local.lambda_.service import COUNTS
+from serfer.local.server import free_port
+from serfer.local.servers.redis import RedisServer
+from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.pipeline import Pipeline, Result
+from serfer.settings import Settings, access_setting
+from serfer.wiring.open_pipeline import open_pipeline
+
+_KEYS = "serfer:*"
+_MOST_BYTES = 1 << 20
+_ANSWER_S = 10.0
+_TRIES = 8
+_MS_PER_S = 1000.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under what queries run: faults of the service, a driver (empty: any), what `wrap` makes of the store's URL."""
+
+    faults: Faults | None = None
+    driver: str = ""
+    hedge: bool = True
+    wrap: Callable[[str], str] = str
+
+
+@dataclass(frozen=True)
+class Left:
+    """Keys in the store: how many, how many of them for ever, and the longest that one of the others has to live."""
+
+    keys: int
+    forever: int
+    longest_s: float
+
+
+class OwnRedis:
+    """A Redis server that can be killed and started again, empty, at the same URL."""
+
+    def __init__(self) -> None:
+        self._loop = LoopThread()  # servers die with the thread that starts them
+        try:
+            self._server = self._loop.wait(_started(RedisServer))
+        except BaseException:
+            self._loop.close()
+            raise
+        self.url = self._server.url
+
+    def restart(self) -> None:
+        """Kill the server as `kill -9` does, and start another."""
+        port = int(self.url.rpartition(":")[2].partition("/")[0])
+        password = self.url.removeprefix("redis://:").partition("@")[0]
+        os.kill(self._server.pid, signal.SIGKILL)
+        self._server.stop()
+        self._server = self._loop.wait(_started(lambda: RedisServer(port, password)))
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._server.stop()
+        self._loop.close()
+
+
+async def _started(build: Callable[[], RedisServer]) -> RedisServer:
+    return build()
+
+
+class Scene:
+    """A pipeline on parts of its own, as a context manager that leaves none of them; `store` is used instead of ours.
+
+    Raises UsageError for a store whose keys cannot be listed, and whatever opening a pipeline raises.
+    """
+
+    def __init__(
+        self, directory: Path, conditions: Conditions, settings: Settings, store: str | None, deadline_s: float
+    ) -> None:
+        if store is not None and not store.startswith(("redis://", "rediss://")):
+            raise UsageError("--store must be redis:// or rediss://, whose keys can be listed")
+        self._before = {*descendants()}
+        self._parts = ExitStack()
+        self._deadline_s = deadline_s
+        self._directory = directory
+        self._driver = conditions.driver
+        self._start_s = 0.0  # processor seconds of a worker until it has answered once
+        self._random = random.Random(0)  # noqa: S311 - whom it hits is no secret
+        self._access = settings.signing_access() or random_access()
+        known = {"local_port": settings.local_port or free_port(), "local_access": access_setting(self._access)}
+        self._settings = settings.model_copy(update=known)
+        with ExitStack() as parts:
+            self._redis = None if store else OwnRedis()
+            if self._redis:
+                parts.callback(self._redis.close)
+            self._url = self._redis.url if self._redis else str(store)
+            self._keys: Any = parts.enter_context(redis.Redis.from_url(self._url))
+            self._strangers = {*self._listed()}
+            self._wrapped = conditions.wrap(self._url)
+            self._pipeline = self._open(conditions)
+            parts.callback(self._pipeline.close)
+            self._parts = parts.pop_all()
+
+    def _open(self, conditions: Conditions) -> Pipeline:
+        """Open the pipeline; a store that fails now and then may fail just then, so try again."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return open_pipeline(
+                    self._directory,
+                    store=self._wrapped,
+                    workers="local",
+                    driver=conditions.driver,
+                    hedge=conditions.hedge,
+                    faults=conditions.faults,
+                    settings=self._settings,
+                )
+            except StoreUnavailableError:
+                if not tries_left:
+                    raise
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks a query has."""
+        return sum(len(stage.tiles) for stage in self._pipeline.plan.stages)
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are that were not there before."""
+        return len({*descendants()} - self._before)
+
+    def ask(self, batch: NDArray[Any]) -> Future[Reply]:
+        """Start a query; cancelling it cancels its stages."""
+        answer: Future[Reply] = Future()
+        query = self._pipeline.submit(batch, deadline_s=self._deadline_s)
+        query.add_done_callback(lambda done: _pass_on(done, answer))
+        answer.add_done_callback(lambda given: given.cancelled() and query.cancel())
+        return answer
+
+    def counts(self) -> dict[str, Any]:
+        """Return what the Lambda service says of itself; raises UnavailableError where it does not."""
+        try:
+            counts: dict[str, Any] = json.loads(fetch(self._endpoint, COUNTS, self._access, _ANSWER_S, _MOST_BYTES))
+        except (OSError, HTTPException) as error:
+            raise UnavailableError(f"the Lambda service at {self._endpoint} does not tell its counts") from error
+        return {**counts, "invocations": sum(counts["invocations"].values())}
+
+    @property
+    def _endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._settings.local_port}"
+
+    def warm_up(self) -> None:
+        """Start as many workers as invocations fit at once, for the functions of the stages with most tiles."""
+        most = max(len(stage.tiles) for stage in self._pipeline.plan.stages)
+        self._pipeline.warm(max(1, self._settings.local_concurrency // most))
+        self._start_s = min(map(processor_s, self._workers()), default=0.0)
+
+    @staticmethod
+    def _workers() -> list[int]:
+        return [process for process in descendants() if _is_worker(process)]
+
+    def another_driver(self) -> DriverApart:
+        """Start a driver in a process of its own, on the same store and Lambda service."""
+        return DriverApart(
+            Configuration(
+                *(str(self._directory), self._wrapped, self._driver, self._endpoint),
+                *(self._access.key_id, self._access.secret),
+                *(self._settings.local_concurrency, self._deadline_s),
+            )
+        )
+
+    def kill_workers(self, count: int) -> int:
+        """Kill this many workers as `kill -9` does, those that compute first; return how many there were to kill.
+
+        Workers that are still starting are spared. A task whose worker was killed waits in one of them, which computes
+        longer than any other: it would be killed again, and three failures of a task end its query (serfer.core.run).
+        """
+        states = {worker: _state(worker) for worker in self._workers() if processor_s(worker) >= self._start_s}
+        chosen = sorted(states, key=lambda worker: (states[worker] != _RUNNING, self._random.random()))[:count]
+        for worker in chosen:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        return len(chosen)
+
+    def restart_store(self) -> None:
+        """Kill the store and start it again, empty; raises UsageError where it is not ours."""
+        if self._redis is None:
+            raise UsageError("a store of --store cannot be restarted: leave --store out, or restarted out of --only")
+        self._redis.restart()
+
+    def close_pipeline(self) -> None:
+        """Stop workers, service and driver, and delete what queries have left in the store."""
+        self._pipeline.close()
+
+    def left(self) -> Left:
+        """Look at the keys in the store that were not there before."""
+        ttls = [ttl for key in self._listed() if key not in self._strangers and (ttl := self._keys.pttl(key)) != _GONE]
+        return Left(len(ttls), ttls.count(_FOR_EVER), max([0, *ttls]) / _MS_PER_S)
+
+    def _listed(self) -> list[bytes]:
+        try:
+            return [*self._keys.scan_iter(match=_KEYS, count=1000)]
+        except redis.RedisError:
+            raise UnavailableError(
+                "the keys of --store cannot be listed: is it there, is its password right?"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._parts.close()
+
+
+_RUNNING = "R"  # or waiting for a processor
+_FOR_EVER, _GONE = -1, -2  # what PTTL answers for a key without a time to live, and for none
+
+
+def _pass_on(done: Future[Result], answer: Future[Reply]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    if done.cancelled():
+        answer.set_exception(UnavailableError("the query was cancelled"))
+    elif error := done.exception():
+        answer.set_exception(error)
+    else:
+        answer.set_result(reply_of(done.result()))
+
+
+def _is_worker(process: int) -> bool:
+    try:
+        return str(BOOTSTRAP).encode() in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has just ended
+
+
+def _state(process: int) -> str:
+    """Return a process's state in the kernel's letter, empty for one that has just ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,161 @@
+"""Whether two results of the same load differ: paired rounds, Student's interval of their mean difference.
+
+Round k of one is paired with round k of the other. The differences of a pair are taken for independent and about
+normal; with the few rounds that a load has, that says more than a bootstrap, whose intervals are then too narrow.
+Results of two runs were not measured in turn: what changed on the machine in between is in the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import mean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from bench.load.results import Result, Round
+from bench.planner.planner import aligned
+from serfer.core.errors import InputError
+
+_LEAST_PAIRS = 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of a system before and after, means of `pairs` rounds, and the interval of after less before.
+
+    `low` and `high` are infinite where there are too few rounds to say.
+    """
+
+    system: str
+    figure: str
+    pairs: int
+    before: float
+    after: float
+    low: float
+    high: float
+
+    @property
+    def real(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return not self.low <= 0 <= self.high
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says, in words."""
+        if self.pairs < _LEAST_PAIRS:
+            return "too few rounds to say"
+        if not self.real:
+            return "no difference shown"
+        return "more" if self.low > 0 else "less"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, which knows no infinity."""
+        values = {**asdict(self), "real": self.real, "verdict": self.verdict}
+        return {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
+
+
+def _p50(one: Round) -> float | None:
+    return one.latency.p50 if one.latency else None
+
+
+def _p99(one: Round) -> float | None:
+    return one.latency.p99 if one.latency else None
+
+
+FIGURES: dict[str, Callable[[Round], float | None]] = {
+    "p50 latency, ms": _p50,
+    "p99 latency, ms": _p99,
+    "answers a second": lambda one: one.throughput,
+    "bytes a query": lambda one: one.bytes_per_query,
+    "failed queries": lambda one: float(one.sent - one.answered),
+}
+
+
+def compare(before: Result, after: Result, confidence: float = 0.95) -> list[Difference]:
+    """Compare what both measured, system by system; two of one system each are compared whatever they are called.
+
+    Raises InputError that names what differs where the work is not the same, or where they share no system.
+    """
+    _check_same_work(before, after)
+    found = []
+    for title, one, other in _systems(before, after):
+        for figure, value in FIGURES.items():
+            pairs = [(value(a), value(b)) for a, b in _paired(before.of(one), after.of(other))]
+            known = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if known:
+                found.append(difference(title, figure, known, confidence))
+    return found
+
+
+def difference(system: str, figure: str, pairs: Sequence[tuple[float, float]], confidence: float) -> Difference:
+    """Return the mean difference of pairs with its interval of Student's distribution."""
+    changes = [after - before for before, after in pairs]
+    reach = math.inf
+    if len(pairs) >= _LEAST_PAIRS:
+        quantile = float(student.ppf((1 + confidence) / 2, len(pairs) - 1))
+        reach = quantile * stdev(changes) / math.sqrt(len(pairs))
+    befores, afters = zip(*pairs, strict=True)
+    middle = mean(changes)
+    return Difference(system, figure, len(pairs), mean(befores), mean(afters), middle - reach, middle + reach)
+
+
+def _check_same_work(before: Result, after: Result) -> None:
+    for field in fields(before.work):
+        mine, theirs = getattr(before.work, field.name), getattr(after.work, field.name)
+        if mine != theirs:
+            raise InputError(f"the results are of different work: {field.name} is {mine!r} in A and {theirs!r} in B")
+
+
+def _systems(before: Result, after: Result) -> list[tuple[str, str, str]]:
+    """Return the systems to compare: what to call the pair, its name before, its name after."""
+    if len(before.systems) == len(after.systems) == 1 and before.systems != after.systems:
+        [one], [other] = before.systems, after.systems
+        return [(f"{one} / {other}", one, other)]
+    common = [name for name in before.systems if name in after.systems]
+    if not common:
+        raise InputError(
+            f"the results share no system: A has {', '.join(before.systems)}, B has {', '.join(after.systems)}"
+        )
+    return [(name, name, name) for name in common]
+
+
+def _paired(before: Sequence[Round], after: Sequence[Round]) -> list[tuple[Round, Round]]:
+    others = {one.round: one for one in after}
+    return [(one, others[one.round]) for one in before if one.round in others]
+
+
+def warnings(before: Result, after: Result) -> list[str]:
+    """Say what makes a comparison doubtful: other machines, other versions of packages, other rounds."""
+    found = []
+    if before.stamp.machine != after.stamp.machine:
+        found.append(f"A and B are of different machines: {before.stamp.machine} and {after.stamp.machine}")
+    theirs = {one.package: one.version for one in after.stamp.versions}
+    found += [
+        f"A ran {one.package} {one.version}, B {theirs[one.package]}"
+        for one in before.stamp.versions
+        if theirs.get(one.package, one.version) != one.version
+    ]
+    counts = [{len(each.of(name)) for name in each.systems} for each in (before, after)]
+    if counts[0] != counts[1]:
+        found.append("A and B have different numbers of rounds; those that both have are compared")
+    return found
+
+
+_HEAD = ("system", "figure", "A", "B", "B less A", "interval", "of A", "rounds", "verdict")
+
+
+def table(found: Sequence[Difference], confidence: float) -> str:
+    """Write the differences as text."""
+    lines = aligned(_HEAD, [_row(each) for each in found])
+    return "\n".join([*lines, f"{confidence:.1%} Student intervals of the mean difference over paired rounds"])
+
+
+def _row(one: Difference) -> tuple[str, ...]:
+    change = one.after - one.before
+    share = f"{change / one.before:+.1%}" if one.before else "-"
+    interval = f"{one.low:+,.4g} to {one.high:+,.4g}" if math.isfinite(one.low) else "unknown"
+    figures = (f"{one.before:,.4g}", f"{one.after:,.4g}", f"{change:+,.4g}")
+    return (one.system, one.figure, *figures, interval, share, str(one.pairs), one.verdict)

@@ -1,0 +1,73 @@
+"""A Lambda service whose functions do nothing: every task is answered at once with a report of the right shape.
+
+`python -m bench.core.null_service PLAN_DIRECTORY` prints its URL and serves until its standard input ends. It is a
+process of its own, so that what is measured beside it is the driver's and the client's time alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.core.null_workers import null_output
+from serfer.core.counts import StoreCounts
+from serfer.core.plan import Plan, load_plan
+from serfer.core.wire import Report, Task, decode_task, encode_report
+from serfer.local.lambda_.http1 import Exchange, HttpServer
+
+_MOST_BYTES = 6 << 20
+
+
+class NullService:
+    """Answers invocations of a plan's tasks; outputs that ride along are zeros."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._answers: dict[tuple[int, int, int, bool], bytes] = {}
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one invocation."""
+        task = decode_task(json.loads(exchange.body))
+        if task.stage == len(self._plan.stages) - 1:  # its checksum is the query's own
+            exchange.reply(200, self._answer(task))
+            return
+        key = (task.stage, task.tile, task.batch, task.inline)
+        if key not in self._answers:
+            self._answers[key] = self._answer(task)
+        exchange.reply(200, self._answers[key])
+
+    def _answer(self, task: Task) -> bytes:
+        output = null_output(self._plan, task) if task.inline else None
+        report = Report("null", 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, StoreCounts(), output)
+        return json.dumps(encode_report(report)).encode()
+
+
+@contextmanager
+def null_service(directory: Path) -> Iterator[str]:
+    """Run the service in a process of its own and give its URL."""
+    command = [sys.executable, "-m", "bench.core.null_service", str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError("both are pipes")
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+async def _serve(directory: Path) -> None:
+    server = HttpServer(NullService(load_plan(directory)).handle, lambda _: _MOST_BYTES)
+    port = server.listen("127.0.0.1")
+    sys.stdout.write(f"http://127.0.0.1:{port}\n")
+    sys.stdout.flush()
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1])))

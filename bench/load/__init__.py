@@ -1,0 +1,1 @@
+"""Systems under load, side by side: bursts and steady rates."""

@@ -1,0 +1,170 @@
+"""What is put under load, side by side: a plan through our driver, and what competes with it.
+
+| system     | what it is                                                                              |
+|------------|-----------------------------------------------------------------------------------------|
+| `serfer`   | the plan, through the push driver                                                       |
+| `unshared` | the same, but no two queries ever share an invocation                                   |
+| `function` | the same network as one function with the same memory, through the same driver          |
+| `unsplit`  | ONNX Runtime busy on every processor of this process: the machine's own limit           |
+| others     | the baselines of bench/load/systems.py                                                       |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.core.null_workers import null_pipeline
+from bench.load.load import Question
+from bench.load.piped import Piped, Whole
+from bench.load.systems import SYSTEMS as BASELINES
+from bench.load.systems import System, open_system
+from serfer.cli.terminal import ignore_signals
+from serfer.core.aws import AwsFacts
+from serfer.core.errors import UsageError
+from serfer.core.plan import load_plan
+from serfer.packaging.build_cache import forget_unused, in_use
+from serfer.packaging.bundle import code_stamp
+from serfer.pipeline.pipeline import DEADLINE_S, Pipeline
+from serfer.pipeline.reference import unsplit
+from serfer.settings import Settings
+from serfer.wiring.open_pipeline import open_pipeline
+
+WORKERS = ("inprocess", "local")
+SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"
+SYSTEMS = (SERFER, UNSHARED, FUNCTION, UNSPLIT, *(name for name in BASELINES if name != "ours"))
+ORDERS = ("oldest", "arrival")
+_TITLES = {"oldest": "oldest first", "arrival": "order of arrival"}
+NULL = "null"
+_QUESTIONS = 4
+_ROOMY = 1 << 34
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Set:
+    """How candidates run: `workers` is "local", "inprocess" or "null"; `service_s` is what a null worker takes.
+
+    `concurrency` bounds the invocations under way at once, `orders` say whose turn is next when it is reached, and
+    queries of our own driver have `deadline_s`.
+    """
+
+    workers: str
+    concurrency: int
+    service_s: float = 0.005
+    orders: tuple[str, ...] = ORDERS[:1]
+    deadline_s: float = DEADLINE_S
+
+    def __post_init__(self) -> None:
+        if self.workers not in (*WORKERS, NULL):
+            raise UsageError(f"workers are {', '.join(WORKERS)} or {NULL}, not {self.workers!r}")
+        for order in self.orders:
+            if order not in ORDERS:
+                raise UsageError(f"the order is {' or '.join(ORDERS)}, not {order!r}")
+        if self.workers != NULL and self.orders != ORDERS[:1]:
+            raise UsageError(f"--order {self.orders[-1]} is for --workers {NULL}: other drivers are always fair")
+
+
+@contextmanager
+def opened(
+    names: Sequence[str], directory: Path, chosen: Set, settings: Settings, progress: Progress
+) -> Iterator[list[System]]:
+    """Open systems for a plan directory, `serfer` once for each order of release; all are closed again.
+
+    Raises UsageError for an unknown name, and whatever opening a pipeline raises.
+    """
+    for name in names:
+        if name not in SYSTEMS:
+            raise UsageError(f"systems are {', '.join(SYSTEMS)}, not {name!r}")
+    with ExitStack() as systems:
+        found = []
+        for name in names:
+            progress(f"starting {name}")
+            found += [systems.enter_context(system) for system in _systems(name, directory, chosen, settings, progress)]
+        try:
+            yield found
+        except Exception:
+            raise
+        except BaseException:
+            ignore_signals()  # a second Ctrl-C must not leave the cleaning up half done
+            raise
+
+
+def _systems(name: str, directory: Path, chosen: Set, settings: Settings, progress: Progress) -> Iterator[System]:
+    settings = settings.model_copy(update={"local_concurrency": chosen.concurrency})
+    if name == SERFER:
+        for order in chosen.orders:
+            title = name if chosen.orders == ORDERS[:1] else f"{name}, {_TITLES[order]}"
+            yield Piped(title, _pipeline(directory, chosen, settings, order=order), chosen.deadline_s)
+    elif name == UNSHARED and chosen.workers != NULL:
+        yield Piped(name, _pipeline(directory, chosen, settings, share=False), chosen.deadline_s)
+    elif name == FUNCTION:
+        target = one_function(directory, settings, progress)
+        yield Piped(name, _pipeline(target, chosen, _Roomy(**settings.model_dump())), chosen.deadline_s)
+    elif chosen.workers == NULL:
+        raise UsageError(f"{NULL} workers compute nothing: --system {name} does")
+    elif name == UNSPLIT:
+        yield Whole(name, load_plan(directory), directory)
+    else:
+        yield open_system(name, directory, settings=settings)
+
+
+def _pipeline(
+    directory: Path, chosen: Set, settings: Settings, *, order: str = ORDERS[0], share: bool = True
+) -> Pipeline:
+    if chosen.workers != NULL:
+        return open_pipeline(directory, workers=chosen.workers, share=share, settings=settings)
+    oldest_first = order == ORDERS[0]
+    return null_pipeline(directory, settings, oldest_first=oldest_first, service_s=chosen.service_s)
+
+
+class _Roomy(Settings):
+    """Settings without Lambda's package limit: a large network in one function is a container image."""
+
+    def facts(self) -> AwsFacts:
+        """Return the facts with room for every network."""
+        facts = super().facts()
+        return replace(facts, functions=replace(facts.functions, package_limit=_ROOMY))
+
+
+def one_function(directory: Path, settings: Settings, progress: Progress) -> Path:
+    """Return the plan of a plan directory's network as one function with the memory of its largest stage."""
+    plan = load_plan(directory)
+    target = settings.cache_dir / "plans" / f"whole-{plan.digest[:16]}-{code_stamp(('splitter', 'serfer.core'))}"
+    if not in_use(target):
+        from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
+
+        progress(f"splitting {plan.model} into one function, once: the plan stays in {target.parent}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        size = plan.input.channels, plan.input.height, plan.input.width
+        split(
+            *(str(directory / plan.unsplit.path), np.zeros((1, *size), dtype=np.float32), target),
+            grids=[(1, 1)],
+            memory_mb=max(stage.memory_mb for stage in plan.stages),
+            limit_mb=_ROOMY >> 20,
+            preprocess=plan.preprocess,
+            labels=plan.labels,
+            activation=plan.activation,
+            progress=progress,
+        )
+        forget_unused(target.parent)
+    return target
+
+
+def questions(directory: Path, chosen: Set) -> list[Question]:
+    """Return a few queries of one image each, with the unsplit network's answers unless workers compute nothing."""
+    plan = load_plan(directory)
+    shape, random = plan.input, np.random.default_rng(0)
+    pixels = [
+        random.integers(0, 256, (1, shape.height, shape.width, shape.channels), dtype=np.uint8)
+        for _ in range(_QUESTIONS)
+    ]
+    if chosen.workers == NULL:
+        return [Question(each) for each in pixels]
+    run = unsplit(plan, directory)
+    return [Question(each, run(each)) for each in pixels]

@@ -1,0 +1,121 @@
+"""Our own systems under load: a pipeline whose queries are accounted for, and the network on all processors here."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from bench.load.results import Totals
+from bench.load.systems import Logits, Pixels, System
+from serfer.core.counts import StoreCounts
+from serfer.core.plan import Plan
+from serfer.core.report import QueryReport
+from serfer.pipeline.pipeline import Pipeline, Result
+from serfer.pipeline.reference import unsplit
+
+
+@runtime_checkable
+class Accounting(Protocol):
+    """A system that knows more of its queries than what went through the store."""
+
+    def totals(self) -> Totals:
+        """Return what the queries that were answered have spent."""
+        ...
+
+
+def totals_of(system: System) -> Totals:
+    """Return what a system has spent so far, as far as it says."""
+    if isinstance(system, Accounting):
+        return system.totals()
+    counts = system.counts()
+    return Totals(counts.bytes_put, counts.bytes_get, counts.exists)
+
+
+class Piped:
+    """A pipeline as a system: what its queries spend is added up from their reports; it closes the pipeline."""
+
+    def __init__(self, name: str, pipeline: Pipeline, deadline_s: float) -> None:
+        self.name = name
+        self._deadline_s = deadline_s
+        self._pipeline = pipeline
+        self._lock = Lock()
+        self._counts = StoreCounts()
+        self._totals = Totals(usd=0.0, cold=0, retries=0, hedges=0)
+
+    def submit(self, pixels: Pixels) -> Future[Logits]:
+        """Start a query; cancelling it cancels its stages."""
+        answer: Future[Logits] = Future()
+        query = self._pipeline.submit(pixels, deadline_s=self._deadline_s)
+        query.add_done_callback(lambda done: self._end(done, answer))
+        answer.add_done_callback(lambda given: given.cancelled() and query.cancel())
+        return answer
+
+    def counts(self) -> StoreCounts:
+        """Add up what the queries' reports say of the store."""
+        return self._counts
+
+    def totals(self) -> Totals:
+        """Add up everything that the queries' reports say."""
+        return self._totals
+
+    def _end(self, done: Future[Result], answer: Future[Logits]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            result = done.result()
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - whatever it is, it is the query's end
+            answer.set_exception(error)
+            return
+        with self._lock:
+            self._counts += result.report.store
+            self._totals = _plus(self._totals, result.report)
+        answer.set_result(result.logits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pipeline.close()
+
+
+def _plus(spent: Totals, report: QueryReport) -> Totals:
+    return Totals(
+        bytes_put=spent.bytes_put + report.store.bytes_put,
+        bytes_get=spent.bytes_get + report.store.bytes_get,
+        polls=spent.polls + report.store.exists,
+        usd=(spent.usd or 0.0) + report.cost_usd,
+        cold=(spent.cold or 0) + sum(stage.cold for stage in report.stages),
+        retries=(spent.retries or 0) + report.retries,
+        hedges=(spent.hedges or 0) + report.hedges,
+    )
+
+
+class Whole:
+    """The unsplit network on as many threads as there are processors, each query on one: the machine's own limit."""
+
+    def __init__(self, name: str, plan: Plan, directory: Path) -> None:
+        self.name = name
+        self._run = unsplit(plan, directory)
+        self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="serfer-bench")
+
+    def submit(self, pixels: Pixels) -> Future[Logits]:
+        """Start a query."""
+        return self._threads.submit(self._run, pixels)
+
+    def counts(self) -> StoreCounts:
+        """Return nothing: there is no store."""
+        return StoreCounts()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)

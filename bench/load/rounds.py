@@ -1,0 +1,130 @@
+"""Systems under the same load, in turn, round by round: neighbours in time share what else the machine does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.core.processes import held
+from bench.load.load import Clock, Question, offer
+from bench.load.piped import totals_of
+from bench.load.results import Log, Result, Round, make_round
+from bench.load.systems import System
+from serfer.core.errors import UnavailableError
+
+Progress = Callable[[str], None]
+_MILLION = 1_000_000
+_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How systems are loaded: the arrivals of each round, and how many queries at once warm each system up before."""
+
+    arrivals: tuple[tuple[float, ...], ...]
+    warm_up: int
+    patience_s: float
+
+
+def measure_rounds(
+    systems: Sequence[System],
+    questions: Sequence[Question],
+    plan: Plan,
+    progress: Progress = lambda _: None,
+    clock: Clock | None = None,
+) -> tuple[tuple[Round, ...], tuple[Log, ...]]:
+    """Warm every system up, then load all of them in every round, the first one last in every other round.
+
+    Raises UnavailableError for a system that answers no query of its warm-up: it would measure nothing.
+    """
+    for system in systems:
+        _warm_up(system, questions, plan, progress, clock)
+    rounds, logs = [], []
+    for number, arrivals in enumerate(plan.arrivals):
+        for system in systems if number % 2 == 0 else reversed(systems):
+            tell = _telling(progress, f"round {number + 1} of {len(plan.arrivals)}, {system.name}: ")
+            before, start = totals_of(system), held()
+            sent = offer(system.submit, questions, arrivals, patience_s=plan.patience_s, clock=clock, progress=tell)
+            logs.append(Log(system.name, number, tuple(sent)))
+            rounds.append(make_round(logs[-1], totals_of(system) - before, start, held()))
+    return tuple(rounds), tuple(logs)
+
+
+def _warm_up(
+    system: System, questions: Sequence[Question], plan: Plan, progress: Progress, clock: Clock | None
+) -> None:
+    if not plan.warm_up:
+        return
+    tell = _telling(progress, f"warming up {system.name}: ")
+    ends = offer(
+        system.submit, questions, (0.0,) * plan.warm_up, patience_s=plan.patience_s, clock=clock, progress=tell
+    )
+    if all(end.error for end in ends):
+        raise UnavailableError(f"{system.name} answers no query: {ends[0].error}: {ends[0].message}")
+
+
+def _telling(progress: Progress, prefix: str) -> Progress:
+    return lambda text: progress(prefix + text)
+
+
+HEAD = (
+    *("system", "p50 ms", "p90", "p95", "p99", "max", "p99/p50", "a second", "kB a query", "polls", "$/M"),
+    *("cold", "retries", "hedges", "failed"),
+)
+
+
+def rows(result: Result) -> list[tuple[str, ...]]:
+    """Return a line for each system: medians over rounds; cold starts, retries, hedges and failures of all rounds."""
+    return [_row(system, result.of(system)) for system in result.systems]
+
+
+def _row(system: str, rounds: Sequence[Round]) -> tuple[str, ...]:
+    latencies = [one.latency for one in rounds if one.latency]
+    names = ("p50", "p90", "p95", "p99", "max")
+    times = [f"{median(getattr(one, name) for one in latencies):,.1f}" if latencies else "-" for name in names]
+    tail = f"{median(one.p99 / one.p50 for one in latencies):.2f}" if latencies else "-"
+    dollars = [one.usd_per_query * _MILLION for one in rounds if one.usd_per_query is not None]
+    counts = [[getattr(one, name) for one in rounds] for name in ("cold", "retries", "hedges")]
+    return (
+        system,
+        *times,
+        tail,
+        f"{median(one.throughput for one in rounds):,.1f}",
+        f"{median(one.bytes_per_query for one in rounds) / 1000:,.1f}",
+        f"{median(one.polls_per_query for one in rounds):,.0f}",
+        f"{median(dollars):,.2f}" if dollars else "-",
+        *("-" if None in count else str(sum(count)) for count in counts),
+        str(sum(one.sent - one.answered for one in rounds)),
+    )
+
+
+def summaries(result: Result) -> list[str]:
+    """Return a line for each system, for the key of a picture."""
+    head = HEAD[1:]
+    wanted = ("p50 ms", "p99", "p99/p50", "a second", "failed")
+    lines = (zip(head, row[1:], strict=True) for row in rows(result))
+    texts = [", ".join(f"{name} {value}" for name, value in line if name in wanted) for line in lines]
+    return [f"{system}: {text}" for system, text in zip(result.systems, texts, strict=True)]
+
+
+def remarks(result: Result) -> list[str]:
+    """Say how the load went: what failed and why, how late the client was, and what memory and descriptors did."""
+    work, first, last = result.work, result.rounds[0], result.rounds[-1]
+    load = f"{work.model}: {work.load}; {len(result.of(first.system))} rounds of {work.queries:,} queries after"
+    set_up = f"{result.warm_up} to warm up; {work.workers} workers, at most {work.concurrency} invocations at once"
+    failures = [
+        f"{one.system}, round {one.round + 1}: {why.count:,} x {why.error}: {why.example}"
+        for one in result.rounds
+        for why in one.failures
+    ]
+    late = f"the client sent at most {max(one.lag_ms for one in result.rounds):.1f} ms late (p99)"
+    here = f"driver {_mb(first.start.driver_bytes)} to {_mb(last.end.driver_bytes)} MB"
+    below = f"{first.start.workers} to {last.end.workers} processes below it, {_mb(first.start.workers_bytes)} to"
+    descriptors = f"descriptors {first.start.descriptors} to {last.end.descriptors}"
+    held = f"{late}; {here}; {below} {_mb(last.end.workers_bytes)} MB; {descriptors}"
+    return [f"{load} {set_up}", *failures, held, *result.stamp.lines]
+
+
+def _mb(count: int) -> str:
+    return f"{count / _MB:,.0f}"

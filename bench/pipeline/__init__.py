@@ -1,0 +1,1 @@
+"""What a query costs in the pipeline and in its parts."""

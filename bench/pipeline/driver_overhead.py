@@ -1,0 +1,177 @@
+"""What the driver costs by itself: a burst over functions that do nothing, against the same invocations sent bare.
+
+The tasks of the burst are recorded and sent again: by our client with no pipeline around it, as many at once, for the
+rate; and one after the other by `boto3.client("lambda").invoke`, for the processor time of an invocation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from botocore.credentials import Credentials
+
+from bench.core.null_service import null_service
+from drivers.lambda_http import LambdaInvoker
+from drivers.push import PushDriver
+from serfer.core.errors import SerferError
+from serfer.core.plan import Plan, load_plan
+from serfer.core.run import Failure
+from serfer.core.wire import Crop, Report, Task, encode_task
+from serfer.local.lambda_.function import REGION
+from storage.memory import MemoryStore
+
+_CONCURRENCY = 64
+_BARE = 1000  # invocations through boto3
+_INLINE_LIMIT = 4_400_000
+_DEADLINE_S = 600.0
+_MS_PER_S = 1000
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Invokes:
+    """Invocations a second of a burst and of the bare client, and processor milliseconds an invocation.
+
+    `lost` counts queries without an answer. Payloads are the same in all three, `payload_bytes` on average.
+    """
+
+    plan: str
+    queries: int
+    tasks: int
+    lost: int
+    driver_rate: float
+    client_rate: float
+    driver_ms: float
+    client_ms: float
+    boto3_ms: float
+    payload_bytes: float
+
+    @property
+    def rate(self) -> float:
+        """The burst's share of the bare client's rate."""
+        return self.driver_rate / self.client_rate
+
+    @property
+    def against_boto3(self) -> float:
+        """The driver's and client's processor time of a task, as a share of boto3's."""
+        return self.driver_ms / self.boto3_ms
+
+
+class _Recorder:
+    """Passes tasks on and remembers them."""
+
+    def __init__(self, invoker: LambdaInvoker) -> None:
+        self._invoker = invoker
+        self.tasks: list[tuple[str, Task]] = []
+
+    async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
+        self.tasks.append((function, task))
+        return await self._invoker.invoke(function, task, timeout_s)
+
+    async def close(self) -> None:
+        await self._invoker.close()
+
+
+def measure(directory: Path, queries: int = 1000, progress: Progress = lambda _: None) -> Invokes:
+    """Send a burst of queries at one driver; raises SerferError if the service does not come up."""
+    plan = load_plan(directory)
+    crops = _crops(plan)
+    with null_service(directory) as url:
+        if not url:
+            raise SerferError("the null service did not start")
+        progress("recording what a query sends")
+        recorded = asyncio.run(_record(plan, url, crops))
+        progress(f"a burst of {queries} queries")
+        lost, *driver = asyncio.run(_burst(plan, url, crops, queries))
+        progress("the same invocations with no pipeline around them")
+        client = asyncio.run(_bare(url, recorded * queries))
+        progress("the same through boto3")
+        boto3_ms = _boto3(url, (recorded * _BARE)[:_BARE])
+    tasks = queries * len(recorded)
+    return Invokes(
+        *(plan.model, queries, tasks, lost),
+        *(tasks / driver[0], tasks / client[0]),
+        *(driver[1] / tasks * _MS_PER_S, client[1] / tasks * _MS_PER_S, boto3_ms),
+        sum(len(encode_task(task)) for _, task in recorded) / len(recorded),
+    )
+
+
+def _crops(plan: Plan) -> list[Crop]:
+    shape = plan.input
+    pixels = np.random.default_rng(0).integers(0, 256, (1, shape.height, shape.width, shape.channels), dtype=np.uint8)
+    return [Crop("uint8", pixels[:, *tile.inputs[0].slices].tobytes()) for tile in plan.stages[0].tiles]
+
+
+def _client(url: str) -> LambdaInvoker:
+    return LambdaInvoker(url, REGION, Credentials("local", "local"), _CONCURRENCY)
+
+
+def _driver(plan: Plan, invoker: Any) -> PushDriver:  # noqa: ANN401 - an invoker
+    return PushDriver(plan, invoker, MemoryStore(), inline_limit=_INLINE_LIMIT, concurrency=_CONCURRENCY, hedge=False)
+
+
+async def _record(plan: Plan, url: str, crops: Sequence[Crop]) -> list[tuple[str, Task]]:
+    recorder = _Recorder(_client(url))
+    driver = _driver(plan, recorder)
+    await driver.run(crops, 1, _DEADLINE_S)
+    await driver.close()
+    await recorder.close()
+    return recorder.tasks
+
+
+async def _burst(plan: Plan, url: str, crops: Sequence[Crop], queries: int) -> tuple[int, float, float]:
+    """Return how many queries were lost, and elapsed and processor seconds."""
+    client = _client(url)
+    driver = _driver(plan, client)
+    clocks = time.perf_counter(), time.process_time()
+    answers = await asyncio.gather(*(driver.run(crops, 1, _DEADLINE_S) for _ in range(queries)), return_exceptions=True)
+    await driver.close()
+    spent = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
+    await client.close()
+    return sum(isinstance(answer, BaseException) for answer in answers), *spent
+
+
+async def _bare(url: str, tasks: Sequence[tuple[str, Task]]) -> tuple[float, float]:
+    client, waiting = _client(url), iter(tasks)
+
+    async def one_after_the_other() -> None:
+        for function, task in waiting:
+            await client.invoke(function, task, _DEADLINE_S)
+
+    clocks = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(one_after_the_other() for _ in range(_CONCURRENCY)))
+    spent = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
+    await client.close()
+    return spent
+
+
+def _boto3(url: str, tasks: Sequence[tuple[str, Task]]) -> float:
+    """Return the processor milliseconds of one invocation through boto3."""
+    import boto3  # noqa: PLC0415 - slow to import
+
+    session = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local", region_name=REGION)  # noqa: S106
+    client = session.client("lambda", endpoint_url=url)
+    payloads = [(function, encode_task(task)) for function, task in tasks]
+    client.invoke(FunctionName=payloads[0][0], Payload=payloads[0][1])["Payload"].read()
+    started = time.process_time()
+    for function, payload in payloads:
+        client.invoke(FunctionName=function, Payload=payload)["Payload"].read()
+    return (time.process_time() - started) / len(payloads) * _MS_PER_S
+
+
+def text(found: Invokes) -> str:
+    """Write a result as lines."""
+    return (
+        f"{found.plan}, {found.queries} queries, {found.tasks} invocations of {found.payload_bytes:,.0f} bytes on "
+        f"average, {found.lost} queries lost\n"
+        f"{found.driver_rate:,.0f} invocations a second through the driver, {found.client_rate:,.0f} without: "
+        f"{found.rate:.0%}\n"
+        f"{found.driver_ms:.3f} ms of processor time a task in driver and client, {found.client_ms:.3f} in the client "
+        f"alone, {found.boto3_ms:.3f} with boto3: {found.against_boto3:.0%} of boto3's"
+    )

@@ -1,0 +1,149 @@
+"""What orchestration costs in elapsed time: the pipeline against the same tiles on threads of one process.
+
+One query at a time; the pipeline has as many single-threaded workers as there are threads, each a process behind the
+local Lambda service, and Redis. Both answer the same pixels in turn, so ratios of neighbours in time are compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.core.plans import bench_plan
+from bench.pipeline.threads import Threads
+from serfer.core.errors import SerferError
+from serfer.settings import Settings
+from serfer.wiring.open_pipeline import open_pipeline
+
+_WARM_UP = 8
+_TOLERANCE = 1e-4  # of the logits' range
+_MS_PER_S = 1000
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Orchestration:
+    """Median milliseconds of a query either way, and the median, least and greatest of the rounds' ratios."""
+
+    plan: str
+    workers: int
+    rounds: int
+    pipeline_ms: float
+    threads_ms: float
+    ratio: float
+    least: float
+    greatest: float
+    bytes_per_query: int
+    polls: int
+
+
+def measure(
+    name: str, settings: Settings, rounds: int = 15, workers: int = 2, progress: Progress = lambda _: None
+) -> Orchestration:
+    """Run a fixed plan both ways; raises SerferError if the answers differ."""
+    directory = bench_plan(name, settings, progress)
+    settings = settings.model_copy(update={"local_concurrency": workers})
+    progress(f"starting {workers} workers")
+    with (
+        open_pipeline(directory, workers="local", settings=settings) as pipeline,
+        Threads(pipeline.plan, directory, workers) as threads,
+    ):
+        shape = pipeline.plan.input
+        size = (1, shape.height, shape.width, shape.channels)
+        pixels = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+        ways: tuple[Callable[[NDArray[Any]], Any], ...] = (pipeline.run, threads)
+        _check_same(*(way(pixels) for way in ways))
+        for number in range(_WARM_UP):
+            progress(f"warming up, {number + 1} of {_WARM_UP}")
+            for way in ways:
+                way(pixels)
+        times = np.empty((rounds, len(ways)))
+        for number in range(rounds):
+            progress(f"round {number + 1} of {rounds}")
+            times[number] = [_seconds(way, pixels) for way in ways]
+        store = pipeline.last_report.store
+    ratios = times[:, 0] / times[:, 1]
+    pipeline_s, threads_s = (median(column) for column in times.T)
+    return Orchestration(
+        *(name, workers, rounds, pipeline_s * _MS_PER_S, threads_s * _MS_PER_S),
+        *(float(median(ratios)), float(ratios.min()), float(ratios.max())),
+        bytes_per_query=store.bytes_put + store.bytes_get,
+        polls=store.exists,
+    )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Median milliseconds of a query over one worker and over several; the rounds' median, least, greatest ratio."""
+
+    plan: str
+    workers: int
+    rounds: int
+    one_ms: float
+    several_ms: float
+    speedup: float
+    least: float
+    greatest: float
+
+
+def measure_scaling(
+    name: str, settings: Settings, rounds: int = 9, workers: int = 2, progress: Progress = lambda _: None
+) -> Scaling:
+    """Run a fixed plan over one single-threaded worker and over several, in turn; orchestration is in both."""
+    directory = bench_plan(name, settings, progress)
+    with ExitStack() as stack:
+        pipelines = []
+        for count in (1, workers):
+            progress(f"starting {count} workers")
+            mine = settings.model_copy(update={"local_concurrency": count})
+            pipelines.append(stack.enter_context(open_pipeline(directory, workers="local", settings=mine)))
+        shape = pipelines[0].plan.input
+        size = (1, shape.height, shape.width, shape.channels)
+        pixels = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+        times = np.empty((_WARM_UP + rounds, len(pipelines)))
+        for number in range(len(times)):
+            progress(f"round {number + 1} of {len(times)}")
+            times[number] = [_seconds(pipeline.run, pixels) for pipeline in pipelines]
+    times = times[_WARM_UP:]
+    ratios = times[:, 0] / times[:, 1]
+    one_s, several_s = (median(column) for column in times.T)
+    return Scaling(
+        *(name, workers, rounds, one_s * _MS_PER_S, several_s * _MS_PER_S),
+        *(float(median(ratios)), float(ratios.min()), float(ratios.max())),
+    )
+
+
+def scaling_text(found: Scaling) -> str:
+    """Write a result as a line."""
+    return (
+        f"{found.plan}: {found.one_ms:.1f} ms a query over one worker, {found.several_ms:.1f} over {found.workers}: "
+        f"{found.speedup:.2f} times faster ({found.least:.2f} to {found.greatest:.2f} over {found.rounds} rounds)"
+    )
+
+
+def _seconds(way: Callable[[NDArray[Any]], Any], pixels: NDArray[Any]) -> float:
+    started = time.perf_counter()
+    way(pixels)
+    return time.perf_counter() - started
+
+
+def _check_same(one: NDArray[Any], other: NDArray[Any]) -> None:
+    if np.abs(one - other).max() > _TOLERANCE * (other.max() - other.min()):
+        raise SerferError("the pipeline and the threads give different answers")
+
+
+def text(found: Orchestration) -> str:
+    """Write a result as a line."""
+    return (
+        f"{found.plan}, {found.workers} workers: {found.pipeline_ms:.1f} ms a query, {found.threads_ms:.1f} ms on "
+        f"{found.workers} threads without orchestration: {found.ratio:.2f} times "
+        f"({found.least:.2f} to {found.greatest:.2f} over {found.rounds} rounds), "
+        f"{found.bytes_per_query:,} bytes through the store, {found.polls} polls"
+    )

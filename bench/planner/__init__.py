@@ -1,0 +1,1 @@
+"""The planner against others, and its predictions against measurements."""

@@ -1,0 +1,155 @@
+"""From which network and which image on splitting pays, and where it never does: modelled by the cost model.
+
+For each network and size three plans compete: one function with one vCPU, one large function with all that Lambda
+gives, and the best plan that splits; the last once for latency whatever it costs, and once for the large function's
+dollars. One function is priced even where its weights do not fit a package, as a container image would hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.planner.planner import Network, Point, Progress, aligned, piped, point, priced, read_network
+from serfer.core.aws import AwsFacts
+from splitter.planning.planner import memory_sizes
+from splitter.planning.search import LATENCY
+from splitter.tiling import operators
+
+NETWORKS = ("squeezenet", "mobilenet-v2", "alexnet", "resnet18", "resnet50", "densenet121", "inception-v3", "vgg16")
+SIZES = (224, 448, 672, 896, 1120)
+SPLIT, DEARER, ONE = "split", "split, for more dollars", "one function"
+_EVEN = 1.05  # what is faster by less is called even: no prediction is that exact
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Race:
+    """A network at one size; `at_cost` is the fastest plan for the large function's dollars, None for none."""
+
+    model: str
+    size: int
+    gmacs: float
+    small: Point | None
+    large: Point
+    fastest: Point
+    at_cost: Point | None
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than the large function the fastest plan is."""
+        return self.large.ms / self.fastest.ms
+
+    @property
+    def speedup_at_cost(self) -> float:
+        """How many times faster the fastest plan for the large function's dollars is; 0 where there is none."""
+        return self.large.ms / self.at_cost.ms if self.at_cost else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """Say which plan wins."""
+        if self.speedup_at_cost > _EVEN:
+            return SPLIT
+        if self.speedup > _EVEN:
+            return DEARER
+        return "even" if self.speedup > 1 else ONE
+
+    def as_dict(self) -> dict[str, object]:
+        """Return what JSON has of it."""
+        points = {"one_vcpu": self.small, "large": self.large, "fastest_split": self.fastest, "at_cost": self.at_cost}
+        found = {key: each and vars(each) for key, each in points.items()}
+        ratios = {"speedup": self.speedup, "speedup_at_cost": self.speedup_at_cost, "verdict": self.verdict}
+        return {"model": self.model, "size": self.size, "gmacs": self.gmacs, **found, **ratios}
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """All races, and on what machine the profiles were filled that they are modelled with."""
+
+    races: tuple[Race, ...]
+    profiled_on: str
+
+
+def measure(
+    facts: AwsFacts,
+    networks: Sequence[str] = NETWORKS,
+    sizes: Sequence[int] = SIZES,
+    store: str = "redis",
+    progress: Progress = lambda _: None,
+) -> BreakEven:
+    """Race the plans of every network at every size; raises ModelError for an unknown network."""
+    races = []
+    for name in networks:
+        for size in sizes:
+            progress(f"reading and planning {name} at {size} px")
+            network = read_network(name, size, facts, store, memory_sizes(facts.functions))
+            races.append(race(network))
+    return BreakEven(tuple(races), network.profiled_on)
+
+
+def race(network: Network) -> Race:
+    """Find the fastest plans of a network, whatever they cost and for the large function's dollars."""
+    small, large = network.unsplit
+    search, graph = network.search, network.graph
+    fastest, at_cost = search.fastest, search.best(replace(LATENCY, most_usd=large.usd))
+    if fastest is None:
+        raise AssertionError("a network's search finds a plan")
+    work = sum(operators.macs(graph, node, graph.shape(node.output).whole.area) for node in graph.nodes)
+    best = point(at_cost) if at_cost else None
+    return Race(network.name, network.size, work / _GIGA, small, large, point(fastest), best)
+
+
+_HEAD = (
+    *("network", "px", "GMACs", "1 vCPU ms", "$/M", "large ms", "$/M", "fastest ms", "$/M", "faster"),
+    *("for large's $: ms", "faster", "plan", "wins"),
+)
+
+
+def rows(result: BreakEven) -> list[tuple[str, ...]]:
+    """Return the table's rows."""
+    return [_row(one) for one in result.races]
+
+
+def _row(one: Race) -> tuple[str, ...]:
+    prices = [text for each in (one.small, one.large, one.fastest) for text in priced(each)]
+    prices[2] += "" if one.large.fits else "*"
+    at_cost = (f"{one.at_cost.ms:.0f}", f"{one.speedup_at_cost:.2f}x", one.at_cost.what) if one.at_cost else None
+    return (
+        *(one.model, str(one.size), f"{one.gmacs:.1f}", *prices, f"{one.speedup:.2f}x"),
+        *(at_cost or ("none", "-", "-")),
+        one.verdict,
+    )
+
+
+def summary(result: BreakEven) -> list[str]:
+    """Say for each network from which size on splitting wins, if it does."""
+    lines = []
+    for name in dict.fromkeys(one.model for one in result.races):
+        races = [one for one in result.races if one.model == name]
+        same, more = (_first(races, verdicts) for verdicts in ((SPLIT,), (SPLIT, DEARER)))
+        lines.append(f"{name}: {same} for the large function's dollars; {more} whatever it costs")
+    return [
+        *lines,
+        "1 vCPU: none where so little memory does not hold the network",
+        "* its weights do not fit a 250 MB package: one function would have to be a container image",
+        f"modelled, warm, nothing measured; profiles: {result.profiled_on}",
+    ]
+
+
+def _first(races: Sequence[Race], verdicts: Sequence[str]) -> str:
+    sizes = [one.size for one in races]
+    won = [one.size for one in races if one.verdict in verdicts]
+    if not won:
+        return f"never up to {max(sizes)} px"
+    lost = [size for size in sizes if size > min(won) and size not in won]
+    return f"from {min(won)} px on" + (f" (not at {', '.join(map(str, lost))})" if lost else "")
+
+
+def table(result: BreakEven) -> str:
+    """Write everything as text."""
+    return "\n".join([*aligned(_HEAD, rows(result)), "", *summary(result)])
+
+
+def markdown(result: BreakEven) -> str:
+    """Write everything as Markdown."""
+    return "\n".join([*piped(_HEAD, rows(result)), "", *(f"- {line}" for line in summary(result))])

@@ -1,0 +1,1 @@
+"""Routing policies against the optimum, and the simulator against the real thing."""

@@ -1,0 +1,180 @@
+"""Every policy on every load, in every scenario, at both scalings: what it costs against the clairvoyant optimum."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from bench.planner.planner import aligned, piped
+from serfer.control.scenario_files import read_scenario
+from serfer.core.errors import InputError
+from serfer.settings import load_settings
+from serfer.sim.generators import GENERATORS
+from serfer.sim.service_times import scenario_times
+from serfer.sim.simulate import Closer, Load, Outcome, Terms, judge, policy_names, set_up
+
+POLICIES: Final = ("break-even", "target-tracking", "serverless", "instances")
+SCALES: Final = ("S", "M")
+PREDICTABLE: Final = ("twitter", "nasa", "diurnal", "infless_periodic")
+SAVING: Final = ("twitter", "nasa", "diurnal")
+YARDSTICK: Final = "target-tracking"
+HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "ratio", "slo met", "launches", "saves")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to run: policies, loads whose names have one of `only` in them (all of them without), scalings.
+
+    Windows of `window_s` seconds are run query by query, none where it is 0.
+    """
+
+    policies: Sequence[str]
+    terms: Terms
+    only: Sequence[str] = ()
+    scales: Sequence[str] = SCALES
+    seed: int = 0
+    window_s: float = 0.0
+    skip_zeros_over_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load in a scenario at a scaling, and the policies to run; small, so that it travels to other processes."""
+
+    load: Load
+    scenario: Path
+    scale: str
+    policies: tuple[str, ...]
+    choice: Choice
+
+    def run(self) -> list[Outcome]:
+        """Run the policies."""
+        chosen, scenario = self.choice, read_scenario(self.scenario)
+        setting = set_up(self.load.read(chosen.seed), self.scenario.stem, scenario, self.scale)
+        times = scenario_times(scenario.serverless, load_settings().facts().functions)
+        closer = Closer(times, chosen.window_s) if chosen.window_s else None
+        return [each.outcome for each in judge(setting, self.policies, chosen.terms, chosen.seed, closer)]
+
+
+def cases(traces: Path, scenarios: Path, choice: Choice) -> list[Case]:
+    """Return what there is to run: CSV files of `traces` and all generators, in TOML files of `scenarios`.
+
+    Raises InputError where there is nothing.
+    """
+    loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [*GENERATORS]
+    loads = [name for name in loads if not choice.only or any(part in Path(name).name for part in choice.only)]
+    worlds = sorted(scenarios.glob("*.toml"))
+    for what, found, where in (
+        ("loads", loads, f"--traces {traces}"),
+        ("scenarios", worlds, f"--scenarios {scenarios}"),
+    ):
+        if not found:
+            raise InputError(f"{where}: there are no {what}")
+    names = tuple(policy_names(choice.policies, read_scenario(worlds[0])))
+    return [
+        Case(Load(load, 0.0, math.inf, choice.skip_zeros_over_s), world, scale, names, choice)
+        for load in loads
+        for world in worlds
+        for scale in choice.scales
+    ]
+
+
+def measure(every: Sequence[Case], progress: Callable[[str], None]) -> list[Outcome]:
+    """Run the cases, on all processors, and return their outcomes in the cases' order."""
+    found: dict[int, list[Outcome]] = {}
+    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn"))
+    try:
+        running = {pool.submit(case.run): number for number, case in _longest_first(every)}
+        for done in as_completed(running):
+            found[running[done]] = done.result()
+            progress(f"{len(found)} of {len(every)} cases: {_called(every[running[done]])}")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [outcome for number in range(len(every)) for outcome in found[number]]
+
+
+def _longest_first(every: Sequence[Case]) -> Iterator[tuple[int, Case]]:
+    def length(item: tuple[int, Case]) -> float:
+        return -item[1].load.read(item[1].choice.seed).seconds
+
+    return iter(sorted(enumerate(every), key=length))
+
+
+def _called(case: Case) -> str:
+    return f"{Path(case.load.name).stem}, {case.scenario.stem}, {case.scale}"
+
+
+def rows(found: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Return a row for each outcome; `saves` is by how much it is cheaper than target tracking."""
+    yardsticks = {_place(one): one.cost_usd for one in found if one.policy == YARDSTICK}
+    return [
+        (
+            one.trace,
+            one.scenario,
+            one.scale,
+            one.policy,
+            f"{one.cost_usd:,.2f}",
+            "-" if one.ratio is None else f"{one.ratio:.3f}",
+            "-" if one.slo_met is None else f"{one.slo_met:.2%}",
+            f"{one.launches:,}",
+            _saved(one, yardsticks.get(_place(one))),
+        )
+        for one in found
+    ]
+
+
+def _place(one: Outcome) -> tuple[str, str, str]:
+    return one.trace, one.scenario, one.scale
+
+
+def _saved(one: Outcome, yardstick: float | None) -> str:
+    if not yardstick or one.ratio is None or one.policy == YARDSTICK:
+        return "-"
+    return f"{1 - one.cost_usd / yardstick:.0%}"
+
+
+def summary(found: Sequence[Outcome]) -> list[str]:
+    """Say for each policy how it did over predictable loads and the others, and at its worst."""
+    lines = []
+    for policy in dict.fromkeys(one.policy for one in found):
+        mine = [one for one in found if one.policy == policy]
+        lines.append(f"{policy}: {'; '.join(_verdicts(mine, found))}")
+    warnings = dict.fromkeys(f"{one.scenario}: {warning}" for one in found for warning in one.warnings)
+    return [*lines, *(f"warning: {each}" for each in warnings)]
+
+
+def _verdicts(mine: Sequence[Outcome], found: Sequence[Outcome]) -> Iterator[str]:
+    for what, wanted in (("predictable", True), ("others", False)):
+        some = [one for one in mine if one.trace.startswith(PREDICTABLE) == wanted and one.ratio is not None]
+        if some:
+            worst = max(some, key=lambda one: one.ratio or 0.0)
+            mean = fmean(one.ratio or 0.0 for one in some)
+            yield f"{what} {mean:.3f} on average, {worst.ratio:.3f} at worst ({', '.join(_place(worst))})"
+    slo = [one.slo_met for one in mine if one.slo_met is not None]
+    if slo:
+        yield f"slo met {min(slo):.2%} at least"
+    yardsticks = {_place(one): one.cost_usd for one in found if one.policy == YARDSTICK}
+    saved = [
+        1 - one.cost_usd / yardsticks[_place(one)]
+        for one in mine
+        if one.scale == "M" and one.trace.startswith(SAVING) and yardsticks.get(_place(one))
+    ]
+    if saved and mine[0].policy != YARDSTICK:
+        yield f"saves {min(saved):.0%} at least at M on {', '.join(SAVING)}"
+
+
+def table(found: Sequence[Outcome]) -> str:
+    """Write everything as text."""
+    return "\n".join([*aligned(HEAD, rows(found)), "", *summary(found)])
+
+
+def markdown(found: Sequence[Outcome]) -> str:
+    """Write everything as Markdown."""
+    return "\n".join([*piped(HEAD, rows(found)), "", *(f"- {line}" for line in summary(found))])

@@ -1,0 +1,228 @@
+"""The simulator against the real thing, and how fast it is: `serfer bench simulator`.
+
+One local run calibrates; each of the others is what the simulation is held against. Speeds are those of one core.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bench.core.stamp import this_machine
+from bench.planner.planner import aligned, piped
+from serfer.control.policies import POLICIES, make_policy
+from serfer.control.router import Router, Seat
+from serfer.control.scenario import Scenario
+from serfer.settings import Settings
+from serfer.sim.calibration import Calibration, LocalRun
+from serfer.sim.hours import Window
+from serfer.sim.queries import QueriesRun
+from serfer.sim.rates import run_rates, steps_of
+from serfer.sim.service_times import scenario_times
+from serfer.sim.tasks import TasksRun, alone, service_times
+from serfer.sim.traces import Trace
+from serfer.wiring.open_pipeline import open_pipeline
+
+Progress = Callable[[str], None]
+_MS, _US, _MINUTE_S = 1000.0, 1e6, 60.0
+_SIMULATED: Final = 20_000
+_SPEED_QUERIES: Final = 400_000
+_TASK_QUERIES: Final = 40_000
+_TURN, _WARM_UP = 20, 3  # queries
+_ROUTED: Final = 50_000
+_SEATS: Final = (0, 1, 10, 100)
+_DAYS_STEPS: Final = 17_280  # steps of 5 s in a day
+CLOSE: Final = {"p50": 0.05, "p99": 0.15}
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """A quantile in ms: as simulated after one local run, and in others; `off` is the furthest of those, as a share."""
+
+    name: str
+    calibrated_ms: float
+    simulated_ms: float
+    drawn_ms: float
+    local_ms: tuple[float, ...]
+
+    @property
+    def off(self) -> float:
+        """By how much the simulation misses the run that it misses most."""
+        return max(abs(self.simulated_ms / one - 1) for one in self.local_ms)
+
+    @property
+    def close(self) -> int:
+        """How many of the local runs it is as close to as it should be."""
+        return sum(abs(self.simulated_ms / one - 1) <= CLOSE[self.name] for one in self.local_ms)
+
+    @property
+    def within(self) -> bool:
+        """Whether it lies within the spread of the local runs."""
+        return min(self.local_ms) <= self.simulated_ms <= max(self.local_ms)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast something runs: `value` in `unit`, and what is asked of it."""
+
+    what: str
+    value: float
+    unit: str
+    asked: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `serfer bench simulator` found."""
+
+    plan: str
+    queries: int
+    tasks: int
+    quantiles: tuple[Quantile, ...]
+    speeds: tuple[Speed, ...]
+
+
+def measure(
+    directory: Path, scenario: Scenario, settings: Settings, *, runs: int, queries: int, progress: Progress
+) -> Checked:
+    """Calibrate on one local run of a plan, hold it against `runs` others, and time the simulator and the router."""
+    made = _local_runs(directory, settings, runs + 1, queries, progress)
+    progress("simulating")
+    quantiles = tuple(_quantile(name, share, made, scenario) for name, share in (("p50", 0.5), ("p99", 0.99)))
+    speeds = (*_simulator_speeds(made[0], scenario, settings, progress), *_decisions(scenario, progress))
+    return Checked(directory.name, queries, made[0].tasks, quantiles, speeds)
+
+
+def _local_runs(directory: Path, settings: Settings, runs: int, queries: int, progress: Progress) -> list[Calibration]:
+    """Open the plan so many times, and let the runs take turns: who else uses the machine then disturbs all alike."""
+    with ExitStack() as stack:
+        found = []
+        for number in range(runs):
+            progress(f"starting local run {number + 1} of {runs}")
+            found.append(LocalRun(stack.enter_context(open_pipeline(directory, workers="local", settings=settings))))
+        for number, begun in enumerate(range(0, queries, _TURN)):
+            progress(f"local runs: {begun} of {queries} queries")
+            first = number % runs  # whoever comes first may have it better
+            for run in (*found[first:], *found[:first]):
+                run.warm_up(_WARM_UP)  # others had the processors' caches
+                run.take(min(_TURN, queries - begun))
+        now = datetime.now(UTC).date().isoformat()
+        return [run.calibration(str(this_machine()), now) for run in found]
+
+
+def _quantile(name: str, share: float, made: Sequence[Calibration], scenario: Scenario) -> Quantile:
+    first, *others = made
+    warm = replace(scenario.serverless, keep_alive_s=float("inf"))
+    simulated = alone(first, warm, seed=0, queries=_SIMULATED)[1:]
+    return Quantile(
+        name,
+        float(np.quantile(first.latencies_s, share)) * _MS,
+        float(np.quantile(simulated, share)) * _MS,
+        service_times(first, scenario.serverless).warm_s.at(share) * _MS,
+        tuple(float(np.quantile(one.latencies_s, share)) * _MS for one in others),
+    )
+
+
+def _simulator_speeds(made: Calibration, scenario: Scenario, settings: Settings, progress: Progress) -> Iterator[Speed]:
+    times = scenario_times(scenario.serverless, settings.facts().functions)
+    calm = min(scenario.instance.qps / 2, 100.0)
+    for what, launched in (("all on Lambda", 0), ("two instances", 2)):
+        progress(f"timing queries, {what}")
+        policy = make_policy("serverless" if not launched else "instances", scenario)
+        policy.resume(launched)
+        run = QueriesRun(scenario, Router(scenario, policy), times, [-scenario.instance.boot_s] * launched, 0)
+        yield Speed(f"queries, {what}", _speed(run, calm, _SPEED_QUERIES), "queries/min", "1,000,000")
+    progress("timing tasks")
+    tasks = TasksRun(scenario, Router(scenario, make_policy("serverless", scenario)), made, [], 0)
+    what = f"tasks, {made.tasks} a query, all on Lambda"
+    yield Speed(what, _speed(tasks, calm, _TASK_QUERIES), "queries/min", "100,000")
+    for name in POLICIES:
+        progress(f"timing {name} over rates")
+        trace = Trace("steps", np.full(_DAYS_STEPS, 5.0), np.random.default_rng(0).random(_DAYS_STEPS) * 4 * calm)
+        begun = time.process_time()
+        run_rates(trace, scenario, make_policy(name, scenario))
+        yield Speed(f"rates, {name}", (time.process_time() - begun) * _US / _DAYS_STEPS, "us/step", "-")
+
+
+def _speed(run: QueriesRun, rate: float, queries: int) -> float:
+    """Return queries a minute of processor time."""
+    seconds = queries / rate
+    steps = steps_of(Trace("even", np.array([seconds]), np.array([rate])), 5.0)
+    begun = time.process_time()
+    found = run.over(steps, 0.0, Window("whole", 0.0, seconds))
+    return found.queries / (time.process_time() - begun) * _MINUTE_S
+
+
+def _decisions(scenario: Scenario, progress: Progress) -> Iterator[Speed]:
+    for count in _SEATS:
+        progress(f"timing decisions with {count} instances")
+        router = Router(scenario, make_policy("serverless", scenario), max_usd_per_hour=1e6)
+        seats = [Seat(f"i{number}", number % 4) for number in range(count)]
+        begun = time.process_time()
+        for number in range(_ROUTED):
+            router.route(number * 1e-3, seats, number % 100)
+        yield Speed(f"a decision, {count} instances", (time.process_time() - begun) * _US / _ROUTED, "us", "50")
+
+
+_QUANTILE_HEAD = (
+    "ms",
+    "calibrated on",
+    "simulated, tasks",
+    "drawn, queries",
+    "local runs",
+    "furthest",
+    "close to",
+    "within",
+)
+_SPEED_HEAD = ("what", "measured", "unit", "asked")
+
+
+def _quantile_rows(found: Checked) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.name,
+            f"{one.calibrated_ms:.1f}",
+            f"{one.simulated_ms:.1f}",
+            f"{one.drawn_ms:.1f}",
+            ", ".join(f"{ms:.1f}" for ms in one.local_ms),
+            f"{one.off:.1%}",
+            f"{one.close} of {len(one.local_ms)} ({CLOSE[one.name]:.0%})",
+            "yes" if one.within else "no",
+        )
+        for one in found.quantiles
+    ]
+
+
+def _speed_rows(found: Checked) -> list[tuple[str, ...]]:
+    return [(one.what, f"{one.value:,.1f}", one.unit, one.asked) for one in found.speeds]
+
+
+def table(found: Checked) -> str:
+    """Write everything as text."""
+    return "\n".join(
+        [
+            *aligned(_QUANTILE_HEAD, _quantile_rows(found)),
+            "",
+            *aligned(_SPEED_HEAD, _speed_rows(found)),
+            "",
+            _line(found),
+        ]
+    )
+
+
+def markdown(found: Checked) -> str:
+    """Write everything as Markdown."""
+    return "\n".join(
+        [*piped(_QUANTILE_HEAD, _quantile_rows(found)), "", *piped(_SPEED_HEAD, _speed_rows(found)), "", _line(found)]
+    )
+
+
+def _line(found: Checked) -> str:
+    return f"{found.plan}, {found.tasks} tasks, {found.queries} queries a local run; {this_machine()}, processor time"

@@ -1,0 +1,1 @@
+"""The HTTP service, instances and routing under load."""

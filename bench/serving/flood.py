@@ -1,0 +1,291 @@
+"""Many clients that never wait: what becomes of the answers, of health checks, and of the service afterwards.
+
+Every client sends the next request as soon as it has a reply, whatever that says, on a kept-alive connection: nobody
+obeys Retry-After. What the service can do is measured before, by a few clients in the same closed loop. Meanwhile every
+driver's /readyz is asked twice a second, with a balancer's patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from bench.serving.service import Scene, running_service
+from serfer.core.errors import UnavailableError
+from serfer.settings import Settings
+
+_FEW = 32  # clients while capacity is measured: as many as two drivers run at once
+_CAPACITY_S = 10.0
+_WARM_UPS = 6
+_CHECK_EVERY_S, _CHECK_PATIENCE_S = 0.5, 1.0
+_RECOVERS_S = 2.0
+_GIVE_UP_S = 60.0
+_SHARE_IN_TIME, _SHARE_OF_CAPACITY = 0.99, 0.8
+_NORMAL = 2.0  # as before: no more than so many times the time
+_OK, _REFUSED = 200, 429
+_MS_PER_S = 1000
+
+
+@dataclass(frozen=True)
+class Flood:
+    """What came of it; times are wall milliseconds on the client's clock.
+
+    `capacity` is answers a second before; `statuses` counts replies by status, 0 for connections that were closed
+    without one. `in_time` are the answers within the deadline, `normal_after_s` is None where that never happened.
+    """
+
+    connections: int
+    seconds: float
+    deadline_ms: float
+    capacity: float
+    statuses: dict[int, int]
+    in_time: int
+    answered_p50_ms: float
+    answered_p99_ms: float
+    refused_p50_ms: float
+    refused_p99_ms: float
+    checks: int
+    failed_checks: int
+    slowest_check_ms: float
+    normal_after_s: float | None
+
+    @property
+    def rate_in_time(self) -> float:
+        """Answers in time, a second."""
+        return self.in_time / self.seconds
+
+    def faults(self) -> list[str]:
+        """Return which criteria were missed (docs/api.md)."""
+        answered = self.statuses.get(_OK, 0)
+        odd = {status: count for status, count in self.statuses.items() if status not in (_OK, _REFUSED, 504)}
+        late = f"{answered - self.in_time} of {answered} answers came after the deadline"
+        slow = f"{self.rate_in_time:.1f} answers a second in time, of {self.capacity:.1f} without the flood"
+        recovery = "never" if self.normal_after_s is None else f"after {self.normal_after_s:.1f} s"
+        found = {
+            late: self.in_time < _SHARE_IN_TIME * answered,
+            slow: self.rate_in_time < _SHARE_OF_CAPACITY * self.capacity,
+            f"other statuses: {odd}": bool(odd),
+            f"{self.failed_checks} of {self.checks} health checks failed": self.failed_checks > 0,
+            f"as fast as before {recovery}": self.normal_after_s is None or self.normal_after_s > _RECOVERS_S,
+        }
+        return [text for text, missed in found.items() if missed]
+
+
+@dataclass
+class _Replies:
+    """Replies while `counting`: milliseconds by status."""
+
+    ms: dict[int, list[float]] = field(default_factory=dict)
+    counting: bool = True
+
+    def add(self, status: int, started: float) -> None:
+        """Note a reply to a request that was sent at `started`."""
+        if self.counting:
+            self.ms.setdefault(status, []).append((time.perf_counter() - started) * _MS_PER_S)
+
+
+class _Client(asyncio.Protocol):
+    """One client: sends its request again as soon as it has the reply to the one before."""
+
+    def __init__(self, request: bytes, replies: _Replies) -> None:
+        self._request = request
+        self._replies = replies
+        self._received = bytearray()
+        self._started = 0.0  # the request that has no reply yet; 0 where there is none
+        self.gone = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the first request."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio types it too widely
+        self._transport = transport
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a reply in; once all of it is here, send the next request."""
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+        if not found or len(body) < length:
+            return
+        self._replies.add(int(lines[0][9:12]), self._started)
+        self._received.clear()
+        if b"connection: close" in lines:
+            self._started = 0.0
+            self._transport.close()
+        else:
+            self._send()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Count a request that has no reply."""
+        if self._started:
+            self._replies.add(0, self._started)
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def abort(self) -> None:
+        """Go away."""
+        self._transport.abort()
+
+    def _send(self) -> None:
+        self._started = time.perf_counter()
+        self._transport.write(self._request)
+
+
+async def _crowd(url: str, request: bytes, size: int, seconds: float) -> _Replies:
+    """Let so many clients ask for so long; those that were disconnected come again at once."""
+    replies, (host, port), loop = _Replies(), _address(url), asyncio.get_running_loop()
+
+    async def one() -> None:
+        while True:
+            _, client = await loop.create_connection(lambda: _Client(request, replies), host, port)
+            try:
+                await client.gone
+            finally:
+                client.abort()
+
+    clients = [asyncio.create_task(one()) for _ in range(size)]
+    await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    replies.counting = False
+    failed = [client.exception() for client in clients if client.done()]
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    for error in filter(None, failed):
+        raise UnavailableError(f"{url}: a client could not connect: {error}") from error
+    return replies
+
+
+@dataclass
+class _Checks:
+    """Health checks of drivers, as a balancer makes them."""
+
+    urls: Sequence[str]
+    ms: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    async def watch(self) -> None:
+        """Check each driver again and again."""
+        await asyncio.gather(*(self._watch(url) for url in self.urls))
+
+    async def _watch(self, url: str) -> None:
+        while True:
+            started = time.perf_counter()
+            try:
+                async with asyncio.timeout(_CHECK_PATIENCE_S):
+                    status = await _ask(url, b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            except (TimeoutError, OSError):
+                status = 0
+            self.failed += status != _OK
+            self.ms.append((time.perf_counter() - started) * _MS_PER_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
+
+
+async def _ask(url: str, request: bytes) -> int:
+    """Return the status of one reply on a connection of its own."""
+    reader, writer = await asyncio.open_connection(*_address(url))
+    try:
+        writer.write(request)
+        line = await reader.readline()
+        await reader.read(1)
+        return int(line[9:12] or 0)
+    finally:
+        writer.close()
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 80
+
+
+def _request(image: bytes, deadline_ms: float) -> bytes:
+    head = (
+        f"POST /v1/classify?deadline_ms={deadline_ms:.0f} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
+    )
+    return f"{head}Content-Length: {len(image)}\r\n\r\n".encode() + image
+
+
+async def _alone_ms(url: str, request: bytes) -> float:
+    """Return how long a query takes; one that is not answered takes for ever."""
+    started = time.perf_counter()
+    status = await _ask(url, request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+    return (time.perf_counter() - started) * _MS_PER_S if status == _OK else float("inf")
+
+
+async def _normal_after(url: str, request: bytes, most_ms: float) -> float | None:
+    """Return the seconds until a query takes at most so long; None where it never does."""
+    ended = time.perf_counter()
+    while (passed_s := time.perf_counter() - ended) < _GIVE_UP_S:
+        if await _alone_ms(url, request) <= most_ms:
+            return passed_s
+        await asyncio.sleep(0.1)
+    return None
+
+
+def measure(
+    directory: Path,
+    settings: Settings,
+    *,
+    connections: int,
+    seconds: float,
+    deadline_ms: float,
+    progress: Callable[[str], None],
+) -> Flood:
+    """Flood `serfer up` with so many clients; raises UnavailableError where it does not come up."""
+    with running_service(directory, settings) as scene:
+        return asyncio.run(_flood(scene, connections, seconds, deadline_ms, progress))
+
+
+async def _flood(
+    scene: Scene, connections: int, seconds: float, deadline_ms: float, progress: Callable[[str], None]
+) -> Flood:
+    patient, request = _request(scene.image, 60_000), _request(scene.image, deadline_ms)
+    progress("warming up")
+    for _ in range(_WARM_UPS):
+        if (await _crowd(scene.balancer, patient, _FEW, _CAPACITY_S)).ms.get(_OK):
+            break
+    progress("capacity")
+    before = await _crowd(scene.balancer, patient, _FEW, _CAPACITY_S)
+    alone_ms = min([await _alone_ms(scene.balancer, patient) for _ in range(5)])
+    progress(f"{connections} clients")
+    checks = _Checks(scene.driver_urls)
+    watching = asyncio.create_task(checks.watch())
+    replies = await _crowd(scene.balancer, request, connections, seconds)
+    normal_after_s = await _normal_after(scene.balancer, request, _NORMAL * alone_ms)
+    watching.cancel()
+    answered, refused = replies.ms.get(_OK, []), replies.ms.get(_REFUSED, [])
+    return Flood(
+        *(connections, seconds, deadline_ms, len(before.ms.get(_OK, [])) / _CAPACITY_S),
+        statuses={status: len(found) for status, found in sorted(replies.ms.items())},
+        in_time=sum(ms <= deadline_ms for ms in answered),
+        answered_p50_ms=_percentile(answered, 50),
+        answered_p99_ms=_percentile(answered, 99),
+        refused_p50_ms=_percentile(refused, 50),
+        refused_p99_ms=_percentile(refused, 99),
+        checks=len(checks.ms),
+        failed_checks=checks.failed,
+        slowest_check_ms=max(checks.ms, default=0.0),
+        normal_after_s=normal_after_s,
+    )
+
+
+def lines(found: Flood) -> Iterator[str]:
+    """Return what was found, for people."""
+    yield f"{found.connections} clients that never wait, {found.seconds:g} s, deadline {found.deadline_ms:.0f} ms"
+    yield f"  statuses       {', '.join(f'{status}: {count}' for status, count in found.statuses.items())}"
+    yield f"  in time        {found.in_time}: {found.rate_in_time:.1f}/s, of {found.capacity:.1f}/s before"
+    yield f"  answered       p50 {found.answered_p50_ms:.0f} ms, p99 {found.answered_p99_ms:.0f} ms"
+    yield f"  refused        p50 {found.refused_p50_ms:.0f} ms, p99 {found.refused_p99_ms:.0f} ms"
+    yield f"  health checks  {found.checks}, {found.failed_checks} failed, {found.slowest_check_ms:.0f} ms at most"
+    after = "never" if found.normal_after_s is None else f"{found.normal_after_s:.1f} s after the load's end"
+    yield f"  normal again   {after}"
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    return float(np.percentile(values, share)) if values else 0.0

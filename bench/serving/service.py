@@ -1,0 +1,280 @@
+"""What HTTP adds to the pipeline, what the balancer adds to HTTP, and what overload does to those who get in.
+
+    bench ── pipeline.classify ──────────────┐
+      │                                      ▼
+      ├── HTTP ──────────> driver 1 ──> Lambda service, workers, Redis: the same for all three
+      └── HTTP, balancer ─> drivers 1, 2 ────┘
+
+All of it is `serfer up` on this machine, whose processor the bench shares; its own client is part of what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import aiohttp
+import numpy as np
+from PIL import Image
+
+from bench.core.processes import processor_s
+from bench.serving.overload import Overload, overload, overload_lines
+from serfer.core.errors import UnavailableError
+from serfer.local.lambda_.access import random_access
+from serfer.local.servers.redis import RedisServer
+from serfer.pipeline.pipeline import Pipeline
+from serfer.settings import Settings, access_setting
+from serfer.wiring.open_pipeline import open_pipeline
+
+_MS_PER_S = 1000
+_SIZE = (640, 480)
+_AT_ONCE = 64
+_BUSY = 8  # requests in flight while processor time is compared
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ServiceCost:
+    """What was measured; times are wall milliseconds at one request in flight, rates queries a second at 64.
+
+    Ratios are medians of neighbours in time: `time_ratio` of HTTP's time to the pipeline's, `rate_ratio` of their rates
+    at 64 in flight, `processor_ratio` of all processes' time a request, through the balancer to two drivers against
+    straight to one. `kept_ratio` is the time of GET /healthz on a kept-alive connection against a new one.
+    """
+
+    model: str
+    image_bytes: int
+    pairs: int
+    pipeline_ms: float
+    http_ms: float
+    time_ratio: float
+    pipeline_rate: float
+    http_rate: float
+    rate_ratio: float
+    driver_cpu_ms: float
+    balancer_cpu_ms: float
+    processor_ratio: float
+    kept_ms: float
+    new_ms: float
+    kept_ratio: float
+    overload: Overload | None
+
+
+@dataclass(frozen=True)
+class Doses:
+    """How much is measured: pairs of single queries, rounds of bursts of so many queries, seconds of overload."""
+
+    pairs: int
+    rounds: int
+    burst: int
+    overload_s: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is measured: a pipeline, the addresses of drivers and of the balancer, the processes behind them."""
+
+    pipeline: Pipeline
+    driver_urls: Sequence[str]
+    balancer: str
+    drivers: Sequence[int]
+    roots: tuple[int, ...]
+    image: bytes
+
+
+def measure(directory: Path, settings: Settings, doses: Doses, progress: Progress) -> ServiceCost:
+    """Compare the pipeline with the service before it; raises UnavailableError where that does not come up."""
+    progress("starting the service: a Lambda service, two drivers and a balancer")
+    with running_service(directory, settings) as scene:
+        return asyncio.run(_measure(scene, doses, progress))
+
+
+@contextmanager
+def running_service(directory: Path, settings: Settings) -> Iterator[Scene]:
+    """Start `serfer up`, and open a pipeline on the same functions and store."""
+    with ExitStack() as parts:
+        store = parts.enter_context(RedisServer())
+        command = [sys.executable, "-m", "serfer", "up", "--plan", str(directory), "--store", store.url]
+        access = access_setting(random_access())
+        up = subprocess.Popen(  # noqa: S603 - our own command
+            [*command, "--port", "0", "--log-level", "warning", "--json"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "SERFER_LOCAL_ACCESS": access.get_secret_value()},
+        )
+        parts.callback(_end, up)
+        line = up.stdout.readline() if up.stdout else b""
+        if not line:
+            raise UnavailableError("serfer up did not start: see above")
+        said = json.loads(line)
+        local = settings.model_copy(update={"local_url": said["functions"]["url"], "local_access": access})
+        pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))
+        pids, urls = ([driver[each] for driver in said["drivers"]] for each in ("pid", "url"))
+        yield Scene(pipeline, urls, said["url"], pids, (up.pid, store.pid), _photograph())
+
+
+def _end(up: subprocess.Popen[bytes]) -> None:
+    up.terminate()
+    up.communicate()
+
+
+def _photograph() -> bytes:
+    """Return a JPEG that compresses as photographs do: smooth noise, 640 x 480."""
+    coarse = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(coarse).resize(_SIZE, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+async def _measure(scene: Scene, doses: Doses, progress: Progress) -> ServiceCost:
+    timeout = aiohttp.ClientTimeout(total=300)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
+            asks = _Asks(scene, http, threads)
+            progress("warming up")
+            await asks.burst(asks.pipeline, 2 * _AT_ONCE)
+            await asks.burst(asks.driver, 2 * _AT_ONCE)
+            found = await _compare(scene, asks, doses, progress)
+            if not doses.overload_s:
+                return found
+            progress("overload")
+            outcome = await overload(
+                http, scene.balancer, scene.image, found.http_rate, doses.overload_s, scene.drivers
+            )
+            return replace(found, overload=outcome)
+
+
+class _Asks:
+    """One query, asked in each of the three ways."""
+
+    def __init__(self, scene: Scene, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
+        self._scene = scene
+        self._http = http
+        self._threads = threads
+
+    async def pipeline(self) -> None:
+        """Ask the pipeline, in a thread that waits for it."""
+        classify, image = self._scene.pipeline.classify, self._scene.image
+        await asyncio.get_running_loop().run_in_executor(self._threads, lambda: classify([image]))
+
+    async def driver(self) -> None:
+        """Ask a driver over HTTP."""
+        await self._post(self._scene.driver_urls[0])
+
+    async def balancer(self) -> None:
+        """Ask the balancer."""
+        await self._post(self._scene.balancer)
+
+    async def _post(self, url: str) -> None:
+        headers = {"Content-Type": "image/jpeg"}
+        async with self._http.post(f"{url}/v1/classify", data=self._scene.image, headers=headers) as reply:
+            if reply.status != 200:  # noqa: PLR2004 - OK
+                raise UnavailableError(f"the service answered {reply.status}: {await reply.text()}")
+            await reply.read()
+
+    async def burst(self, ask: Callable[[], Awaitable[None]], queries: int, at_once: int = _AT_ONCE) -> float:
+        """Ask so many queries, `at_once` in flight; return queries a second."""
+        left = itertools.count()
+
+        async def lane() -> None:
+            while next(left) < queries:
+                await ask()
+
+        started = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(at_once)))
+        return queries / (time.perf_counter() - started)
+
+
+async def _compare(scene: Scene, asks: _Asks, doses: Doses, progress: Progress) -> ServiceCost:
+    progress(f"{doses.pairs} pairs, one request in flight")
+    alone = [(await _ms(asks.pipeline), await _ms(asks.driver)) for _ in range(doses.pairs)]
+    connections = await _connections(scene.driver_urls[0], doses.pairs)
+    rates: list[tuple[float, float]] = []
+    processor: list[tuple[float, float]] = []
+    for number in range(doses.rounds):
+        progress(f"round {number + 1} of {doses.rounds}: {_AT_ONCE} in flight")
+        rates.append((await asks.burst(asks.pipeline, doses.burst), await asks.burst(asks.driver, doses.burst)))
+        progress(f"round {number + 1} of {doses.rounds}: through the balancer")
+        straight = await _processor_ms(scene.roots, asks, asks.driver, doses.burst)
+        processor.append((straight, await _processor_ms(scene.roots, asks, asks.balancer, doses.burst)))
+    return ServiceCost(
+        model=scene.pipeline.plan.model,
+        image_bytes=len(scene.image),
+        pairs=doses.pairs,
+        pipeline_ms=median(one for one, _ in alone),
+        http_ms=median(other for _, other in alone),
+        time_ratio=median(other / one for one, other in alone),
+        pipeline_rate=median(one for one, _ in rates),
+        http_rate=median(other for _, other in rates),
+        rate_ratio=median(other / one for one, other in rates),
+        driver_cpu_ms=median(one for one, _ in processor),
+        balancer_cpu_ms=median(other for _, other in processor),
+        processor_ratio=median(other / one for one, other in processor),
+        kept_ms=median(one for one, _ in connections),
+        new_ms=median(other for _, other in connections),
+        kept_ratio=median(one / other for one, other in connections),
+        overload=None,
+    )
+
+
+async def _connections(url: str, pairs: int) -> list[tuple[float, float]]:
+    """Return milliseconds of GET /healthz on a kept-alive connection, and on a new one, in turn."""
+    async with (
+        aiohttp.ClientSession() as kept,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as new,
+    ):
+
+        async def look(http: aiohttp.ClientSession) -> None:
+            async with http.get(f"{url}/healthz") as reply:
+                await reply.read()
+
+        await look(kept)
+        return [(await _ms(lambda: look(kept)), await _ms(lambda: look(new))) for _ in range(pairs)]
+
+
+async def _ms(ask: Callable[[], Awaitable[None]]) -> float:
+    started = time.perf_counter()
+    await ask()
+    return (time.perf_counter() - started) * _MS_PER_S
+
+
+async def _processor_ms(roots: tuple[int, ...], asks: _Asks, ask: Callable[[], Awaitable[None]], queries: int) -> float:
+    """Return the processor milliseconds of a request, in all processes but the client."""
+    before = processor_s(*roots)
+    await asks.burst(ask, queries, _BUSY)
+    return (processor_s(*roots) - before) / queries * _MS_PER_S
+
+
+def text(found: ServiceCost) -> str:
+    """Return what was measured, for people."""
+    lines = [
+        f"{found.model}, a JPEG of {found.image_bytes:,} bytes; ratios are medians of neighbours in time",
+        (
+            f"one in flight:   pipeline {found.pipeline_ms:.1f} ms, HTTP {found.http_ms:.1f} ms: "
+            f"{found.time_ratio:.3f} times the time ({found.pairs} pairs)"
+        ),
+        (
+            f"{_AT_ONCE} in flight:    pipeline {found.pipeline_rate:.1f}/s, HTTP {found.http_rate:.1f}/s: "
+            f"{found.rate_ratio:.3f} times the rate"
+        ),
+        (
+            f"GET /healthz:    kept-alive connection {found.kept_ms:.2f} ms, new one {found.new_ms:.2f} ms: "
+            f"{found.kept_ratio:.3f} times"
+        ),
+        (
+            f"processor time:  one driver {found.driver_cpu_ms:.1f} ms a request, two behind the balancer "
+            f"{found.balancer_cpu_ms:.1f} ms: {found.processor_ratio:.3f} times"
+        ),
+    ]
+    return "\n".join([*lines, *(overload_lines(found.overload) if found.overload else ())])

@@ -24,7 +24,6 @@ from sam.build.tree import Built, built, link_tree, seal
 from sam.build.wheels import unpack, wheels
 from sam.names import digest12, function_id, weights_id
 from sam.options import Options
-from serfer.core import exactness
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import PLAN_FILE, Plan
 from serfer.packaging import compiling
@@ -51,17 +50,13 @@ def driver_layer(target: Path, options: Options, cache: Path) -> Built:
 
 
 def gpu_layer(target: Path, options: Options, cache: Path) -> Built:
-    """Write the layer of what instances with a GPU need beside the drivers': ONNX Runtime for CUDA as a wheel.
+    """Write the layer of what instances with a GPU need besides the drivers' layer: ONNX Runtime for CUDA as a wheel.
 
-    It goes with what compares their answers. Raises UnavailableError and UsageError as `wheels` does.
+    Raises UnavailableError and UsageError as `wheels` does.
     """
     (target / GPU).mkdir(parents=True)
     for wheel in wheels(lock_file(GPU), options.runtime, options.architecture, cache):
         link(str(wheel.path), str(target / GPU / wheel.path.name))
-    package = target / "python" / "splitter"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    shutil.copyfile(exactness.__file__, package / Path(exactness.__file__).name)
     return seal(target, GPU_LAYER)
 
 

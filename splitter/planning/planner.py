@@ -1,7 +1,7 @@
 """The choice of cuts, grids, memory and data paths: every stage that is possible, priced, and searched exactly.
 
-`loads.py` says what a stage would do, `serfer/core/cost.py` what that takes, `paths.py` where an object store may pay,
-`search.py` finds the best chain.
+`stage_costs.py` says what a stage would do, `serfer/core/cost.py` what that takes, `data_path.py` where an object store
+may pay, `search.py` finds the best chain.
 """
 
 from __future__ import annotations

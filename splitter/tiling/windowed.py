@@ -1,4 +1,4 @@
-"""Rules of sliding windows: convolution and pooling (see windows.py), and padding with a constant."""
+"""Rules of sliding windows: convolution and pooling (see receptive_field.py), and padding with a constant."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class AveragePool(_Sliding):
 
 
 class ConstantPad(Rule):
-    """Padding with a constant; any other mode is written as a selection of rows and columns (see rewrites.py)."""
+    """Padding with a constant; any other mode is written as a selection of rows and columns (see canonicalize.py)."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return NCHW where a constant is put around a map."""

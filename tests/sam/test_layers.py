@@ -132,7 +132,7 @@ from serfer.fleet.provisioners.auto_scaling import _connect
 for service in ('autoscaling', 'ec2'):
     _connect(service, 'eu-west-1').close()
 loaded = {name.partition('.')[0] for name in sys.modules}
-assert not {'torch', 'onnx', 'onnxscript', 'sam', 'bench', 'typer', 'rich'} & loaded, loaded
+assert not {'torch', 'onnx', 'onnxscript', 'splitter', 'sam', 'bench', 'typer', 'rich'} & loaded, loaded
 print('loaded')
 """
 

@@ -1,10 +1,12 @@
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -120,6 +122,31 @@ def test_clients_that_retry_lose_nothing_when_parts_are_killed_and_all_of_them_c
     assert all(json.loads(line)["event"] for line in result.err.splitlines())
     for said in ("driver 0 has ended (signal: killed)", "driver 0 is back", "the balancer had ended", "the store had"):
         assert said in result.err
+
+
+@pytest.mark.slow
+def test_out_of_descriptors_it_logs_little_recovers_and_ends_at_the_first_sigterm(up, lean, image):
+    system = up("--plan", lean)
+    pid, limit = system.command.pid, resource.RLIMIT_NOFILE
+    held = len([*Path(f"/proc/{pid}/fd").iterdir()])
+    usual = resource.prlimit(pid, limit, (held, resource.prlimit(pid, limit)[1]))
+
+    def ask(_):
+        try:
+            return system.classify(image)[0]
+        except (OSError, http.client.HTTPException):
+            return None
+
+    with ThreadPoolExecutor(60) as clients:
+        statuses = [*clients.map(ask, range(60))]
+    assert set(statuses) <= {None, 200, 429, 503, 504}
+    resource.prlimit(pid, limit, (usual[0], usual[0]))
+    eventually(lambda: ask(0) == 200, "it answers once there are descriptors")
+    resource.prlimit(pid, limit, (held, usual[0]))
+    system.command.process.send_signal(signal.SIGTERM)
+    result = system.command.end()
+    assert result.code == 0
+    assert result.err.count("\n") < 100
 
 
 def test_kill_leaves_no_process(up, lean):

@@ -152,7 +152,8 @@ class TestNames:
 @pytest.mark.parametrize("module", ["function", "daemon"])
 def test_a_driver_in_aws_needs_nothing_of_the_workers_or_the_command_line(module):
     code = (
-        f"import sys, serfer.api.{module}; print(*sorted(name for name in sys.modules if name.partition('.')[0] in "
+        f"import sys, serfer.api.entrypoints.{module}\n"
+        "print(*sorted(name for name in sys.modules if name.partition('.')[0] in "
         "('onnx', 'onnxruntime', 'torch', 'typer', 'rich', 'bench', 'splitter', 'sam', 'boto3', 'moto', 'lambdas') "
         "or name.startswith('serfer.local.') and name.rpartition('.')[2] not in ('server', 'descriptors', "
         "'die_with_parent')))"

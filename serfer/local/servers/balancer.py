@@ -10,8 +10,9 @@ is how HAProxy says that a kept-alive connection has failed.
 Where drivers have as many requests as they could let in, further POSTs are held for 2 s and then refused with 429,
 so that clients that ignore Retry-After cost the drivers nothing.
 
-Its refusals are problem+json like the drivers', but for two that HAProxy 2.8 words itself: 400 for what is no HTTP, 408
-for a head that does not come. It shows no statistics: every driver tells its own metrics at its own address.
+Its refusals are problem+json like the drivers', except for three that HAProxy 2.8 words itself: 400 for what is not
+HTTP, 408 for a head that does not come, and 422 for a transfer coding that it does not know. It shows no statistics:
+every driver serves its own metrics at its own address.
 """
 
 from __future__ import annotations

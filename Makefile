@@ -53,7 +53,7 @@ slow: setup
 properties: setup
 	for seed in 1 2 3 4 5; do \
 	  SERFER_TEST_EXAMPLES=2 $(BIN)/python -m pytest -m "hypothesis and not deploy and not browser" --hypothesis-seed=$$seed \
-	    --timeout 2400 -n 2 --dist loadfile || exit 1; \
+	    --timeout 2400 -n 2 --dist worksteal || exit 1; \
 	done
 
 # 200,000 damaged images of every format, always the same ones, through the service's decoders.

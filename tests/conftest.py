@@ -21,10 +21,12 @@ def pytest_collection_modifyitems(items):
     times = int(os.environ.get(_TIMES, "0"))
     if times < 1:
         return
+    multiplied = set()  # items of one test function, which parameters and derived classes have, share its settings
     for item in items:
         function = getattr(item, "obj", None)
-        if is_hypothesis_test(function):
-            function = getattr(function, "__func__", function)
+        function = getattr(function, "__func__", function)
+        if is_hypothesis_test(function) and function not in multiplied:
+            multiplied.add(function)
             own = getattr(function, "_hypothesis_internal_use_settings", None) or settings.default
             more = settings(own, max_examples=times * own.max_examples, derandomize=False, database=None)
             function._hypothesis_internal_use_settings = more

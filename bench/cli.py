@@ -579,7 +579,7 @@ def _show_table(found: Sequence[Row], directory: Path | None, *, as_json: bool) 
 
 
 def _store_kind(store: str) -> str:
-    from serfer.core.aws import STORES  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.costs.aws import STORES  # noqa: PLC0415 - the command line starts fast
 
     if store not in STORES:
         raise UsageError(f"store is {' or '.join(STORES)}, not {store!r}")

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.plan import Plan, Stage, Tile
-from serfer.core.vcpus import compute_seconds, vcpus
 from serfer.core.wire import Task
 
 MOST_IMAGES = 16

@@ -22,9 +22,9 @@ from aws_lambda_powertools import Logger
 
 from lambdas.artefacts import artefact_directory
 from lambdas.worker import Worker
+from serfer.core.costs.vcpus import threads
 from serfer.core.errors import PlanError, SerferError
 from serfer.core.plan import Plan, load_plan
-from serfer.core.vcpus import threads
 from serfer.core.wire import requests_in
 from storage.routed import open_routed
 from storage.store import Store

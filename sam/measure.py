@@ -1,4 +1,4 @@
-"""Values of `serfer/core/aws.toml`, measured: from round trips, and from what workers report of their tasks."""
+"""Values of `serfer/core/costs/aws.toml`, measured: from round trips, and from what workers report of their tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from serfer.core.aws import Source
+from serfer.core.costs.aws import Source
 from serfer.core.wire import Report
 
 _MS = 1000

@@ -16,7 +16,7 @@ from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.cost import registry
 from sam.options import Options
 from sam.template.intrinsics import resources
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 

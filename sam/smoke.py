@@ -33,7 +33,7 @@ from sam.samconfig import StackSettings
 from sam.stacks import find_stack
 from sam.teardown import forget_uploads, tear_down
 from serfer.client.client import Client
-from serfer.core.cost import HOURS_A_MONTH, invocation_usd, plan_load
+from serfer.core.costs.cost_model import HOURS_A_MONTH, invocation_usd, plan_load
 from serfer.core.errors import (
     KeyRefusedError,
     QueryError,

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from serfer.core.aws import AwsFacts, parse_aws, shipped_aws
+from serfer.core.costs.aws import AwsFacts, parse_aws, shipped_aws
+from serfer.core.costs.operator_costs import Profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.profile import Profiles, parse_profiles, shipped_profiles
 from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text

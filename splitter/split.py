@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from serfer.core.aws import AwsFacts, LambdaFacts, shipped_aws
+from serfer.core.costs.aws import AwsFacts, LambdaFacts, shipped_aws
+from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
-from serfer.core.profile import Profiles, shipped_profiles
 from serfer.images import ImageLimits, check_channels
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.head.calibration import Calibration, read_calibration

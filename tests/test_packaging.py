@@ -101,7 +101,7 @@ def test_a_wheel_carries_the_data_files_that_the_code_reads(wheel):
     assert {
         f"{top}/py.typed" for top in ("bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage")
     } <= names
-    assert {"serfer/core/aws.toml", "serfer/local/lambda_/bootstrap.py", "sam/build/locks/worker.txt"} <= names
+    assert {"serfer/core/costs/aws.toml", "serfer/local/lambda_/bootstrap.py", "sam/build/locks/worker.txt"} <= names
     assert not any(name.startswith(("tests/", "examples/", "docs/")) for name in names)
 
 

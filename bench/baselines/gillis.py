@@ -27,7 +27,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.cost import (
+from serfer.core.costs.cost_model import (
     CARRY_RATE,
     DISPATCH_SECONDS,
     Floats,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.load.offer import network
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import PLAN_FILE, Plan, dump_plan, load_plan, sealed
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bench.core.frames import pipe_of, read_frame, write_frame
 from bench.load.account import Account, Reply, reply_of
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import QueryError
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION

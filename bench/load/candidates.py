@@ -24,7 +24,7 @@ from bench.load.piped import Piped, Whole
 from bench.load.systems import SYSTEMS as BASELINES
 from bench.load.systems import System, open_system
 from serfer.cli.terminal import ignore_signals
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import load_plan
 from serfer.packaging.build_cache import forget_unused, in_use

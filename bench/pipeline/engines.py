@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.counts import StoreCounts
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.s3 import S3Server

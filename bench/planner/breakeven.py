@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.planner.planner import Network, Point, Progress, aligned, piped, point, priced, read_network
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from splitter.planning.planner import memory_sizes
 from splitter.planning.search import LATENCY
 from splitter.tiling import operators

@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from bench.planner.planner import Progress, aligned, piped
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline

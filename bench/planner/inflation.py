@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx

@@ -16,7 +16,7 @@ from itertools import groupby, product
 import numpy as np
 
 from bench.baselines.gillis import Gillis, GillisPlan, Options
-from serfer.core.aws import AwsFacts, shipped_aws
+from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE

@@ -14,10 +14,10 @@ from statistics import mean, median
 
 import numpy as np
 
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import UnavailableError
 from serfer.core.plan import PackageLimit
-from serfer.core.profile import Profiles
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load

@@ -17,7 +17,7 @@ from sam.cost.marginal import Deployed, Usage, query_usage
 from sam.options import DRIVERS, ENGINES, STORES, Options
 from sam.template.intrinsics import resources
 from sam.template.parameters import check_parameters
-from serfer.core.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 

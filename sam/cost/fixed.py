@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sam.template.intrinsics import Properties, resources
-from serfer.core.aws import AwsFacts
-from serfer.core.cost import HOURS_A_MONTH
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError
 
 SECONDS_A_MONTH = HOURS_A_MONTH * 3600

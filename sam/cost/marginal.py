@@ -1,4 +1,4 @@
-"""What one query uses of a deployment, item by item, by the cost model of serfer/core/cost.py.
+"""What one query uses of a deployment, item by item, by the cost model of serfer/core/costs/cost_model.py.
 
 A driver waits while workers run, so a driver function is billed for the whole of each query.
 """
@@ -15,8 +15,8 @@ from drivers.poll import Backoff
 from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.cost.fixed import Line
 from sam.options import Options
-from serfer.core.aws import AwsFacts, StoreFacts
-from serfer.core.cost import (
+from serfer.core.costs.aws import AwsFacts, StoreFacts
+from serfer.core.costs.cost_model import (
     Platform,
     StageLoad,
     billed_usd,

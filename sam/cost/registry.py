@@ -12,7 +12,7 @@ from typing import Any
 from sam.cost.fixed import SECONDS_A_MONTH, Line
 from sam.options import Options
 from sam.template.intrinsics import resources
-from serfer.core.aws import AwsFacts, StoreFacts
+from serfer.core.costs.aws import AwsFacts, StoreFacts
 from serfer.fleet.registry import requests_per_s
 
 BUCKETS = ("s3", "s3express")

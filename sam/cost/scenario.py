@@ -14,7 +14,7 @@ from pathlib import Path
 from sam.cost.marginal import Deployed, query_usage, serverless_usd
 from sam.options import Options
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario, parse_scenario
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 

@@ -16,7 +16,7 @@ from sam.template.functions import generation, vpc
 from sam.template.policies import give, network_statements
 from sam.template.pools import pools, routing
 from serfer import __version__
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 

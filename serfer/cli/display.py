@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from serfer.core.aws import LambdaFacts
-from serfer.core.cost import HOURS_A_MONTH, PlanPrice, latency
+from serfer.core.costs.aws import LambdaFacts
+from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice, latency
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from sam.cost.bill import Bill
     from sam.cost.fixed import Line
     from sam.deployment import Deployment
+    from serfer.core.costs.operator_costs import Profiles
+    from serfer.core.costs.pricing import Prices
     from serfer.core.exactness import Difference
-    from serfer.core.pricing import Prices
-    from serfer.core.profile import Profiles
     from serfer.core.report import QueryReport
     from serfer.doctor.machine import Check
     from serfer.pictures.pareto import Choice
@@ -134,7 +134,7 @@ def print_plan(out: Console, plan: Plan, facts: LambdaFacts) -> None:
     usd = sum(stage.predicted_usd for stage in plan.stages)
     out.print(
         f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
-        f"${usd * _QUERIES:.2f} for a million queries (a model: see serfer/core/cost.py)"
+        f"${usd * _QUERIES:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
     )
 
 

@@ -420,8 +420,8 @@ def cost(
         return
     if compare or queries_a_month or parameter:
         raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
+    from serfer.core.costs.pricing import Circumstances, price  # noqa: PLC0415 - same
     from serfer.core.plan import load_plan  # noqa: PLC0415 - same
-    from serfer.core.pricing import Circumstances, price  # noqa: PLC0415 - same
 
     found = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, share or 0.0, burst))
     if as_json:
@@ -471,7 +471,7 @@ def profile(
     as_json: JsonOption = False,
 ) -> None:
     """Measure on this machine what operators cost, for split --profiles: three to five minutes on a quiet machine."""
-    from serfer.core.profile import dump_profiles  # noqa: PLC0415 - the command line starts fast
+    from serfer.core.costs.operator_costs import dump_profiles  # noqa: PLC0415 - the command line starts fast
     from serfer.files import check_place, write_whole  # noqa: PLC0415 - same
 
     check_place(file)

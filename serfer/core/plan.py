@@ -205,7 +205,7 @@ class Stage:
     """A contiguous part of the network.
 
     `predicted_ms` and `predicted_usd` are what the cost model gave it for one query in warm environments, invocations
-    included, when the network was split (serfer/core/cost.py). `path` says how its output travels: "inline" where its
+    included, when the network was split (costs/cost_model.py). `path` says how its output travels: "inline" where its
     tiles answer with it and later tasks carry it, unless a payload becomes too large by that (serfer/core/inline.py);
     "cache", through the store, as what may not be inline does; "objects", through a second store where there is one
     (storage/routed.py). The last stage is always inline.
@@ -365,8 +365,8 @@ class Plan:
     "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
     model as it was given, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
     too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
-    (serfer/core/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
-    (serfer/core/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
+    (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
+    (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
     fastest first.
     """
 

@@ -24,7 +24,7 @@ from sam.quotas import check_deployable, check_region, check_template, find_sam,
 from sam.samconfig import StackSettings, stacks
 from sam.stacks import TAG, check_update, find_stack
 from sam.template.intrinsics import Properties, resources
-from serfer.core.aws import AwsFacts
+from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.doctor.machine import Check

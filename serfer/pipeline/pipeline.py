@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Driver, Spent
 from drivers.target import Served, Target
-from serfer.core.aws import LambdaFacts
+from serfer.core.costs.aws import LambdaFacts
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, NotFiniteError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, Preprocess

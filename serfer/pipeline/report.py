@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.driver import Answer
-from serfer.core.aws import LambdaFacts
-from serfer.core.cost import invocation_usd
+from serfer.core.costs.aws import LambdaFacts
+from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan, Stage
 from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.driver import Answer
-from serfer.core.aws import AwsFacts
-from serfer.core.cost import CARRY_RATE, DISPATCH_SECONDS, Platform, cold_seconds, plan_load, task_seconds
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.cost_model import CARRY_RATE, DISPATCH_SECONDS, Platform, cold_seconds, plan_load, task_seconds
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.run import Attempt

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from serfer.control.scenario import LambdaTarget
-from serfer.core.aws import LambdaFacts
+from serfer.core.costs.aws import LambdaFacts
 from serfer.sim.traces import Floats
 
 _POINTS: Final = 1000  # of a distribution

@@ -18,7 +18,7 @@ from drivers.push import PushDriver
 from drivers.sharing import plan_sharing
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from drivers.stepfunctions.executions import connect
-from serfer.core.aws import LambdaFacts
+from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import CACHE, INLINE, Plan, check_artefacts, load_plan
 from serfer.core.run import Retry

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Rect
 from serfer.core.plan import (
@@ -39,7 +40,6 @@ from serfer.core.plan import (
     file_sha256,
     sealed,
 )
-from serfer.core.profile import Profiles
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.source import Progress, Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from serfer.core.aws import LambdaFacts
-from serfer.core.cost import Platform, billed_usd
+from serfer.core.costs.aws import LambdaFacts
+from serfer.core.costs.cost_model import Platform, billed_usd
 
 _MS_PER_S = 1000
 _ROUNDING = 1e-6  # of a millisecond: bills are rounded to less before they are rounded up

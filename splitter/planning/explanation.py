@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import OBJECTS, Alternative, PackageLimit
-from serfer.core.profile import Profiles
 from splitter.network.graph import Graph
 from splitter.planning.planner import Budget, Choice, choices_of, prepare
 from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Goal, Search

@@ -17,8 +17,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import prod
 
+from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
-from serfer.core.profile import BLOCK, Kind, Work
 from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
 from splitter.tiling import operators
 from splitter.tiling.regions import Regions, clipped_away, needed_input

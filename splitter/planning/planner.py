@@ -1,7 +1,7 @@
 """The choice of cuts, grids, memory and data paths: every stage that is possible, priced, and searched exactly.
 
-`stage_costs.py` says what a stage would do, `serfer/core/cost.py` what that takes, `data_path.py` where an object store
-may pay, `search.py` finds the best chain.
+`stage_costs.py` says what a stage would do, `serfer/core/costs` what that takes, `data_path.py` where an object
+store may pay, `search.py` finds the best chain.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 
-from serfer.core.aws import AwsFacts, LambdaFacts
-from serfer.core.cost import Floats, Platform, StageLoad, Traffic, stage_price
+from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.cost_model import Floats, Platform, StageLoad, Traffic, stage_price
+from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, even_parts
 from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PATHS, PackageLimit
-from serfer.core.profile import Profiles, shipped_profiles
 from splitter.network.graph import Graph, Node
 from splitter.planning.data_path import Detour
 from splitter.planning.search import LATENCY, Chain, Edge, Goal, Search, Vertex

@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from serfer.core.cost import Floats
+from serfer.core.costs.cost_model import Floats
 
 Vertex = tuple[int, int]
 """How many stages lie before a cut (0 where that makes no difference), and the cut's position."""

@@ -14,9 +14,9 @@ from itertools import accumulate, product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serfer.core.cost import Floats
+from serfer.core.costs.cost_model import Floats
+from serfer.core.costs.operator_costs import Profiles
 from serfer.core.geometry import Grid, Rect, Span, even_parts
-from serfer.core.profile import Profiles
 from splitter.network.graph import Graph, Node
 from splitter.planning.ort_kernels import Needs, handed_out, handing_on, likeness, tensor_likeness, work
 from splitter.tiling import operators

@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.linear_model import LinearRegression
 
+from serfer.core.costs.operator_costs import PRICED, Kind, Profile, Profiles, Work, counts
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
-from serfer.core.profile import PRICED, Kind, Profile, Profiles, Work, counts
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Progress, load

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from serfer.core.profile import shipped_profiles
+from serfer.core.costs.operator_costs import shipped_profiles
 
 _PRICES_NS = {"macs": 15.0, "taps": 15.0, "read": 3.0, "written": 3.0, "weights": 0.3, "operator": 300_000.0}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.planner.breakeven_here import Measured, _Roomy, markdown, table
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 
 
 def measured(one, two, split):

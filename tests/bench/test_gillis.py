@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench.baselines.gillis import Gillis, Options, layers
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx

@@ -12,7 +12,7 @@ from bench.planner import breakeven
 from bench.planner import planner as versus
 from bench.planner.planner import FASTEST, Comparisons, Network, Point, Versus
 from serfer.cli.main import app
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx
 from splitter.planning.planner import Budget

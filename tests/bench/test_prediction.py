@@ -1,8 +1,8 @@
 import pytest
 
 from bench.planner.prediction import HELD_OUT, Prediction, StagePrediction, measure, table
+from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.errors import UnavailableError
-from serfer.core.profile import shipped_profiles
 from splitter.profiling import profile
 
 

@@ -5,12 +5,12 @@ from importlib.resources import files
 
 import pytest
 
-from serfer.core.aws import STORES, LambdaFacts, ServiceFacts, Source, StoreFacts, parse_aws, shipped_aws
+from serfer.core.costs.aws import STORES, LambdaFacts, ServiceFacts, Source, StoreFacts, parse_aws, shipped_aws
 from serfer.core.errors import InputError, UsageError
 
 KINDS = ("redis", "s3", "valkey", "s3express", "redis_serverless")
 LISTS = ("zones", "regions_without")
-TABLE = tomllib.loads(files("serfer.core").joinpath("aws.toml").read_text(encoding="utf-8"))
+TABLE = tomllib.loads(files("serfer.core.costs").joinpath("aws.toml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.core.aws import shipped_aws
-from serfer.core.cost import (
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cost_model import (
     CODEC_RATE,
     DISPATCH_SECONDS,
     TASK_SECONDS,

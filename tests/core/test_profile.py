@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serfer.core.costs.operator_costs import Kind, Work, dump_profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError
-from serfer.core.profile import Kind, Work, dump_profiles, parse_profiles, shipped_profiles
 
 PROFILES = shipped_profiles()
 TEXT = dump_profiles(PROFILES)

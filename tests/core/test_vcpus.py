@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.sharing import plan_sharing
-from serfer.core.aws import shipped_aws
-from serfer.core.cost import TASK_SECONDS, Platform, StageLoad, task_seconds
-from serfer.core.profile import Kind, Work, shipped_profiles
-from serfer.core.vcpus import compute_seconds, threads, vcpus
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cost_model import TASK_SECONDS, Platform, StageLoad, task_seconds
+from serfer.core.costs.operator_costs import Kind, Work, shipped_profiles
+from serfer.core.costs.vcpus import compute_seconds, threads, vcpus
 from tests.core.plans import small_plan
 
 FACTS = shipped_aws()

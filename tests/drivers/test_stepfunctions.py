@@ -14,8 +14,8 @@ from botocore.exceptions import ClientError
 from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from drivers.stepfunctions.executions import connect
-from serfer.core.aws import shipped_aws
 from serfer.core.checksum import protect, verified
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,

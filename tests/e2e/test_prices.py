@@ -5,8 +5,8 @@ import json
 import pytest
 
 import serfer
+from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.core.plan import load_plan
-from serfer.core.profile import dump_profiles, shipped_profiles
 
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month"}
 STAGE = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import FunctionConfig

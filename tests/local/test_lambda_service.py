@@ -22,7 +22,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
 
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from serfer.local.lambda_.environment import Environment
 from serfer.local.lambda_.function import FunctionConfig
@@ -461,7 +461,7 @@ def test_stopping_ends_even_where_an_environments_end_fails(runtime, monkeypatch
 HOST = """
 import asyncio, sys
 from pathlib import Path
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.service import LambdaService

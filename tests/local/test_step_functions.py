@@ -13,7 +13,7 @@ import pytest
 from botocore.credentials import Credentials
 
 from drivers.stepfunctions.executions import connect
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig

@@ -25,7 +25,7 @@ import serfer
 from sam.build.package import package
 from sam.names import digest12
 from serfer.api.auth.keys import add_key
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
 from serfer.local.die_with_parent import dying_with_me

@@ -18,7 +18,7 @@ from botocore.config import Config
 
 import serfer
 from sam.build.layers import function_directory, weights_layer
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig

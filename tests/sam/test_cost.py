@@ -11,7 +11,7 @@ from sam.cost.build_cost import compare_build, price_build
 from sam.cost.marginal import query_usage, transitions
 from sam.template.template import make_template
 from serfer.cli.main import app
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
 from tests.core.plans import small_plan

@@ -21,7 +21,7 @@ from sam.options import ARCHITECTURES, DRIVERS, ENGINES, STORES
 from sam.template.functions import state_machine
 from sam.template.template import dump, make_template
 from serfer.control.scenario import InstanceType
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import check_artefacts, load_plan
 from serfer.local.lambda_.function import check_function
 from serfer.pipeline.reference import unsplit

@@ -20,7 +20,7 @@ from sam.options import GpuPool, Options
 from sam.samconfig import stack_of
 from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.core.plan import load_plan
 from serfer.settings import Settings

@@ -10,7 +10,7 @@ from sam.names import digest12, pool_name
 from sam.options import GpuPool
 from sam.quotas import check_deployable
 from sam.template.template import make_template
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.fleet.registry import requests_per_s
 from tests.core.plans import small_plan
 from tests.sam.builds import build

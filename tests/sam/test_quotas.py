@@ -5,7 +5,7 @@ import pytest
 
 from sam.quotas import check_deployable, check_template, find_sam, stack_resources
 from sam.template.template import make_template
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.geometry import Grid
 from tests.core.plans import small_plan

@@ -18,7 +18,7 @@ from sam.__main__ import main
 from sam.measure import Fact, Sample, dump_facts, facts_of
 from sam.samconfig import stack_of
 from sam.smoke import Budget, Order
-from serfer.core.aws import parse_aws, shipped_aws
+from serfer.core.costs.aws import parse_aws, shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import QueryError, TaskFailedError, UsageError
 from serfer.core.wire import Report

@@ -8,7 +8,7 @@ from sam.deployer import unlisted
 from sam.options import DRIVERS, ENGINES, STORES
 from sam.template.intrinsics import resources
 from sam.template.template import make_template
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from tests.core.plans import small_plan
 from tests.sam.builds import options

@@ -18,7 +18,7 @@ from sam.options import GpuPool
 from sam.samconfig import FILE as SAMCONFIG
 from sam.template.template import make_template
 from serfer.cli.main import app
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from serfer.core.plan import sealed
 from serfer.doctor import aws as doctor_aws

@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from serfer.core.aws import shipped_aws
-from serfer.core.cost import HOURS_A_MONTH, Platform, price_plan
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cost_model import HOURS_A_MONTH, Platform, price_plan
+from serfer.core.costs.pricing import Circumstances, price
 from serfer.core.errors import UsageError
-from serfer.core.pricing import Circumstances, price
 from tests.core.plans import small_plan
 
 FACTS = shipped_aws()

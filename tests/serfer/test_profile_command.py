@@ -7,8 +7,8 @@ import os
 import pytest
 
 from serfer.cli import main as cli
+from serfer.core.costs.operator_costs import dump_profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
-from serfer.core.profile import dump_profiles, parse_profiles, shipped_profiles
 from serfer.files import check_place, write_whole
 from splitter.profiling import profile
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from drivers.driver import Answer, Spent
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import load_plan
 from serfer.core.report import ImageAnswer, Prediction

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
-from serfer.core.profile import dump_profiles, shipped_profiles
 from serfer.core.sigv4 import Access
 from serfer.settings import Settings, load_settings
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serfer.control.policies import make_policy
 from serfer.control.router import Router
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.sim import queries
 from serfer.sim.hours import Window, windows_of

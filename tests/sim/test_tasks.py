@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.router import Router
-from serfer.core.aws import shipped_aws
-from serfer.core.cost import Platform, price_plan
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cost_model import Platform, price_plan
 from serfer.core.plan import load_plan
 from serfer.sim.calibration import published_calibration
 from serfer.sim.hours import Window

@@ -8,7 +8,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.exactness import relative_error
 from serfer.core.plan import PackageLimit, check_artefacts, parse_plan
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from serfer.core.cost import Platform, price_plan
-from serfer.core.profile import shipped_profiles
+from serfer.core.costs.cost_model import Platform, price_plan
+from serfer.core.costs.operator_costs import shipped_profiles
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import assemble

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lambdas import sessions
+from serfer.core.costs.operator_costs import Kind, dump_profiles, parse_profiles
 from serfer.core.geometry import Grid
-from serfer.core.profile import Kind, dump_profiles, parse_profiles
 from splitter.planning import ort_kernels as work
 from splitter.profiling import profile
 from splitter.profiling.profile import Meter, given_to, measure, stage_tasks, worker_session

@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from serfer.core.aws import shipped_aws
-from serfer.core.cost import StageLoad, Traffic, stage_price
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cost_model import StageLoad, Traffic, stage_price
+from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PackageLimit
-from serfer.core.profile import shipped_profiles
 from splitter.network.ingest import from_onnx
 from splitter.planning.ort_kernels import tile_moves, work
 from splitter.planning.planner import LEAST_SIDE, Budget, choices_of, prepare, tile_rects

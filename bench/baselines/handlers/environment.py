@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from lambdas.sessions import SessionCache
 from lambdas.worker import crop_to_input
+from serfer.core.costs.vcpus import threads
 from serfer.core.errors import InputError
 from serfer.core.plan import Plan, Stage, load_plan
-from serfer.core.vcpus import threads
 from serfer.core.wire import Task
 
 Array = NDArray[np.float32]

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 from drivers.driver import Answer
 from serfer.api.service import Answered
-from serfer.core.aws import LambdaFacts
-from serfer.core.cost import invocation_usd
+from serfer.core.costs.aws import LambdaFacts
+from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
 from serfer.core.run import Attempt, Failure, StageRun

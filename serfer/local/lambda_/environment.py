@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from serfer.core.aws import LambdaFacts
+    from serfer.core.costs.aws import LambdaFacts
     from serfer.local.lambda_.faults import Counts
     from serfer.local.lambda_.function import FunctionConfig
 

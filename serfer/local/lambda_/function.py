@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from serfer.core.aws import shipped_aws
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serfer.core.aws import LambdaFacts
+    from serfer.core.costs.aws import LambdaFacts
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from serfer.core.aws import LambdaFacts
+    from serfer.core.costs.aws import LambdaFacts
     from serfer.local.lambda_.events import Sleep
     from serfer.local.lambda_.faults import Counts, Injector
     from serfer.local.lambda_.function import FunctionConfig

@@ -39,7 +39,7 @@ from serfer.local.server import local_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from serfer.core.aws import LambdaFacts
+    from serfer.core.costs.aws import LambdaFacts
     from serfer.core.sigv4 import Access
 
 _FUNCTIONS = "/2015-03-31/functions"

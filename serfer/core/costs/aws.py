@@ -257,4 +257,4 @@ def _parse_table(table: str, given: Any, kind: type, base: Any) -> Any:  # noqa:
 
 def shipped_aws() -> AwsFacts:
     """Return the facts that ship with SerFer."""
-    return parse_aws(files("serfer.core").joinpath("aws.toml").read_text(encoding="utf-8"))
+    return parse_aws(files("serfer.core.costs").joinpath("aws.toml").read_text(encoding="utf-8"))

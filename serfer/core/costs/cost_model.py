@@ -20,9 +20,9 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.aws import AwsFacts, LambdaFacts, StoreFacts
+from serfer.core.costs.aws import AwsFacts, LambdaFacts, StoreFacts
+from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.plan import CACHE, INLINE, OBJECTS, Plan, Shape, Stage, Tile
-from serfer.core.vcpus import compute_seconds, vcpus
 
 DISPATCH_SECONDS = 2.8e-4
 """A driver's processor time to sign and send one invocation, as measured on the development machine."""

@@ -6,7 +6,7 @@ costs less. Along a task all operators add up, branches too: ONNX Runtime runs a
 The tiles of a stage run side by side, so among them the maximum is taken; the planner does that.
 
 More images at once cost more of everything but weights. What vCPUs change is in
-serfer/core/vcpus.py: part of each kind's time is divided among threads. One and two threads were measured, what more
+vcpus.py: part of each kind's time is divided among threads. One and two threads were measured, what more
 bring is modelled.
 """
 
@@ -20,8 +20,8 @@ from enum import StrEnum
 from importlib.resources import files
 from typing import Any
 
+from serfer.core.costs.vcpus import compute_seconds
 from serfer.core.errors import InputError
-from serfer.core.vcpus import compute_seconds
 
 FORMAT = 1
 BLOCK = 16
@@ -287,7 +287,7 @@ def parse_profiles(text: str, safety: float = 0.0) -> Profiles:
 
 def shipped_profiles(safety: float = 0.0) -> Profiles:
     """Return the profiles that ship with SerFer."""
-    return parse_profiles(files("serfer.core").joinpath("profiles.json").read_text(encoding="utf-8"), safety)
+    return parse_profiles(files("serfer.core.costs").joinpath("profiles.json").read_text(encoding="utf-8"), safety)
 
 
 def _profile(kind: Kind, value: object) -> Profile:

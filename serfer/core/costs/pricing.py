@@ -1,12 +1,12 @@
-"""What a plan costs, by the one cost model (serfer/core/cost.py): a query, a burst, and a month without queries."""
+"""What a plan costs, by the one cost model (cost_model.py): a query, a burst, and a month without queries."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from serfer.core.aws import AwsFacts, LambdaFacts
-from serfer.core.cost import (
+from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.cost_model import (
     HOURS_A_MONTH,
     Burst,
     Latency,

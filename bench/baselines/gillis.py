@@ -43,7 +43,7 @@ from splitter.planning.planner import WORKER_MB, Budget, memory_needed, tile_rec
 from splitter.planning.stage_costs import Load, Loads
 from splitter.tiling.cuts import Cut, cut_points, weight_bytes
 from splitter.tiling.grids import ONE
-from splitter.tiling.regions import walk_back
+from splitter.tiling.regions import infer_input_regions
 
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(2, 4), Grid(1, 2, columns=True), Grid(1, 4, columns=True))
 """What a group may run on: tiles of maps, columns of fully connected layers."""
@@ -253,7 +253,7 @@ class Gillis:
             return weight_bytes(self._graph, load.start, load.stop)
         graph, nodes = self._graph, self._graph.nodes[load.start : load.stop]
         target = nodes[-1].output
-        regions = walk_back(graph, nodes, {target: tile_rects(graph, target, load.grid)[0]})
+        regions = infer_input_regions(graph, nodes, {target: tile_rects(graph, target, load.grid)[0]})
         sizes: dict[str, int] = {}
         for node in nodes:
             area, whole = regions[node.output].area, graph.shape(node.output).whole.area

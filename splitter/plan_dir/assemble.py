@@ -50,7 +50,7 @@ from splitter.tiling import operators
 from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
 from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
-from splitter.tiling.regions import Regions, input_padding, tile_macs, walk_back, whole_regions
+from splitter.tiling.regions import Regions, infer_input_regions, input_padding, tile_macs, whole_regions
 
 UNSPLIT = "unsplit.onnx"
 _NO_PADDING = Padding(0, 0, 0, 0)
@@ -106,7 +106,7 @@ class _StagePart:
 
     def _tile(self, targets: Regions, *, whole: bool) -> _TilePart:
         graph, nodes = self.graph, self.nodes
-        regions = whole_regions(graph, nodes) if whole else walk_back(graph, nodes, targets)
+        regions = whole_regions(graph, nodes) if whole else infer_input_regions(graph, nodes, targets)
         padding = (_NO_PADDING if whole else input_padding(graph, nodes, name, targets) for name in self.inputs)
         return _TilePart(
             inputs=tuple(regions[name] for name in self.inputs),

@@ -12,9 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect
 from splitter.network.graph import Graph, Node, Weights
-from splitter.plan_dir.onnx_builder import TileWriter
+from splitter.plan_dir.onnx_builder import OnnxBuilder
 from splitter.plan_dir.weights import WeightsFile
-from splitter.tiling.regions import Regions, whole_regions
+from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of
+from splitter.tiling.regions import Regions, read_region, whole_regions
+from splitter.tiling.rule import Rule, TileOperator
 
 _IR_VERSION = 10
 
@@ -91,25 +93,57 @@ def tile_graph(
 
     In the graph, they are called by `input_name` and `output_name`.
     """
-    writer = TileWriter(graph, regions)
+    builder = OnnxBuilder(graph)
+    views = _Views(graph, regions, builder)
     for node in nodes:
-        writer.emit(node)
-    targets = [writer.view(name, rect) for name, rect in outputs.items()]
-    used = {name for node in writer.nodes for name in node.input}
+        _write(views, node)
+    targets = [views.of(name, rect) for name, rect in outputs.items()]
+    used = {name for node in builder.nodes for name in node.input}
     names = {name: input_name(number) for number, name in enumerate(inputs)}
     names |= {name: output_name(number) for number, name in enumerate(targets)}
     taken = {new: f"{new}.inner" for new in names.values()}  # whatever else had one of these names gives way
     return TileGraph(
-        nodes=tuple(_renamed(node, {**taken, **names}) for node in writer.nodes),
-        weights={taken.get(name, name): value for name, value in writer.weights.items() if name in used},
-        constants={taken.get(name, name): value for name, value in writer.constants.items() if name in used},
-        half=frozenset(taken.get(name, name) for name in writer.half & used),
+        nodes=tuple(_renamed(node, {**taken, **names}) for node in builder.nodes),
+        weights={taken.get(name, name): value for name, value in builder.weights.items() if name in used},
+        constants={taken.get(name, name): value for name, value in builder.constants.items() if name in used},
+        half=frozenset(taken.get(name, name) for name in builder.half & used),
         inputs=tuple(_value(graph, name, regions[name], input_name(number)) for number, name in enumerate(inputs)),
         outputs=tuple(
             _value(graph, name, rect, output_name(number)) for number, (name, rect) in enumerate(outputs.items())
         ),
         opset=graph.opset,
     )
+
+
+class _Views:
+    """Parts of tensors in a tile's graph: what is computed of a tensor, cropped where a reader wants less of it."""
+
+    def __init__(self, graph: Graph, regions: Regions, builder: OnnxBuilder) -> None:
+        self.graph, self.regions, self.builder = graph, regions, builder
+        self._names: dict[tuple[str, Rect], str] = {}
+
+    def of(self, name: str, part: Rect) -> str:
+        """Return what the part `part` of tensor `name` is called."""
+        have = self.regions[name]
+        if have == part:
+            return name
+        if (name, part) not in self._names:
+            view = f"{name}.view{len(self._names)}"
+            self._names[name, part] = self.builder.crop(name, part.within(have), self.graph.axes(name), view)
+        return self._names[name, part]
+
+
+def _write(views: _Views, node: Node) -> None:
+    """Append an operator as its region of the output needs it."""
+    graph, region = views.graph, views.regions[node.output]
+    reads = {name: read_region(graph, node, name, region) for name in graph.activations(node)}
+    inputs = [
+        views.of(name, reads[name].clipped) if name in reads else name and views.builder.weight(name)
+        for name in node.inputs
+    ]
+    whole = is_replicated(graph, node) and node.kind != TILE_SUM
+    rule = None if whole else rule_of(graph, node)
+    (rule or Rule()).write(views.builder, TileOperator(graph, node, region, reads, inputs))
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:

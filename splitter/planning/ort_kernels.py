@@ -6,8 +6,8 @@ A worker's session optimises a tile's graph at the highest level. What that mean
 - an activation that alone reads a convolution runs inside it, and so does the sum of a convolution with another map;
 - convolutions and pools work on channels in blocks of 16. Maps stay in blocks through activations, sums, batch
   normalisation and concatenation; before anything else, and at the ends of a task, they are reordered;
-- a map of which a reader wants only a part (see TileWriter.view) is put in order, sliced, and put in blocks again; a
-  sum with such a part no longer runs inside the convolution.
+- a map of which a reader wants only a part (see _Views in splitter/plan_dir/emit.py) is put in order, sliced and put in
+  blocks again; a sum with such a part no longer runs inside the convolution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
 from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
 from splitter.tiling import operators
-from splitter.tiling.regions import Regions, clipped_away, needed_input
+from splitter.tiling.regions import Regions, input_region, read_region
 
 _OPERANDS = 2  # of a sum that runs inside a convolution
 _ALIGNMENT = 4  # channels of a dense convolution's input come in fours, or it is left as it was
@@ -143,9 +143,9 @@ def tile_moves(
     form, inside, found = _form(graph), {node.output for node in nodes}, list[Work]()
     for name in (*inputs, *(node.output for node in nodes)):
         needs = [
-            (reader, needed_input(graph, reader, name, regions[reader.output]))
+            (reader, input_region(graph, reader, name, regions[reader.output]))
             for reader in form.readers.get(name, ())
-            if reader.output in inside and not operators.is_whole(graph, reader)
+            if reader.output in inside and not operators.is_replicated(graph, reader)
         ]
         found += handing_on(graph, name, regions[name], needs, given=name in inputs)
     for name, part in outputs.items():
@@ -188,8 +188,8 @@ def _count(graph: Graph, node: Node, region: Rect) -> Work:
     if kind == Kind.FULLY_CONNECTED:
         return _fully_connected(graph, node, region)
     read = sum(
-        graph.shape(name).channels * needed_input(graph, node, name, region).area
-        if not operators.is_whole(graph, node)
+        graph.shape(name).channels * input_region(graph, node, name, region).area
+        if not operators.is_replicated(graph, node)
         else graph.shape(name).elements
         for name in graph.activations(node)
     )
@@ -212,7 +212,8 @@ def _count(graph: Graph, node: Node, region: Rect) -> Work:
 def _convolution(graph: Graph, node: Node, region: Rect, counted: Work) -> Work:
     weight, groups = graph.weights[node.inputs[1]].shape, int(node.attributes.get("group", 1))
     stride = int((node.attributes.get("strides") or [1, 1])[1])
-    pads = clipped_away(graph, node, region) if prod(weight[2:]) > 1 and not operators.is_whole(graph, node) else None
+    slides = prod(weight[2:]) > 1 and not operators.is_replicated(graph, node)
+    pads = read_region(graph, node, node.inputs[0], region).padding if slides else None
     return replace(
         counted,
         weights=prod(weight),

@@ -28,7 +28,7 @@ from splitter.planning.stage_costs import Load, Loads, can_part
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
-from splitter.tiling.regions import walk_back
+from splitter.tiling.regions import infer_input_regions
 
 MAX_STAGES = 16
 INLINE_MOST = 1024 * 1024
@@ -424,7 +424,7 @@ def _bytes_of_columns(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Con
     Layers before the last fully connected one are computed whole by every group.
     """
     target = nodes[-1].output
-    regions = walk_back(graph, nodes, {target: tile_rects(graph, target, grid)[0]})
+    regions = infer_input_regions(graph, nodes, {target: tile_rects(graph, target, grid)[0]})
     sizes: dict[str, int] = {}
     for node in nodes:
         area, whole = regions[node.output].area, graph.shape(node.output).whole.area

@@ -24,7 +24,7 @@ from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
 from splitter.tiling.grids import ONE
 from splitter.tiling.receptive_field import COL_AXIS, ROW_AXIS
-from splitter.tiling.regions import needed_input
+from splitter.tiling.regions import input_region
 
 _Sizes = NDArray[np.int64]
 _Edges = tuple[_Sizes, _Sizes]
@@ -162,7 +162,7 @@ class Loads:
         graph = with_grid(self._graph, grid)
         self._pools = tuple(node.attributes["grid"] for node in graph.nodes if node.kind == operators.TILE_POOL)
         able = [
-            operators.by_columns(graph, node) if grid.columns else operators.tileable(graph, node)
+            operators.column_splittable(graph, node) if grid.columns else operators.tileable(graph, node)
             for node in graph.nodes
         ]
         if grid.columns and not maps:
@@ -220,7 +220,7 @@ class Loads:
             self._known_steps[key] = [
                 _Step(
                     node.output,
-                    _extent(graph, node.output, axis) if operators.is_whole(graph, node) else None,
+                    _extent(graph, node.output, axis) if operators.is_replicated(graph, node) else None,
                     tuple(
                         (source, self._reach(graph, index, number, axis))
                         for number, source in enumerate(graph.activations(node))
@@ -309,8 +309,8 @@ class Loads:
         key = (tensor, readers, given, given_out)
         if key not in self._handings:
             whole = graph.shape(tensor).whole
-            nodes = [graph.nodes[index] for index in readers if not operators.is_whole(graph, graph.nodes[index])]
-            needs = [(node, needed_input(graph, node, tensor, graph.shape(node.output).whole)) for node in nodes]
+            nodes = [graph.nodes[index] for index in readers if not operators.is_replicated(graph, graph.nodes[index])]
+            needs = [(node, input_region(graph, node, tensor, graph.shape(node.output).whole)) for node in nodes]
             part = whole if given_out else None
             self._handings[key] = self._moving(graph, tensor, whole, needs, given=given, part=part)
         return self._handings[key]
@@ -441,7 +441,7 @@ class _Reach:
     def __init__(self, graph: Graph, node: Node, source: str, axis: int) -> None:
         size = _extent(graph, source, axis)
         rows = range(_extent(graph, node.output, axis))
-        needs = [operators.needs(graph, node, source, axis, Span(row, row + 1)) for row in rows]
+        needs = [operators.input_span(graph, node, source, axis, Span(row, row + 1)) for row in rows]
         self._first = np.array([min(max(need.start, 0), size - 1) for need in needs])
         self._last = np.array([max(0, min(need.stop, size)) for need in needs])
 

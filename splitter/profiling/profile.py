@@ -45,7 +45,7 @@ from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import ONE
-from splitter.tiling.regions import Regions, walk_back, whole_regions
+from splitter.tiling.regions import Regions, infer_input_regions, whole_regions
 
 NETWORKS = (
     *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),
@@ -106,14 +106,14 @@ def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
     inputs = tuple(name for name in left.tensors if name in read)
     rects = {name: tile_rects(graph, name, grid) for name in right.tensors if name in made}
     spread = all(
-        operators.by_columns(graph, node) if grid.columns else operators.tileable(graph, node) for node in nodes
+        operators.column_splittable(graph, node) if grid.columns else operators.tileable(graph, node) for node in nodes
     )
     if not all(rects.values()) or (grid.tiles > 1 and not spread):
         return []
     tasks = []
     for number in range(grid.tiles):
         targets = {name: parts[number] for name, parts in rects.items()}
-        regions = walk_back(graph, nodes, targets) if spread else whole_regions(graph, nodes)
+        regions = infer_input_regions(graph, nodes, targets) if spread else whole_regions(graph, nodes)
         tasks.append(Task(graph, nodes, regions, inputs, targets))
     return tasks
 

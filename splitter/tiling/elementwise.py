@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serfer.core.geometry import Rect
 from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node
-from splitter.tiling.rule import Rule, integers
-
-if TYPE_CHECKING:
-    from splitter.plan_dir.onnx_builder import TileWriter
+from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.rule import Rule, TileOperator, integers
 
 Along = Callable[[Graph, Node], Collection[int] | None]
 
@@ -42,13 +38,14 @@ class Elementwise(Rule):
         shapes = [graph.shapes[name] for name in names] + [graph.weights[name].shape for name in graph.constants(node)]
         return axes if all(_broadcasts(shape, size, axes) for shape in shapes) else None
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the tile's part of each constant."""
+        node = tile.node
         operands = [
-            writer.broadcast(name, node.output, region) if name in writer.graph.weights else given
-            for name, given in zip(node.inputs, inputs, strict=True)
+            builder.broadcast(name, node.output, tile.region) if name in tile.graph.weights else given
+            for name, given in zip(node.inputs, tile.inputs, strict=True)
         ]
-        writer.append(node.kind, operands, node.output, node.attributes)
+        builder.append(node.kind, operands, node.output, node.attributes)
 
 
 def _broadcasts(shape: Sequence[int], size: Sequence[int], axes: Axes) -> bool:
@@ -70,12 +67,13 @@ class Expand(Elementwise):
             return None
         return axes if _broadcasts(graph.shapes[source], size, axes) else None
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the operator with the size of the tile."""
-        rows, cols = writer.graph.axes(node.output) or NCHW
-        size = [1, *writer.graph.shapes[node.output][1:]]
-        size[rows], size[cols] = region.rows.size, region.cols.size
-        writer.append(node.kind, [inputs[0], writer.constant(f"{node.output}.shape", np.array(size))], node.output)
+        output = tile.node.output
+        rows, cols = tile.graph.axes(output) or NCHW
+        size = [1, *tile.graph.shapes[output][1:]]
+        size[rows], size[cols] = tile.region.rows.size, tile.region.cols.size
+        builder.append(tile.node.kind, [tile.inputs[0], builder.constant(f"{output}.shape", np.array(size))], output)
 
 
 class Channelwise(Rule):
@@ -139,12 +137,13 @@ class Reshape(Rule):
         axes = _common(graph, node) if len(graph.activations(node)) == 1 else None
         return _kept(graph.shapes[node.inputs[0]], axes, graph.shapes[node.output]) if axes else None
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the tile's rows and columns in the shape."""
-        axes = writer.graph.axes(node.output) or NCHW
-        shape = [0, *writer.graph.shapes[node.output][1:]]  # 0 keeps the batch
-        shape[axes[0]], shape[axes[1]] = region.rows.size, region.cols.size
-        writer.append("Reshape", [inputs[0], writer.constant(f"{node.output}.shape", np.array(shape))], node.output)
+        output = tile.node.output
+        rows, cols = tile.graph.axes(output) or NCHW
+        shape = [0, *tile.graph.shapes[output][1:]]  # 0 keeps the batch
+        shape[rows], shape[cols] = tile.region.rows.size, tile.region.cols.size
+        builder.append("Reshape", [tile.inputs[0], builder.constant(f"{output}.shape", np.array(shape))], output)
 
 
 def _kept(before: Sequence[int], axes: Axes, after: Sequence[int]) -> Axes | None:

@@ -53,12 +53,12 @@ __all__ = [
     "TILE_SUM",
     "WINDOWED",
     "axes_of_output",
-    "by_columns",
+    "column_splittable",
+    "input_span",
     "is_fully_connected",
-    "is_whole",
+    "is_replicated",
     "macs",
     "matrix_of",
-    "needs",
     "pad_amounts",
     "rule_of",
     "tileable",
@@ -165,14 +165,14 @@ def tileable(graph: Graph, node: Node) -> bool:
     return rule_of(graph, node) is not None and graph.axes(node.output) is not None
 
 
-def by_columns(graph: Graph, node: Node) -> bool:
+def column_splittable(graph: Graph, node: Node) -> bool:
     """Say whether the operator may be part of a stage that is spread by the columns of its output vector.
 
     Maps before the vector may: every group computes them whole, which may cost less than handing them on.
     """
     if len(graph.shapes[node.output]) != VECTOR_RANK:
         return True
-    return is_fully_connected(graph, node) or _is_column_by_column(graph, node) or is_whole(graph, node)
+    return is_fully_connected(graph, node) or _is_column_by_column(graph, node) or is_replicated(graph, node)
 
 
 def _is_column_by_column(graph: Graph, node: Node) -> bool:
@@ -183,12 +183,12 @@ def _is_column_by_column(graph: Graph, node: Node) -> bool:
     return vectors and fits and _RULES.get(node.kind) is _ELEMENTWISE
 
 
-def is_whole(graph: Graph, node: Node) -> bool:
+def is_replicated(graph: Graph, node: Node) -> bool:
     """Say whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
-    return _once(graph, node, _find_whole)
+    return _once(graph, node, _find_replicated)
 
 
-def _find_whole(graph: Graph, node: Node) -> bool:
+def _find_replicated(graph: Graph, node: Node) -> bool:
     if node.kind == TILE_SUM or rule_of(graph, node) is None:
         return True
     return graph.axes(node.output) is not None and _is_small(graph, node)
@@ -200,10 +200,10 @@ def _is_small(graph: Graph, node: Node) -> bool:
     return all(graph.axes(name) is None or graph.shape(name).whole.area == 1 for name in names)
 
 
-def needs(graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+def input_span(graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
     """Return the rows (or columns) of input `source` that output rows `out` read, not clipped to the map."""
-    rule = None if is_whole(graph, node) else rule_of(graph, node)
-    return rule.needs(graph, node, source, axis, out) if rule else Span(0, extent(graph, source, axis))
+    rule = None if is_replicated(graph, node) else rule_of(graph, node)
+    return rule.input_span(graph, node, source, axis, out) if rule else Span(0, extent(graph, source, axis))
 
 
 def macs(graph: Graph, node: Node, positions: int) -> int:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serfer.core.geometry import Rect, Span, even_parts
+from serfer.core.geometry import Span, even_parts
 from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.tiling.rule import Rule, extent
-
-if TYPE_CHECKING:
-    from splitter.plan_dir.onnx_builder import TileWriter
+from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.rule import Rule, TileOperator, extent
 
 TILE_POOL = "TilePool"
 """Each tile of a grid pooled apart: a (C, H, W) map becomes (C, rows, cols). Not an ONNX operator."""
@@ -27,69 +24,70 @@ class TilePool(Rule):
         """Return where the map has its rows and columns; the tiles of the grid lie there."""
         return graph.axes(node.inputs[0])
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the rows of these tiles."""
         parts = even_parts(extent(graph, source, axis), node.attributes["grid"][axis - ROW_AXIS])
         return Span(parts[out.start].start, parts[out.stop - 1].stop)
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the pooling, and the tile's weight."""
-        mode = node.attributes["mode"]
-        share = writer.need(node, node.inputs[0], region).area
-        whole = writer.graph.shape(node.inputs[0]).whole.area
+        node, mode = tile.node, tile.node.attributes["mode"]
+        share, whole = tile.read.clipped.area, tile.graph.shape(node.inputs[0]).whole.area
         if mode != "mean" or share == whole:
-            _pool(writer, mode, inputs, node.output)
+            _pool(builder, mode, tile.inputs, node.output)
             return
-        mean = _pool(writer, mode, inputs, f"{node.output}.mean")
-        scale = writer.constant(f"{node.output}.share", np.array(share / whole, dtype=np.float32))
-        writer.append("Mul", [mean, scale], node.output)
+        mean = _pool(builder, mode, tile.inputs, f"{node.output}.mean")
+        scale = builder.constant(f"{node.output}.share", np.array(share / whole, dtype=np.float32))
+        builder.append("Mul", [mean, scale], node.output)
 
 
-def _pool(writer: TileWriter, mode: str, inputs: Sequence[str], output: str) -> str:
+def _pool(builder: OnnxBuilder, mode: str, inputs: Sequence[str], output: str) -> str:
     if mode != "sum":
-        return writer.append("GlobalMaxPool" if mode == "max" else "GlobalAveragePool", inputs, output)
-    return writer.append("ReduceSum", [*inputs, writer.constant(f"{output}.axes", np.array(NCHW))], output)
+        return builder.append("GlobalMaxPool" if mode == "max" else "GlobalAveragePool", inputs, output)
+    return builder.append("ReduceSum", [*inputs, builder.constant(f"{output}.axes", np.array(NCHW))], output)
 
 
 class TileSum(Rule):
     """The shares, put together; every tile that reads the result does it."""
 
-    def axes(self, graph: Graph, node: Node) -> Axes | None:  # noqa: ARG002 - the rules' interface
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return NCHW."""
         return NCHW
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - same
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return all shares."""
         return Span(0, extent(graph, source, axis))
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:  # noqa: ARG002 - same
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the sum (or the largest) of the shares."""
-        if writer.graph.shape(node.inputs[0]).whole.area == 1:
-            writer.append("Identity", inputs, node.output)
+        node = tile.node
+        if tile.graph.shape(node.inputs[0]).whole.area == 1:
+            builder.append("Identity", tile.inputs, node.output)
             return
-        axes = writer.constant(f"{node.output}.axes", np.array([ROW_AXIS, COL_AXIS]))
+        axes = builder.constant(f"{node.output}.axes", np.array([ROW_AXIS, COL_AXIS]))
         kind = "ReduceMax" if node.attributes["mode"] == "max" else "ReduceSum"
-        writer.append(kind, [*inputs, axes], node.output, {"keepdims": 1})
+        builder.append(kind, [*tile.inputs, axes], node.output, {"keepdims": 1})
 
 
 class FullyConnected(Rule):
     """Some columns of a vector times a constant matrix; they read the whole vector."""
 
-    def axes(self, graph: Graph, node: Node) -> Axes | None:  # noqa: ARG002 - the rules' interface
+    def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return None: a vector has neither rows nor columns."""
         return None
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - same
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the whole vector."""
         return Span(0, extent(graph, source, axis))
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the columns that the tile computes."""
+        node, (source, _, *bias), region = tile.node, tile.inputs, tile.region
         axis = 0 if node.attributes.get("transB", 0) else 1
-        operands = [inputs[0], writer.sliced(node.inputs[1], axis, region.cols), *inputs[2:]]
-        if len(inputs) > VECTOR_RANK and inputs[2]:  # the third input is the bias
-            operands[2] = writer.broadcast(node.inputs[2], node.output, region)
-        writer.append(node.kind, operands, node.output, node.attributes)
+        operands = [source, builder.sliced(node.inputs[1], axis, region.cols), *bias]
+        if bias and bias[0]:
+            operands[2] = builder.broadcast(node.inputs[2], node.output, region)
+        builder.append(node.kind, operands, node.output, node.attributes)
 
 
 def is_fully_connected(graph: Graph, node: Node) -> bool:

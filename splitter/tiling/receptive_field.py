@@ -48,7 +48,7 @@ class Window:
         """Rows from the first to the last tap, inclusive."""
         return self.dilation * (self.kernel - 1) + 1
 
-    def needs(self, out: Span) -> Span:
+    def input_span(self, out: Span) -> Span:
         """Return the input rows of output rows `out`, not clipped to the map."""
         first = out.start * self.stride - self.pad_before
         return Span(first, (out.stop - 1) * self.stride - self.pad_before + self.reach)

@@ -9,57 +9,50 @@ from serfer.core.plan import Padding
 from splitter.network.graph import Graph, Node
 from splitter.tiling import operators
 from splitter.tiling.receptive_field import COL_AXIS, ROW_AXIS
+from splitter.tiling.rule import InputRegion
 
 Regions = dict[str, Rect]
 Reads = Callable[[Graph, Node, str, Rect], Rect]
 
 
-def needed_input(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
+def input_region(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
     """Return the rectangle of input `source` that `region` of the node's output reads, clipped to the map.
 
     A region that reads nothing but padding gets the nearest row (or column) of the map: a tensor cannot be empty.
     """
-    unclipped, shape = unclipped_input(graph, node, source, region), graph.shape(source)
-    return Rect(unclipped.rows.clip(shape.height), unclipped.cols.clip(shape.width))
+    return read_region(graph, node, source, region).clipped
 
 
-def unclipped_input(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
+def unclipped_region(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
     """Return the rectangle that `region` of the node's output reads, the padding around the map included."""
     return Rect(
-        operators.needs(graph, node, source, ROW_AXIS, region.rows),
-        operators.needs(graph, node, source, COL_AXIS, region.cols),
+        operators.input_span(graph, node, source, ROW_AXIS, region.rows),
+        operators.input_span(graph, node, source, COL_AXIS, region.cols),
     )
 
 
-def clipped_away(graph: Graph, node: Node, region: Rect) -> Padding:
-    """Return how far the rectangle that `region` reads leaves the map on each side: the node's padding there.
-
-    A side is negative where the whole rectangle lies beyond the opposite one: so much of the padding is not read.
-    """
-    source = node.inputs[0]
-    full, real = unclipped_input(graph, node, source, region), needed_input(graph, node, source, region)
-    return Padding(
-        top=real.rows.start - full.rows.start,
-        left=real.cols.start - full.cols.start,
-        bottom=full.rows.stop - real.rows.stop,
-        right=full.cols.stop - real.cols.stop,
-    )
+def read_region(graph: Graph, node: Node, source: str, region: Rect) -> InputRegion:
+    """Return what `region` of the node's output reads of input `source`, with and without the padding."""
+    full, shape = unclipped_region(graph, node, source, region), graph.shape(source)
+    return InputRegion(full, Rect(full.rows.clip(shape.height), full.cols.clip(shape.width)))
 
 
-def walk_back(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Rect], reads: Reads = needed_input) -> Regions:
+def infer_input_regions(
+    graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Rect], reads: Reads = input_region
+) -> Regions:
     """Return the rectangle of every tensor of a stage that rectangles of its `outputs` depend on.
 
     Where several operators read one tensor, its rectangle is the hull of what they need.
     """
     regions: Regions = dict(outputs)
     for node in reversed(nodes):
-        step_back(graph, node, regions, reads)
+        add_input_regions(graph, node, regions, reads)
     return regions
 
 
-def step_back(graph: Graph, node: Node, regions: Regions, reads: Reads = needed_input) -> None:
+def add_input_regions(graph: Graph, node: Node, regions: Regions, reads: Reads = input_region) -> None:
     """Add to `regions` what `node` reads for its own region."""
-    if operators.is_whole(graph, node):
+    if operators.is_replicated(graph, node):
         regions[node.output] = graph.shape(node.output).whole
     region = regions[node.output]
     for source in graph.activations(node):
@@ -84,7 +77,7 @@ def tile_macs(graph: Graph, nodes: Iterable[Node], regions: Regions) -> int:
 
 def input_padding(graph: Graph, nodes: Sequence[Node], source: str, outputs: Mapping[str, Rect]) -> Padding:
     """Return how far the receptive field of `outputs` on `source` leaves the map, were nothing clipped on the way."""
-    field, shape = walk_back(graph, nodes, outputs, unclipped_input)[source], graph.shape(source)
+    field, shape = infer_input_regions(graph, nodes, outputs, unclipped_region)[source], graph.shape(source)
     return Padding(
         top=max(0, -field.rows.start),
         left=max(0, -field.cols.start),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect, Span
 from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.tiling.rule import Rule, extent, integers
+from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.rule import Rule, TileOperator, extent, integers
 from splitter.tiling.windowed import works_on_maps
-
-if TYPE_CHECKING:
-    from splitter.plan_dir.onnx_builder import TileWriter
 
 _Picks = dict[int, NDArray[Any]]
 _FAR = np.iinfo(np.int64).max
@@ -27,20 +24,21 @@ class _Selection(Rule):
         """Return, for the axes (of the input) on which something is selected, the chosen indices."""
         raise NotImplementedError
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the rows from the first to the last that is selected."""
         places, picks = graph.axes(source), self.picks(graph, node) or {}
         chosen = picks.get(places[axis - ROW_AXIS]) if places else None
         if chosen is None:
-            return super().needs(graph, node, source, axis, out)
+            return super().input_span(graph, node, source, axis, out)
         on_map = out.clip(len(chosen))  # the padding of an operator behind lies outside
         part = chosen[on_map.start : on_map.stop]
         return Span(int(part.min()), int(part.max()) + 1)
 
-    def local(self, writer: TileWriter, node: Node, region: Rect) -> _Picks:
+    def local(self, tile: TileOperator) -> _Picks:
         """Return the indices that a tile selects of what it has of the input."""
-        graph, need = writer.graph, writer.need(node, node.inputs[0], region)
-        picks, places = dict(self.picks(graph, node) or {}), graph.axes(node.inputs[0]) or NCHW
+        region, need = tile.region, tile.read.clipped
+        picks = dict(self.picks(tile.graph, tile.node) or {})
+        places = tile.graph.axes(tile.node.inputs[0]) or NCHW
         for axis, out, have in zip(places, (region.rows, region.cols), (need.rows, need.cols), strict=True):
             if axis in picks:
                 picks[axis] = picks[axis][out.start : out.stop] - have.start
@@ -68,9 +66,9 @@ class Slice(_Selection):
             for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True)
         }
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it in the tile's coordinates."""
-        picks = self.local(writer, node, region)
+        picks, output = self.local(tile), tile.node.output
         steps = [int(chosen[1] - chosen[0]) if len(chosen) > 1 else 1 for chosen in picks.values()]
         starts = [int(chosen[0]) for chosen in picks.values()]
         ends = [int(chosen[-1]) + step for chosen, step in zip(picks.values(), steps, strict=True)]
@@ -78,9 +76,9 @@ class Slice(_Selection):
         names = ("starts", "stops", "axes", "steps")
         values = (starts, stops, list(picks), steps)
         constants = [
-            writer.constant(f"{node.output}.{name}", np.array(value)) for name, value in zip(names, values, strict=True)
+            builder.constant(f"{output}.{name}", np.array(value)) for name, value in zip(names, values, strict=True)
         ]
-        writer.append("Slice", [inputs[0], *constants], node.output)
+        builder.append("Slice", [tile.inputs[0], *constants], output)
 
 
 def _clamped(start: int, stop: int, step: int) -> slice:
@@ -109,12 +107,12 @@ class Gather(_Selection):
         indices = graph.weights[node.inputs[1]]
         return {axis: indices % graph.shapes[source][axis]} if axis in (graph.axes(source) or ()) else {}
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the tile's own indices."""
-        indices = inputs[1]
-        for chosen in self.local(writer, node, region).values():
-            indices = writer.constant(f"{node.output}.indices", chosen)
-        writer.append("Gather", [inputs[0], indices], node.output, node.attributes)
+        node, (source, indices) = tile.node, tile.inputs
+        for chosen in self.local(tile).values():
+            indices = builder.constant(f"{node.output}.indices", chosen)
+        builder.append("Gather", [source, indices], node.output, node.attributes)
 
     @staticmethod
     def _axis(graph: Graph, node: Node) -> int:
@@ -145,25 +143,25 @@ class MatMul(Rule):
         found = matrix_of(graph, node)
         return graph.axes(graph.activations(node)[0]) if found and found[0] > 0 else None
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the rows whose entries in the matrix are not all zero."""
         if self._mixed(graph, node) != axis:
-            return super().needs(graph, node, source, axis, out)
+            return super().input_span(graph, node, source, axis, out)
         on_map = out.clip(extent(graph, node.output, axis))  # the padding of an operator behind lies outside
         part = self._part(graph, node, on_map, Span(0, extent(graph, source, axis)))
         used = np.flatnonzero(part.any(axis=int(self._is_right(graph, node))))
         return Span(int(used[0]), int(used[-1]) + 1) if used.size else Span(0, 1)
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the part of the matrix that the tile needs."""
-        graph, mixed = writer.graph, self._mixed(writer.graph, node)
-        operands = list(inputs)
+        graph, node, region = tile.graph, tile.node, tile.region
+        mixed, operands = self._mixed(graph, node), list(tile.inputs)
         if mixed is not None:
-            need = writer.need(node, graph.activations(node)[0], region)
+            need = tile.reads[graph.activations(node)[0]].clipped
             spans = (region.rows, need.rows) if mixed == ROW_AXIS else (region.cols, need.cols)
             part = np.ascontiguousarray(self._part(graph, node, *spans))
-            operands[int(self._is_right(graph, node))] = writer.constant(f"{node.output}.matrix", part)
-        writer.append("MatMul", operands, node.output)
+            operands[int(self._is_right(graph, node))] = builder.constant(f"{node.output}.matrix", part)
+        builder.append("MatMul", operands, node.output)
 
     @staticmethod
     def _is_right(graph: Graph, node: Node) -> bool:
@@ -189,19 +187,20 @@ class DepthToSpace(Rule):
         """Return NCHW for maps."""
         return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the input rows of the blocks that hold these rows."""
         block = node.attributes["blocksize"]
         return Span(out.start // block, -(-out.stop // block))
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the operator, and a Slice where blocks are cut."""
-        need, block = writer.need(node, node.inputs[0], region), node.attributes["blocksize"]
+        node, region, need = tile.node, tile.region, tile.read.clipped
+        block = node.attributes["blocksize"]
         have = Rect(*(Span(span.start * block, span.stop * block) for span in (need.rows, need.cols)))
         output = node.output if have == region else f"{node.output}.blocks"
-        writer.append(node.kind, inputs, output, node.attributes)
+        builder.append(node.kind, tile.inputs, output, node.attributes)
         if have != region:
-            writer.crop(output, region.within(have), NCHW, node.output)
+            builder.crop(output, region.within(have), NCHW, node.output)
 
 
 class SpaceToDepth(Rule):
@@ -211,7 +210,7 @@ class SpaceToDepth(Rule):
         """Return NCHW for maps."""
         return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the rows of the blocks."""
         block = node.attributes["blocksize"]
         return Span(out.start * block, out.stop * block)
@@ -232,22 +231,22 @@ class TransposedConvolution(Rule):
         covered = min(ends) >= 0 and all(stride <= reach for _, stride, reach, _ in spread)
         return NCHW if covered else None  # otherwise some of the output lies where no input is spread
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the input rows that are spread over these rows."""
         stride, reach, before = _spread(node, axis)
         first, last = out.start + before, out.stop - 1 + before
         return Span(min(first // stride, -(-(first - reach + 1) // stride)), max(last // stride, 0) + 1)
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with pads that cut the tile's own rows and columns out."""
-        need = writer.need(node, node.inputs[0], region)
+        node, region, need = tile.node, tile.region, tile.read.clipped
         starts, stops = [], []
         for axis, out, have in ((ROW_AXIS, region.rows, need.rows), (COL_AXIS, region.cols, need.cols)):
             stride, reach, before = _spread(node, axis)
             starts.append(out.start + before - have.start * stride)
             stops.append((have.stop - 1) * stride + reach - (out.stop + before))
         attributes = {key: value for key, value in node.attributes.items() if key != "output_padding"}
-        writer.append(node.kind, inputs, node.output, {**attributes, "pads": [*starts, *stops]})
+        builder.append(node.kind, tile.inputs, node.output, {**attributes, "pads": [*starts, *stops]})
 
 
 def _spread(node: Node, axis: int) -> tuple[int, int, int]:

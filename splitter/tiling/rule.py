@@ -1,15 +1,55 @@
-"""What an operator's rule answers: can it be spread over tiles, what does a tile read, how is a tile written."""
+"""The contract of a rule: can an operator be spread over tiles, what does a tile read, how is a tile written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from serfer.core.geometry import Rect, Span
+from serfer.core.plan import Padding
 from splitter.network.graph import ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
+from splitter.plan_dir.onnx_builder import OnnxBuilder
 
-if TYPE_CHECKING:
-    from splitter.plan_dir.onnx_builder import TileWriter
+
+@dataclass(frozen=True)
+class InputRegion:
+    """What a region of an operator's output reads of one input: `full` with the padding, `clipped` to the map."""
+
+    full: Rect
+    clipped: Rect
+
+    @property
+    def padding(self) -> Padding:
+        """How far the full rectangle leaves the map on each side.
+
+        A side is negative where the rectangle lies beyond the opposite one: so much of the padding is not read.
+        """
+        return Padding(
+            top=self.clipped.rows.start - self.full.rows.start,
+            left=self.clipped.cols.start - self.full.cols.start,
+            bottom=self.full.rows.stop - self.clipped.rows.stop,
+            right=self.full.cols.stop - self.clipped.cols.stop,
+        )
+
+
+@dataclass(frozen=True)
+class TileOperator:
+    """One operator of one tile, which is all that its rule writes it from.
+
+    `region` is the part of the operator's output that the tile computes, `reads` what that reads of each computed
+    input. `inputs` are names in the tile's graph, in the operator's order: of exactly that part, or of a constant.
+    """
+
+    graph: Graph
+    node: Node
+    region: Rect
+    reads: Mapping[str, InputRegion]
+    inputs: Sequence[str]
+
+    @property
+    def read(self) -> InputRegion:
+        """What the operator reads of its first input."""
+        return self.reads[self.node.inputs[0]]
 
 
 class Rule:
@@ -18,18 +58,18 @@ class Rule:
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return where the output has its rows and columns.
 
-        None where a rectangle of the output needs more than a rectangle of each input, or nobody knows.
+        None where a rectangle of the output needs more than a rectangle of each input, or where that is not known.
         """
         raise NotImplementedError
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the rows (ROW_AXIS) or columns of input `source` that output rows `out` read, not clipped."""
         size, vector = extent(graph, source, axis), len(graph.shapes[source]) == VECTOR_RANK
         return out if size > 1 and (vector or graph.axes(source) is not None) else Span(0, size)
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:  # noqa: ARG002 - same
-        """Append the operator to a tile's graph; `inputs` are what the tile needs of each, and whole constants."""
-        writer.append(node.kind, inputs, node.output, node.attributes)
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
+        """Append the operator to a tile's graph."""
+        builder.append(tile.node.kind, tile.inputs, tile.node.output, tile.node.attributes)
 
 
 def extent(graph: Graph, tensor: str, axis: int) -> int:

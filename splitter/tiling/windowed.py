@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from serfer.core.geometry import Rect, Span
+from serfer.core.geometry import Span
 from serfer.core.plan import Padding
 from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
+from splitter.plan_dir.onnx_builder import OnnxBuilder
 from splitter.tiling.receptive_field import average_scale, window
-from splitter.tiling.rule import Rule
-
-if TYPE_CHECKING:
-    from splitter.plan_dir.onnx_builder import TileWriter
+from splitter.tiling.rule import Rule, TileOperator
 
 POOLS = frozenset({"MaxPool", "AveragePool"})
 WINDOWED = POOLS | {"Conv"}
@@ -33,46 +30,46 @@ class _Sliding(Rule):
         """Return NCHW for maps."""
         return NCHW if works_on_maps(graph, node) else None
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the rows under these windows."""
-        return window(node, axis).needs(out)
+        return window(node, axis).input_span(out)
 
 
 class Convolution(_Sliding):
     """Grouped, strided, dilated, padded: all but the padding stays as it is."""
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the padding that this tile has."""
-        source, padding = inputs[0], writer.padding(node, region)
+        node, (source, *weights), padding = tile.node, tile.inputs, tile.read.padding
         pads = _pads(padding)
         if min(pads) < 0:
-            source, pads = _pad(writer, source, f"{node.output}.padded", padding, ""), [0, 0, 0, 0]
-        writer.append("Conv", [source, *inputs[1:]], node.output, {**node.attributes, "pads": pads})
+            source, pads = _pad(builder, source, f"{node.output}.padded", padding, ""), [0, 0, 0, 0]
+        builder.append("Conv", [source, *weights], node.output, {**node.attributes, "pads": pads})
 
 
 class MaxPool(_Sliding):
     """Maxima; what lies outside the map is minus infinity."""
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the padding that this tile has."""
-        _pool(writer, node, inputs[0], node.output, writer.padding(node, region), -np.inf)
+        _pool(builder, tile, tile.node.output, -np.inf)
 
 
 class AveragePool(_Sliding):
     """Means over whole windows, rescaled where a window counts fewer positions than it has taps."""
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the mean, and a product with the scale where it is not 1."""
-        padding = writer.padding(node, region)
-        rows = average_scale(writer.graph, node, ROW_AXIS, region.rows)
-        cols = average_scale(writer.graph, node, COL_AXIS, region.cols)
+        output, region = tile.node.output, tile.region
+        rows = average_scale(tile.graph, tile.node, ROW_AXIS, region.rows)
+        cols = average_scale(tile.graph, tile.node, COL_AXIS, region.cols)
         scale = np.outer(rows, cols)[None, None]
         if np.all(scale == 1):
-            _pool(writer, node, inputs[0], node.output, padding, 0.0)
+            _pool(builder, tile, output, 0.0)
             return
-        mean = f"{node.output}.mean"
-        _pool(writer, node, inputs[0], mean, padding, 0.0)
-        writer.append("Mul", [mean, writer.constant(f"{node.output}.scale", scale)], node.output)
+        mean = f"{output}.mean"
+        _pool(builder, tile, mean, 0.0)
+        builder.append("Mul", [mean, builder.constant(f"{output}.scale", scale)], output)
 
 
 class ConstantPad(Rule):
@@ -87,18 +84,19 @@ class ConstantPad(Rule):
         plain = pads[0] == 0 == pads[MAP_RANK] and min(pads) >= 0
         return NCHW if plain else None
 
-    def needs(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:  # noqa: ARG002 - the rules' interface
+    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
         """Return the same rows without the padding before them."""
         before = pad_amounts(graph, node)[axis]
         return Span(out.start - before, out.stop - before)
 
-    def write(self, writer: TileWriter, node: Node, inputs: Sequence[str], region: Rect) -> None:
+    def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the padding that this tile has."""
+        graph, node, inputs = tile.graph, tile.node, tile.inputs
         value = inputs[2] if len(inputs) > 2 else ""  # noqa: PLR2004 - the third input is the value
-        pooled = any(node.output in other.inputs for other in writer.graph.nodes if other.kind in POOLS)
-        amounts = pad_amounts(writer.graph, node)
+        pooled = any(node.output in other.inputs for other in graph.nodes if other.kind in POOLS)
+        amounts = pad_amounts(graph, node)
         channels = amounts[1], amounts[1 + MAP_RANK]
-        _pad(writer, inputs[0], node.output, writer.padding(node, region), value, channels, apart=pooled)
+        _pad(builder, inputs[0], node.output, tile.read.padding, value, channels, apart=pooled)
 
 
 def pad_amounts(graph: Graph, node: Node) -> list[int]:
@@ -113,8 +111,9 @@ def pad_amounts(graph: Graph, node: Node) -> list[int]:
     return amounts
 
 
-def _pool(writer: TileWriter, node: Node, source: str, output: str, padding: Padding, fill: float) -> None:
+def _pool(builder: OnnxBuilder, tile: TileOperator, output: str, fill: float) -> None:
     """Append a pool; ONNX Runtime wants pads smaller than the kernel, so wider ones become a Pad of their own."""
+    node, source, padding = tile.node, tile.inputs[0], tile.read.padding
     pads = _pads(padding)
     attributes: dict[str, Any] = {
         key: node.attributes[key] for key in ("kernel_shape", "strides", "dilations") if key in node.attributes
@@ -122,14 +121,14 @@ def _pool(writer: TileWriter, node: Node, source: str, output: str, padding: Pad
     if node.kind == "AveragePool":
         attributes["count_include_pad"] = 1
     if any(not 0 <= pad < kernel for pad, kernel in zip(pads, attributes["kernel_shape"] * 2, strict=True)):
-        value = writer.constant(f"{node.output}.fill", np.array(fill, dtype=np.float32))
-        source = _pad(writer, source, f"{node.output}.padded", padding, value, apart=True)
+        value = builder.constant(f"{node.output}.fill", np.array(fill, dtype=np.float32))
+        source = _pad(builder, source, f"{node.output}.padded", padding, value, apart=True)
         pads = [0, 0, 0, 0]
-    writer.append(node.kind, [source], output, {**attributes, "pads": pads})
+    builder.append(node.kind, [source], output, {**attributes, "pads": pads})
 
 
 def _pad(
-    writer: TileWriter,
+    builder: OnnxBuilder,
     source: str,
     output: str,
     padding: Padding,
@@ -146,16 +145,16 @@ def _pad(
     pads = np.array(_pads(padding))
     padded = np.maximum(pads, 0) + np.array([apart, 0, 0, 0])
     top, left, bottom, right = padded
-    amounts = writer.constant(f"{output}.pads", np.array([0, channels[0], top, left, 0, channels[1], bottom, right]))
+    amounts = builder.constant(f"{output}.pads", np.array([0, channels[0], top, left, 0, channels[1], bottom, right]))
     inputs = [source, amounts, value] if value else [source, amounts]
     extra = padded - pads
     if not extra.any():
-        return writer.append("Pad", inputs, output)
-    whole = writer.append("Pad", inputs, f"{output}.whole")
-    starts = writer.constant(f"{output}.starts", extra[:2])
-    stops = writer.constant(f"{output}.stops", np.where(extra[2:] > 0, -extra[2:], np.iinfo(np.int64).max))
-    axes = writer.constant(f"{output}.axes", np.array([ROW_AXIS, COL_AXIS]))
-    return writer.append("Slice", [whole, starts, stops, axes], output)
+        return builder.append("Pad", inputs, output)
+    whole = builder.append("Pad", inputs, f"{output}.whole")
+    starts = builder.constant(f"{output}.starts", extra[:2])
+    stops = builder.constant(f"{output}.stops", np.where(extra[2:] > 0, -extra[2:], np.iinfo(np.int64).max))
+    axes = builder.constant(f"{output}.axes", np.array([ROW_AXIS, COL_AXIS]))
+    return builder.append("Slice", [whole, starts, stops, axes], output)
 
 
 def _pads(padding: Padding) -> list[int]:

@@ -53,7 +53,7 @@ def test_needs_are_the_rows_whose_change_changes_the_output(window, size, ceil, 
         changed = np.flatnonzero(slide(np.eye(size)[row], window, outputs) != base)
         if any(out.start <= index < out.stop for index in changed):
             seen.append(row)
-    need = window.needs(out)
+    need = window.input_span(out)
     assert need.size == (out.size - 1) * window.stride + window.reach
     clipped = need.clip(size)
     assert all(clipped.start <= row < clipped.stop for row in seen)
@@ -88,7 +88,7 @@ def test_a_chains_receptive_field_is_what_its_output_depends_on(kernel, stride, 
     region = Rect(
         Span(top, data.draw(st.integers(top + 1, height))), Span(left, data.draw(st.integers(left + 1, width)))
     )
-    found = tiles.walk_back(graph, nodes, {nodes[-1].output: region})["x"]
+    found = tiles.infer_input_regions(graph, nodes, {nodes[-1].output: region})["x"]
     first = [window_of(nodes[0], axis) for axis in (2, 3)]
     second = [window_of(nodes[1], axis) for axis in (2, 3)]
     for axis in (0, 1):
@@ -139,7 +139,7 @@ def test_branches_need_the_union_of_what_they_read():
     tall = net.conv("x", 1, 1, [1, 5], pads=[0, 2, 0, 2])
     graph = from_onnx(net.model(net.flat(net.op("Add", wide, tall))), 20, 20)
     nodes = graph.nodes[:-1]
-    found = tiles.walk_back(graph, nodes, {nodes[-1].output: Rect(Span(8, 10), Span(8, 10))})["x"]
+    found = tiles.infer_input_regions(graph, nodes, {nodes[-1].output: Rect(Span(8, 10), Span(8, 10))})["x"]
     assert found == Rect(Span(5, 13), Span(6, 12))
 
 
@@ -149,7 +149,7 @@ def test_several_outputs_need_the_union_of_what_they_depend_on():
     second = net.conv(first, 1, 1, [1, 5], pads=[0, 2, 0, 2])
     graph = from_onnx(net.model(net.flat(net.op("Add", first, second))), 20, 20)
     targets = {first: Rect(Span(0, 4), Span(0, 4)), second: Rect(Span(8, 10), Span(8, 10))}
-    found = tiles.walk_back(graph, graph.nodes[:2], targets)
+    found = tiles.infer_input_regions(graph, graph.nodes[:2], targets)
     assert found[second] == targets[second]
     assert found[first] == Rect(Span(0, 10), Span(0, 12))
     assert found["x"] == Rect(Span(0, 13), Span(0, 12))

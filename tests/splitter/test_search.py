@@ -21,7 +21,7 @@ from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import COLUMNS, ONE, GridChoice
-from splitter.tiling.regions import walk_back
+from splitter.tiling.regions import infer_input_regions
 from tests.splitter.models import Net
 
 CASES = 200
@@ -146,7 +146,7 @@ class Enumerated:
         nodes = graph.nodes[left.position : right.position]
         made = [node.output for node in nodes]
         outputs = [name for name in right.tensors if name in made]
-        spread = operators.by_columns if grid.columns else operators.tileable
+        spread = operators.column_splittable if grid.columns else operators.tileable
         if grid == ONE:
             whole = {name: graph.shape(name).whole for name in (*self.read(left, nodes), *made)}
             return graph, nodes, [({name: whole[name] for name in outputs}, whole)]
@@ -159,7 +159,7 @@ class Enumerated:
         tiles = []
         for number in range(grid.tiles):
             targets = {name: rects[number] for name, rects in parts.items()}
-            tiles.append((targets, walk_back(graph, nodes, targets)))
+            tiles.append((targets, infer_input_regions(graph, nodes, targets)))
         return graph, nodes, tiles
 
     def read(self, left, nodes):

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     from bench.core.rows import Row
     from bench.load.results import Result
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine, side by side in one run.")
+bench_app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Measure, on this machine, side by side in one run.",
+)
 bench_app.command()(instance)
 bench_app.command()(policies)
 bench_app.command()(route)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from splitter.network.zoo import ZOO
 if TYPE_CHECKING:
     from serfer.pipeline.pipeline import Pipeline
 
+PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
 
@@ -139,3 +141,10 @@ def opened(
 def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
     """Print a value as one line, at once: a server's reader waits for it, and the server does not end."""
     print(json.dumps(value, allow_nan=False), flush=True)  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal
+
+
+def share(name: str, value: float, most: float = inf) -> float:
+    """Return an option's value; raises UsageError for what is no share."""
+    if not (0 <= value <= most and value < inf):
+        raise UsageError(f"{name} is a share from 0 {f'to {most:g}' if most < inf else 'up'}, not {value:g}")
+    return value

@@ -36,7 +36,10 @@ LOAD is a CSV file with the columns t_seconds,rps or minute,requests, or a gener
 Policies: {", ".join(POLICIES)}.
 """
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+
+@app.command(help=HELP)
 def simulate(
     load: Annotated[
         str | None, typer.Argument(metavar="[LOAD]", help="A trace's CSV file, or a generator.", show_default=False)

@@ -2,15 +2,15 @@
 
 import os
 import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from serfer.cli import main as cli
 from serfer.cli import options as cli_options
 from serfer.cli import terminal
-from serfer.cli.main import app
+from serfer.cli.main import COMMANDS, app
 from serfer.cli.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
 from splitter.network.zoo import ZOO
@@ -33,11 +33,21 @@ def test_commands_stand_in_the_order_of_need_with_summaries_that_are_whole(serfe
     lines = serfer("--help").out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
     names = [line.split()[0] for line in lines]
     assert names[:4] == ["classify", "split", "explain", "verify"]
-    assert names == list(cli._SUMMARIES), "a command has no summary, or a summary no command"
+    assert names == [*COMMANDS]
     assert all(line.endswith(".") and not line.endswith("..") for line in lines)
 
 
-@pytest.mark.parametrize("command", [[], ["classify"], ["bench", "overhead"], ["keys", "add"]])
+@pytest.mark.parametrize("arguments", ["--help", "--version"])
+def test_no_command_is_imported_to_list_them(arguments):
+    code = f"import sys; sys.argv = ['serfer', {arguments!r}]; from serfer.cli.main import app, run; run(app)"
+    look = "import atexit, sys; atexit.register(lambda: print(*sys.modules, sep='\\n', file=sys.stderr))"
+    run = subprocess.run([sys.executable, "-c", f"{look}; {code}"], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in run.stderr.split()}
+    assert "typer" in loaded
+    assert not {"numpy", "pydantic", "PIL", "torch", "onnx", "bench", "splitter", "sam", "storage"} & loaded
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"]])
 def test_h_is_help(serfer, command):
     asked = serfer(*command, "-h")
     assert asked.code == 0

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from serfer.cli import main as cli
+from serfer.cli import costs
+from serfer.cli.options import share
 from serfer.core.costs.operator_costs import dump_profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
 from serfer.files import check_place, write_whole
@@ -29,7 +30,7 @@ def measured(monkeypatch):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_was_measured_is_written(measured, tmp_path, capsys, quick):
-    cli.profile(file=tmp_path / "mine.json", quick=quick, as_json=True)
+    costs.profile(file=tmp_path / "mine.json", quick=quick, as_json=True)
     assert parse_profiles((tmp_path / "mine.json").read_text()) == shipped_profiles()
     told = capsys.readouterr()
     assert json.loads(told.out) == json.loads(dump_profiles(shipped_profiles()))
@@ -38,7 +39,7 @@ def test_what_was_measured_is_written(measured, tmp_path, capsys, quick):
 
 
 def test_people_see_how_good_it_is(measured, tmp_path, capsys):
-    cli.profile(file=tmp_path / "mine.json")
+    costs.profile(file=tmp_path / "mine.json")
     shown = capsys.readouterr().out
     assert measured == [()]
     assert all(str(kind) in shown for kind in shipped_profiles().kinds)
@@ -48,7 +49,7 @@ def test_people_see_how_good_it_is(measured, tmp_path, capsys):
 def test_where_nothing_can_be_written_nothing_is_measured(measured, tmp_path):
     for place in (tmp_path, tmp_path / "none" / "x.json"):
         with pytest.raises(InputError, match="cannot be written"):
-            cli.profile(file=place)
+            costs.profile(file=place)
     assert measured == []
     assert list(tmp_path.iterdir()) == []
 
@@ -69,13 +70,13 @@ def test_a_file_takes_the_place_of_what_was_there(tmp_path):
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_a_safety_that_is_no_share_is_refused(value):
     with pytest.raises(UsageError, match="--safety is a share from 0 up"):
-        cli._share("--safety", value)
+        share("--safety", value)
 
 
 def test_shares():
-    assert (cli._share("x", 0.1), cli._share("x", 7), cli._share("x", 1, 1)) == (0.1, 7, 1)
+    assert (share("x", 0.1), share("x", 7), share("x", 1, 1)) == (0.1, 7, 1)
     with pytest.raises(UsageError, match=r"x is a share from 0 to 1, not 1\.5"):
-        cli._share("x", 1.5, 1)
+        share("x", 1.5, 1)
 
 
 def test_a_device_is_never_replaced_by_a_file(tmp_path):

@@ -1,0 +1,108 @@
+"""`serfer classify`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serfer.cli import display
+from serfer.cli.options import (
+    DriverOption,
+    JsonOption,
+    ModelOption,
+    ObjectStoreOption,
+    PlanOption,
+    StackOption,
+    StoreOption,
+    WorkersOption,
+    opened,
+    plan_directory,
+    print_json,
+)
+from serfer.cli.terminal import complain, err, out
+from serfer.core.errors import SerferError, UsageError
+from serfer.core.exactness import difference
+from serfer.settings import load_settings
+from serfer.wiring.options import workers_of
+
+if TYPE_CHECKING:
+    from serfer.core.plan import Plan
+    from serfer.pipeline.trace import TracedQuery
+
+
+def classify(
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE...", help="Image files; - reads one from standard input.")
+    ],
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    store: StoreOption = None,
+    object_store: ObjectStoreOption = None,
+    workers: WorkersOption = None,
+    stack: StackOption = None,
+    driver: DriverOption = "push",
+    deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
+    top_k: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
+    ] = False,
+    cache_s: Annotated[
+        float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
+    ] = 0.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write where time went, for chrome://tracing and ui.perfetto.dev."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify images, each as one query through a split network."""
+    from serfer.pipeline.reference import original  # noqa: PLC0415 - same
+    from serfer.pipeline.trace import TracedQuery, check_trace  # noqa: PLC0415 - the command line starts fast
+
+    if images.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    if trace is not None:
+        check_trace(trace)
+    directory = plan_directory(plan, model, stack)
+    failures, traced = [], []
+    workers = workers_of(workers, stack, "local")
+    with opened(directory, store, workers, driver, object_store, cache_s, stack) as pipeline:
+        whole = original(pipeline.plan, directory) if compare else None
+        for name in images:
+            try:
+                data = _standard_input() if name == "-" else Path(name)
+                pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
+                delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
+            except SerferError as error:
+                complain(error)
+                failures.append(error)
+                if as_json:
+                    print_json({"images": [{"name": name, "predictions": []}], "error": str(error)})
+                continue
+            if as_json:
+                print_json(pipeline.last_report.as_dict())
+            else:
+                display.print_answer(out, pipeline.plan, pipeline.last_report, delta)
+            if trace is not None:
+                traced.append(TracedQuery.of(name, pipeline.last))
+    if trace is not None and traced:
+        _write_trace(trace, pipeline.plan, traced)
+    if failures:
+        raise typer.Exit(failures[0].exit_code)
+
+
+def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
+    from serfer.pipeline.trace import write_trace  # noqa: PLC0415 - the command line starts fast
+
+    write_trace(path, plan, queries)
+    err.print(
+        f"wrote {display.plain(str(path))}: open it in chrome://tracing or at https://ui.perfetto.dev", soft_wrap=True
+    )
+
+
+def _standard_input() -> bytes:
+    return sys.stdin.buffer.read(load_settings().max_image_bytes + 1)

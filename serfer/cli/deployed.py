@@ -1,0 +1,142 @@
+"""`serfer doctor`, `warm` and `sweep`: what a deployment needs, its functions, and its bucket."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serfer.cli import display
+from serfer.cli.options import (
+    JsonOption,
+    ModelOption,
+    PlanOption,
+    StackOption,
+    StoreOption,
+    opened,
+    plan_directory,
+    print_json,
+    status_line,
+)
+from serfer.cli.terminal import out
+from serfer.core.errors import UnavailableError, UsageError
+from serfer.settings import load_settings
+
+if TYPE_CHECKING:
+    from serfer.doctor.machine import Check
+
+
+def doctor(
+    aws: Annotated[
+        bool, typer.Option("--aws", help="Look at the AWS account, the region and SAM CLI; nothing is created.")
+    ] = False,
+    build: Annotated[
+        Path | None, typer.Option(help="With --aws: what is to be deployed, a BUILD directory of serfer package.")
+    ] = None,
+    region: Annotated[str | None, typer.Option(help="With --aws: a region; by default BUILD's, or AWS's own.")] = None,
+    deployer_policy: Annotated[
+        bool,
+        typer.Option(
+            "--deployer-policy", help="With --build: print the IAM policies that deploying takes, a JSON list."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what this machine or an AWS account has, what is missing, how to get it; exit code 4 if something is."""
+    if (build or region or deployer_policy) and not aws:
+        raise UsageError("--build, --region and --deployer-policy go with --aws")
+    if deployer_policy:
+        _print_policy(build)
+        return
+    checks = _examined(aws, build, region)
+    if as_json:
+        for check in checks:
+            print_json(asdict(check))
+    else:
+        display.print_checks(out, checks)
+    if not all(check.ok for check in checks):
+        raise UnavailableError("something is missing: see the lines above")
+
+
+def _examined(aws: bool, build: Path | None, region: str | None) -> Sequence[Check]:  # noqa: FBT001 - a flag, passed on
+    if aws:
+        from serfer.doctor.aws import examine_aws  # noqa: PLC0415 - imports boto3
+
+        with status_line() as progress:
+            progress("asking AWS")
+            return examine_aws(load_settings().facts(), build, region)
+    from serfer.doctor.machine import examine  # noqa: PLC0415 - looks at packages that other commands do not need
+
+    return examine(load_settings())
+
+
+def _print_policy(build: Path | None) -> None:
+    from serfer.doctor.aws import deployer_policies  # noqa: PLC0415 - imports boto3
+
+    if build is None:
+        raise UsageError("--deployer-policy depends on what is deployed: give --build BUILD")
+    print(json.dumps(deployer_policies(build), indent=2))  # noqa: T201 - goes out as it is
+
+
+def warm(
+    plan: PlanOption = None,
+    model: ModelOption = None,
+    stack: StackOption = None,
+    store: StoreOption = None,
+    queries: Annotated[int, typer.Option(min=1, max=1000, help="For how many queries at once.")] = 1,
+    hold_s: Annotated[
+        float,
+        typer.Option(min=0.0, max=60.0, help="Seconds that each request keeps its environment, so that others start."),
+    ] = 0.5,
+    every_s: Annotated[
+        float | None,
+        typer.Option(min=1.0, max=86_400.0, help="Do it again and again, so many seconds apart, until interrupted."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Warm a plan's deployed functions up: start environments for so many queries at once, and build their sessions."""
+    directory = plan_directory(plan, model, stack)
+    with opened(directory, store, "aws", stack=stack) as pipeline:
+        while True:
+            with status_line() as progress:
+                progress("warming up")
+                found = pipeline.warm(queries, hold_s)
+            if as_json:
+                for function in found:
+                    print_json(function.as_dict())
+            else:
+                display.print_warmth(out, found)
+            if every_s is None:
+                break
+            time.sleep(every_s)
+    if any(function.problem for function in found):
+        raise UnavailableError("some requests failed: see the lines above")
+
+
+def sweep(
+    store: Annotated[str, typer.Option(help="The bucket and prefix: s3://BUCKET/PREFIX.")],
+    rule: Annotated[
+        bool, typer.Option("--rule", help="Also give the bucket a lifecycle rule that does this once a day.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete what has expired from a store in S3, which knows no time to live: what drivers that died left behind."""
+    from storage import open_store  # noqa: PLC0415 - the command line starts fast
+    from storage.s3.store import S3Store  # noqa: PLC0415 - same
+
+    with open_store(store) as opened_store, status_line() as progress:
+        if not isinstance(opened_store, S3Store):
+            raise UsageError("every other store lets go of what has expired by itself: give --store s3://BUCKET/PREFIX")
+        progress("looking for what has expired")
+        if rule:
+            opened_store.ensure_lifecycle()
+        deleted = opened_store.sweep()
+    if as_json:
+        print_json({"deleted": deleted, "rule": rule})
+    else:
+        out.print(f"deleted {deleted:,} expired objects" + ("; the bucket's own rule does so daily" if rule else ""))

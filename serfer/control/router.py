@@ -104,9 +104,14 @@ class Router:
         return True
 
     def wait_ms(self, waiting: int, images: int = 1) -> float:
-        """Predict when an instance answers: the batches before, in full ones, then the query's own."""
+        """Predict when an instance answers: the batches before, in full ones, then the query's own.
+
+        Images of the last batch before may have to wait for the query's own, so it counts in both. The prediction
+        never falls as more images wait.
+        """
         kind = self.scenario.instance
-        own = kind.batch_ms(min(images + waiting % kind.most, kind.most))
+        last = (waiting - 1) % kind.most + 1 if waiting else 0
+        own = kind.batch_ms(min(images + last, kind.most))
         if images > kind.most:
             whole, rest = divmod(images, kind.most)
             own = whole * kind.batch_ms(kind.most) + (kind.batch_ms(rest) if rest else 0.0)

@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies.fixed import Serverless
@@ -40,7 +40,15 @@ def router(*, ceiling=math.inf, overflow=True, policy=None):
     return Router(WORLD, policy or Serverless(WORLD), max_usd_per_hour=ceiling, overflow=overflow)
 
 
+@given(st.integers(0, 150), st.integers(0, 150), st.integers(1, 100))
+@example(24, 32, 5)
+def test_an_instance_with_less_to_do_is_never_predicted_to_answer_later(one, other, images):
+    fewer, more = sorted((one, other))
+    assert router().wait_ms(fewer, images) <= router().wait_ms(more, images)
+
+
 @given(SEATS, st.integers(0, 10), st.integers(1, 100), st.booleans())
+@example([Seat("i-0", 24), Seat("i-1", 32)], 0, 5, False)
 @settings(derandomize=True, max_examples=40)
 def test_an_instance_comes_first_exactly_where_one_answers_in_time(seats, in_flight, images, overflow):
     made = router(overflow=overflow)
@@ -97,7 +105,7 @@ def test_predictions_by_hand():
     made = router()
     assert made.wait_ms(0) == 10
     assert made.wait_ms(8) == 40 + made.scenario.instance.batch_ms(9)
-    assert made.wait_ms(32) == 120 + 10
+    assert made.wait_ms(32) == 120 + 120
     assert made.wait_ms(0, 32) == 120
     assert made.wait_ms(0, 64) == 240  # more than a batch takes more than one: these are late
 

@@ -47,7 +47,7 @@ class FaultKind(StrEnum):
     LATE = "late"  # it says that it was too slow
     HUNG = "hung"  # it said nothing in time
     UNREACHABLE = "unreachable"  # there is no connection, or it broke
-    WRONG = "wrong"  # what it said is no answer
+    WRONG = "wrong"  # what it said is not an answer
 
 
 @dataclass(frozen=True)

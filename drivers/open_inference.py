@@ -160,7 +160,7 @@ def _tensors(said: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
         or len(tensors) > _MOST_TENSORS
         or not all(isinstance(one, dict) for one in tensors)
     ):
-        raise InputError(f"the server's {key} are no list of tensors")
+        raise InputError(f"the server's {key} are not a list of tensors")
     return tensors
 
 

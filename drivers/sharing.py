@@ -21,7 +21,7 @@ from serfer.core.wire import Task
 MOST_IMAGES = 16
 _MACS_PER_WEIGHT = 8.0  # above that, an image's own arithmetic takes longer than reading the weights
 _WEIGHT_BYTES = 4
-_SPARE_SHARE = 0.5  # of the time that a query has to spare: predictions are no promises
+_SPARE_SHARE = 0.5  # of the time that a query has to spare: predictions are not promises
 _MS_PER_S = 1000
 
 

@@ -155,7 +155,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_section(file: Path, section: str, named: Any) -> None:  # noqa: ANN401 - any YAML value
-    """Raise InputError where a section's names are no texts, or stand for anything but objects."""
+    """Raise InputError where a section's names are not texts, or stand for anything but objects."""
     if not isinstance(named, dict):
         raise InputError(f"{file}: {section} should be an object: {_ADVICE}")
     for name, said in named.items():
@@ -187,7 +187,7 @@ def load_packaged_plan(build: Path, digest: str) -> Plan:
 def _text(path: Path, most: int) -> str:
     """Read a text file of at most so many bytes; raises InputError that names it."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise InputError(f"{path} is no file: {_ADVICE}")
+        raise InputError(f"{path} is not a file: {_ADVICE}")
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
@@ -195,5 +195,5 @@ def _text(path: Path, most: int) -> str:
             raise InputError(f"{path} has more than {most:,} bytes: {_ADVICE}")
         return data.decode("utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"{path} cannot be read: {reason}: {_ADVICE}") from error

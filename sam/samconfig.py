@@ -134,5 +134,5 @@ def read_samconfig(directory: Path) -> bytes | None:
     with file.open("rb") as opened:
         data = opened.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
-        raise InputError(f"{file} has more than {_MOST_BYTES:,} bytes: it is no file of SAM CLI's; move it away")
+        raise InputError(f"{file} has more than {_MOST_BYTES:,} bytes: it is not a file of SAM CLI's; move it away")
     return data

@@ -17,7 +17,7 @@ def read_text(path: Path, most_bytes: int) -> str:
             raise InputError(f"{path} has more than {most_bytes:,} bytes")
         return data.decode("utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"{str(path)!r} cannot be read: {reason}") from error
 
 
@@ -43,7 +43,7 @@ def _is_taken(path: Path) -> bool:
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file of a mode (less the umask), in place of what was there; raises InputError where that cannot be."""
     if _is_taken(path):
-        raise InputError(f"{str(path)!r} cannot be written: it is no regular file")
+        raise InputError(f"{str(path)!r} cannot be written: it is not a regular file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:

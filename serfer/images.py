@@ -53,8 +53,8 @@ class Recipe:
 def image_files(folder: Path) -> list[Path]:
     """Return the images in a folder and the folders in it, by their suffixes, in the order of their paths.
 
-    What is hidden (`.name`), is no file (a pipe) or lies behind a linked folder is left out. Raises ImageError for what
-    is no folder, cannot be read, or holds no image.
+    What is hidden (`.name`), is not a file (a pipe) or lies behind a linked folder is left out. Raises ImageError for
+    what is not a folder, cannot be read, or holds no image.
     """
     found = [path for path in folder_files(folder) if path.suffix.lower() in SUFFIXES]
     if not found:
@@ -67,7 +67,7 @@ def folder_files(folder: Path) -> list[Path]:
     found: list[Path] = []
     try:
         if not stat.S_ISDIR(folder.stat().st_mode):
-            raise ImageError(f"{folder} is no folder: give a folder of images")
+            raise ImageError(f"{folder} is not a folder: give a folder of images")
         for place, folders, names in os.walk(folder, onerror=_raise):
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths = [Path(place, name) for name in names if not name.startswith(".")]
@@ -129,7 +129,7 @@ def decode_image(
     except ImageError:
         raise
     except UnidentifiedImageError:
-        raise ImageError(f"{name} is no image of a known format ({', '.join(FORMATS)})") from None
+        raise ImageError(f"{name} is not an image of a known format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
         most = min(limits.max_pixels, _PILLOWS_MOST_PIXELS)
         raise ImageTooLargeError(f"{name} has too many pixels: at most {most:,} are accepted") from None

@@ -195,7 +195,7 @@ def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array o
     try:
         return None if example is None else np.asarray(example)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"the example is no array: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"the example is not an array: {str(error).splitlines()[0]}") from error
 
 
 def _whole_number(stages: int | str) -> int:

@@ -106,7 +106,7 @@ class Scene:
         self._directory = directory
         self._driver = conditions.driver
         self._start_s = 0.0  # processor seconds of a worker until it has answered once
-        self._random = random.Random(0)  # noqa: S311 - whom it hits is no secret
+        self._random = random.Random(0)  # noqa: S311 - whom it hits is not a secret
         self._access = settings.signing_access() or random_access()
         known = {"local_port": settings.local_port or free_port(), "local_access": access_setting(self._access)}
         self._settings = settings.model_copy(update=known)

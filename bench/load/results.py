@@ -190,7 +190,7 @@ def check_directory(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {str(out)!r} is no directory, nor can it be made: {error.strerror}") from error
+        raise InputError(f"--out {str(out)!r} is not a directory, nor can it be made: {error.strerror}") from error
 
 
 def write_result(out: Path, result: Result, logs: Sequence[Log]) -> None:
@@ -232,8 +232,8 @@ def _parsed(file: Path, data: bytes) -> Result:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is not JSON: give the result.json of serfer bench burst or uniform") from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise InputError(f"{file} is no result of serfer bench burst or uniform, or of another version")
+        raise InputError(f"{file} is not a result of serfer bench burst or uniform, or of another version")
     try:
         return structure(Result, value, file.name)
     except PlanError as error:
-        raise InputError(f"{file} is no result of serfer bench burst or uniform: {error}") from error
+        raise InputError(f"{file} is not a result of serfer bench burst or uniform: {error}") from error

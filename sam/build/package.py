@@ -114,11 +114,11 @@ def package(
 
 
 def check_build_place(place: Path) -> None:
-    """Refuse what is no BUILD directory, and one beside which anything else lies: all of it would be deleted."""
+    """Refuse what is not a BUILD directory, and one beside which anything else lies: all of it would be deleted."""
     if not place.exists():
         return
     if not place.is_dir():
-        raise InputError(f"{place} is no directory; choose another --out")
+        raise InputError(f"{place} is not a directory; choose another --out")
     inside = {path.name for path in place.iterdir()}
     if inside and not is_replaceable(place):
         raise InputError(f"{place} exists and was not written by serfer package; choose another --out")

@@ -38,7 +38,7 @@ class Profile:
 def read_profile(file: Path | None, slo_ms: float | None, options: Options, facts: AwsFacts) -> Profile:
     """Read the one [[instance]] table of a file, at the price that `facts` have for the pool's type of instance.
 
-    Raises UsageError for a profile of another type or an objective that is missing, InputError for what is no profile.
+    Raises UsageError for a profile of another type or a missing objective, InputError for what is not a profile.
     """
     pool = options.gpu
     if pool is None:
@@ -84,7 +84,7 @@ def _table(file: Path) -> dict[str, object]:
     if set(document) != {"instance"} or not isinstance(found, list) or len(found) != 1:
         raise InputError("it should be one [[instance]] table, as serfer tune writes it")
     if not isinstance(found[0], dict):
-        raise InputError("its [[instance]] is no table")
+        raise InputError("its [[instance]] is not a table")
     return found[0]
 
 

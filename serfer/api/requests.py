@@ -94,7 +94,7 @@ def check_parameters(request: Request, known: Iterable[str]) -> None:
             shown = name[:40] if name.isprintable() else "a parameter"
             raise Problem(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"{shown!r} is no parameter here: there is {', '.join(known) or 'none'}",
+                f"{shown!r} is not a parameter here: there is {', '.join(known) or 'none'}",
             )
         if names.count(name) > 1:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is given more than once")

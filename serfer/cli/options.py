@@ -144,7 +144,7 @@ def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
 
 
 def share(name: str, value: float, most: float = inf) -> float:
-    """Return an option's value; raises UsageError for what is no share."""
+    """Return an option's value; raises UsageError for what is not a share."""
     if not (0 <= value <= most and value < inf):
         raise UsageError(f"{name} is a share from 0 {f'to {most:g}' if most < inf else 'up'}, not {value:g}")
     return value

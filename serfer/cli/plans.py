@@ -269,7 +269,7 @@ def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | No
         return None
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
     if match is None:
-        raise UsageError(f"{size!r} is no size: write HEIGHTxWIDTH such as 224x224")
+        raise UsageError(f"{size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
     shape = (channels or _RGB, int(match[1]), int(match[2]))
     if prod(shape) > MAX_ELEMENTS:
         raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")

@@ -161,12 +161,12 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
-    """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is no host."""
+    """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is not a host."""
     return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
 
 
 def check_logs(level: str, form: str) -> None:
-    """Refuse what is no level or format of logs; raises UsageError."""
+    """Refuse what is not a level or format of logs; raises UsageError."""
     if level not in ("debug", "info", "warning", "error"):
         raise UsageError(f"--log-level is debug, info, warning or error, not {level!r}")
     if form not in ("json", "text", "auto"):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from serfer.local.stack import Order, Stack
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
-"""The variable with a driver's last arguments: command lines, which everybody may read, are no place for passwords."""
+"""The variable with a driver's last arguments: everybody may read command lines, so passwords are not there."""
 _DRIVER = "serfer.cli.up_driver"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

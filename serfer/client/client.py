@@ -300,7 +300,7 @@ def _checked_url(base_url: str) -> str:
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
-        raise UsageError("base_url is no URL: give one such as http://localhost:8000") from error
+        raise UsageError("base_url is not a URL: give one such as http://localhost:8000") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise UsageError("base_url must begin with http:// or https:// and name a host, as in http://localhost:8000")
     if url.userinfo or url.query or url.fragment:

@@ -202,7 +202,7 @@ class _Table:
 
     def __init__(self, name: str, fields: object, known: set[str]) -> None:
         if not isinstance(fields, Mapping):
-            raise InputError(f"the scenario's [{name}] is no table")
+            raise InputError(f"the scenario's [{name}] is not a table")
         unknown = sorted(set(fields) - known)
         if unknown:
             raise InputError(

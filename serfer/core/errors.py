@@ -56,7 +56,7 @@ class TaskFailedError(QueryError):
 
 
 class NotFiniteError(QueryError):
-    """The network's output holds NaN or infinity, which is no answer: neither classes nor JSON can be made of it."""
+    """The network's output holds NaN or infinity: neither classes nor JSON can be made of it."""
 
 
 class DeadlineError(QueryError):

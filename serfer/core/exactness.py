@@ -47,7 +47,7 @@ def difference(split: NDArray[Any], whole: NDArray[Any]) -> Difference:
 
 
 def check_finite(logits: NDArray[Any], what: str) -> None:
-    """Raise ModelError that names `what` where unsplit logits are no finite numbers."""
+    """Raise ModelError that names `what` where unsplit logits are not finite numbers."""
     if not np.isfinite(logits).all():
         raise ModelError(
             f"{what} is not finite (NaN or infinity), so nothing can be compared with it: check its weights"

@@ -537,7 +537,7 @@ def load_plan(directory: Path) -> Plan:
     path = directory / PLAN_FILE
     try:
         if path.exists() and not path.is_file():
-            raise PlanError(f"{path} is no regular file: not a plan")
+            raise PlanError(f"{path} is not a regular file: not a plan")
         with path.open("rb") as file:
             data = file.read(_MAX_PLAN_BYTES + 1)
         if len(data) > _MAX_PLAN_BYTES:
@@ -545,7 +545,7 @@ def load_plan(directory: Path) -> Plan:
         text = data.decode("utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PlanError(
-            f"{directory} is no plan directory: it has no {PLAN_FILE}; make one with serfer split"
+            f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error

@@ -168,7 +168,7 @@ def decode_tasks(event: Any) -> list[Task]:  # noqa: ANN401 - whatever an invoke
 
 
 def requests_in(event: Any) -> list[str]:  # noqa: ANN401 - whatever an invoker sent
-    """Return the ids of the requests that a payload's tasks came with; none where it is no payload of ours."""
+    """Return the ids of the requests that a payload's tasks came with; none where it is not a payload of ours."""
     try:
         tasks = decode_tasks(event) if is_shared(event) else [decode_task(event)]
     except InputError:
@@ -202,7 +202,7 @@ def _plain_to_task(value: Any) -> Task:  # noqa: ANN401 - any plain value
                 raise InputError("the task's request id is malformed")
             name = check_query_id(query)
             return Task(plan, name, stage, tile, batch, ttl, _decode_crop(crop), inline, tuple(parts), reply, request)
-    raise InputError("the payload is no task")
+    raise InputError("the payload is not a task")
 
 
 MAX_TTL = 24 * 3600.0
@@ -331,7 +331,7 @@ def decode_reports(payload: Any, count: int) -> list[Report | TaskError]:  # noq
     """Unpack the response to a shared invocation of `count` tasks; raises InputError as decode_report does."""
     plain = _unpack(payload, "reports")
     if not (isinstance(plain, list) and len(plain) == count):
-        raise InputError(f"the function's answer is no list of {count} reports; is it a function of this plan?")
+        raise InputError(f"the function's answer is not a list of {count} reports; is it a function of this plan?")
     return [_plain_to_result(value) for value in plain]
 
 
@@ -346,7 +346,7 @@ def _plain_to_report(plain: Any) -> Report:  # noqa: ANN401 - any plain value
     try:
         report = Report(**{**plain, "counts": StoreCounts(**plain["counts"])})
     except (TypeError, KeyError) as error:
-        raise InputError("the function's answer is no report; is it a function of this plan?") from error
+        raise InputError("the function's answer is not a report; is it a function of this plan?") from error
     if not _is_sound(report):
         raise InputError("the function's report is out of bounds; is it a function of this plan?")
     return report

@@ -72,7 +72,7 @@ def _urls(said: str) -> list[str]:
     found = [url.strip().rstrip("/") for url in said.split(",")]
     for url in found:
         if not _is_address(url):
-            raise UsageError(f"--instances static: {_shown(url)} is no address such as http://10.0.0.7:8000")
+            raise UsageError(f"--instances static: {_shown(url)} is not an address such as http://10.0.0.7:8000")
     if len(set(found)) < len(found):
         raise UsageError("--instances static: an address stands there twice")
     if len(found) > _MOST_URLS:

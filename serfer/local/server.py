@@ -91,7 +91,9 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=backlog)
     except (socket.gaierror, UnicodeError) as error:
-        raise UnavailableError(f"--host {host!r} is no address of this machine: choose 127.0.0.1 or 0.0.0.0") from error
+        raise UnavailableError(
+            f"--host {host!r} is not an address of this machine: choose 127.0.0.1 or 0.0.0.0"
+        ) from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UnavailableError(f"--port {port} is taken: choose another, or stop what listens there") from error

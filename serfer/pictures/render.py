@@ -28,7 +28,7 @@ def check_suffix(out: File) -> str:
     """Return the suffix of a picture's name; raises UsageError for one that no picture has."""
     suffix = out.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UsageError(f"{out} is no name of a picture: it should end in {', '.join(SUFFIXES)}")
+        raise UsageError(f"{out} is not a name of a picture: it should end in {', '.join(SUFFIXES)}")
     return suffix
 
 

@@ -51,7 +51,7 @@ class Load:
             return generate(f"{self.name}{',' if ':' in self.name else ':'}seed={seed}")
         path = Path(self.name)
         if not path.exists() and not path.suffix:
-            raise InputError(f"{self.name[:80]!r} is no file, and no generator: those are {', '.join(GENERATORS)}")
+            raise InputError(f"{self.name[:80]!r} is neither a file nor a generator: those are {', '.join(GENERATORS)}")
         return read_trace(path)
 
 
@@ -143,7 +143,7 @@ class Outcome:
 
 
 def policy_names(names: Sequence[str], scenario: Scenario) -> list[str]:
-    """Return the names without repetition; raises UsageError for one that is no policy."""
+    """Return the names without repetition; raises UsageError for one that is not a policy."""
     for name in names:
         make_policy(name, scenario)
     return list(dict.fromkeys(names))

@@ -88,10 +88,10 @@ class Deployment:
 def find_deployment(stack: str) -> Deployment:
     """Ask CloudFormation, in boto3's region and with its credentials, about a stack of `serfer package`.
 
-    Raises UsageError for what is no such stack, UnavailableError where there is none or it may not be asked about.
+    Raises UsageError for what is not such a stack, UnavailableError where there is none or it may not be asked about.
     """
     if not _STACK.fullmatch(stack):
-        raise UsageError(f"--stack {stack!r:.80} is no stack's name")
+        raise UsageError(f"--stack {stack!r:.80} is not a stack's name")
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only stacks need clients of botocore's
     from botocore.parsers import ResponseParserError  # noqa: PLC0415 - same
 

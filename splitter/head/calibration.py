@@ -52,7 +52,7 @@ class Calibration:
         if not (self.labels.min() >= 0 and self.labels.max() < classes):
             raise InputError(f"the calibration labels must lie between 0 and {classes - 1}, one for each output")
         if not all(np.isfinite(images).all() for images, _ in self.batches(_EVERY)):
-            raise InputError("the calibration images hold values that are no finite numbers")
+            raise InputError("the calibration images hold values that are not finite numbers")
 
     def split(self, share: float = 0.2, seed: int = 0) -> tuple[Calibration, Calibration]:
         """Return the part to fit to and the part held out of it, `share` of the images and at least one.
@@ -144,7 +144,7 @@ def _entries(folder: Path) -> list[Path]:
     except FileNotFoundError:
         raise InputError(f"{folder} does not exist: give a folder of class folders") from None
     except NotADirectoryError:
-        raise InputError(f"{folder} is no folder: give a folder of class folders") from None
+        raise InputError(f"{folder} is not a folder: give a folder of class folders") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{str(folder)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
 
@@ -190,7 +190,7 @@ def _images_of_classes(folders: dict[Path, int]) -> dict[int, list[Path]]:
         strays += [path for path in files if path.suffix.lower() not in SUFFIXES]
         found[index] += files
     if strays:
-        raise InputError(f"{_some(strays)}: {len(strays):,} files in class folders are no images, take them away")
+        raise InputError(f"{_some(strays)}: {len(strays):,} files in class folders are not images, take them away")
     return found
 
 

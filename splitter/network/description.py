@@ -83,7 +83,7 @@ def _read(path: Path, most: int) -> str:
     """Return a text file of at most `most` bytes, without the mark that some editors put first."""
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path} is no file")
+            raise InputError(f"{path} is not a file")
         with path.open("rb") as file:
             data = file.read(most + 1)
     except FileNotFoundError:
@@ -95,4 +95,4 @@ def _read(path: Path, most: int) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text in UTF-8 (byte {error.start}): save it as UTF-8") from error
+        raise InputError(f"{path} is not text in UTF-8 (byte {error.start}): save it as UTF-8") from error

@@ -68,5 +68,5 @@ class LightModel:
 
     @property
     def inputs(self) -> list[ValueInfoProto]:
-        """What the model is given: inputs that are no constants."""
+        """What the model is given: inputs that are not constants."""
         return [value for value in self.proto.graph.input if value.name not in self.large]

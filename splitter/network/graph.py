@@ -61,11 +61,11 @@ class Graph:
         return [name for name in node.inputs if name in self.weights]
 
     def axes(self, tensor: str) -> Axes | None:
-        """Return the axes of an activation's rows and columns, or None for what is no map."""
+        """Return the axes of an activation's rows and columns, or None for what is not a map."""
         return self.places.get(tensor, NCHW if len(self.shapes[tensor]) == MAP_RANK else None)
 
     def shape(self, tensor: str) -> Shape:
-        """Return the shape of an activation without its batch axis; what is no map counts as a vector."""
+        """Return the shape of an activation without its batch axis; what is not a map counts as a vector."""
         if tensor not in self._found:
             self._found[tensor] = self._shape(tensor)
         return self._found[tensor]

@@ -31,7 +31,7 @@ class Widened:
 
 
 def widened(model: LightModel) -> Widened:
-    """Return the model with float32 in place of fp16, if it computes in fp16; storing weights in it is no computing."""
+    """Return the model with float32 in place of fp16, if it computes in fp16 rather than only storing weights in it."""
     graph = model.proto.graph
     given = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in model.inputs)
     if not given and not any(_rounds(node) for node in graph.node):

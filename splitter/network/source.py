@@ -62,7 +62,7 @@ class Source:
 def load(model: Any, example: Array | None) -> tuple[Source, Array]:  # noqa: ANN401 - a module, a path or a name
     """Return the source of a model and an example of its input.
 
-    `example` is (N, C, H, W) float32; a zoo model brings its own. Raises ModelError for what is no model.
+    `example` is (N, C, H, W) float32; a zoo model brings its own. Raises ModelError for what is not a model.
     """
     with _inductor_cache():
         if isinstance(model, Path | str):
@@ -106,7 +106,7 @@ def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
     spec = importlib.util.spec_from_file_location(f"serfer_model_{path.stem}", path) if path.is_file() else None
     if spec is None or spec.loader is None:
-        raise ModelError(f"{path} is no Python file")
+        raise ModelError(f"{path} is not a Python file")
     code = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))  # as for a script: its neighbours can be imported
     sys.modules[spec.name] = code
@@ -256,7 +256,7 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
         why = str(error).partition("\n")[0]
         if "does not have an ir_version" in why:  # a field that every model has
             why = "it is a file of another kind"
-        raise ModelError(f"{path} is no ONNX model: {why}") from error
+        raise ModelError(f"{path} is not an ONNX model: {why}") from error
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
         raise ModelError(f"{path} has opset {opset}, which nothing here knows: export it with opset {OPSET}")
@@ -313,7 +313,7 @@ def _check_size(path: Path) -> None:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     if not size:
-        raise ModelError(f"{path} is no ONNX model: it is empty")
+        raise ModelError(f"{path} is not an ONNX model: it is empty")
     if size > _MAX_ONNX_BYTES:
         raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 

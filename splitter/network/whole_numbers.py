@@ -9,7 +9,7 @@ sx * sw * conv(qx, qw), and conv(qx, qw) adds whole numbers, which float32 does 
     Conv, Gemm        conv(qx, qw) / (1 / (sx * sw)) + bias     by a quotient: a product would be fused into qw
     mean              sum(qx) / (count / sx)
 
-ONNX Runtime's own kernels for 8 bits are no such reference: on x86 processors without VNNI they saturate sums of two
+ONNX Runtime's own kernels for 8 bits are not such a reference: on x86 processors without VNNI they saturate sums of two
 products, and where weights are folded to float32 beside quantised activations, they are quantised again, per tensor.
 """
 

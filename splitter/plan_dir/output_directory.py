@@ -21,23 +21,23 @@ _STAGE = re.compile(r"stage-\d+(/(weights-\d+\.bin|[0-9a-f]+\.onnx))?")
 
 
 def check_plan_place(place: Path) -> None:
-    """Refuse what is no plan, and a plan beside which anything else lies: all of it would be deleted.
+    """Refuse what is not a plan, and a plan beside which anything else lies: all of it would be deleted.
 
     Raises InputError.
     """
     if not place.exists():
         return
     if not place.is_dir():
-        raise InputError(f"{place} is no directory; choose another --out")
+        raise InputError(f"{place} is not a directory; choose another --out")
     if not any(place.iterdir()):
         return
     if not _is_plan(place):
-        raise InputError(f"{place} exists and is no plan directory; choose another --out")
+        raise InputError(f"{place} exists and is not a plan directory; choose another --out")
     inside = (path.relative_to(place).as_posix() for path in place.rglob("*"))
     foreign = next((name for name in inside if name not in _FILES and not _STAGE.fullmatch(name)), None)
     if foreign is not None:
         raise InputError(
-            f"{place} holds {foreign}, which is no part of a plan and would be deleted: move it, or choose another "
+            f"{place} holds {foreign}, which is not part of a plan and would be deleted: move it, or choose another "
             "--out"
         )
 
@@ -57,7 +57,7 @@ def place_for(
         place.exists()  # a name may be too long
         around = next(parent for parent in place.parents if parent.exists())
         if not around.is_dir():
-            raise InputError(f"{out} cannot be written: {around} is no directory; choose another --out")
+            raise InputError(f"{out} cannot be written: {around} is not a directory; choose another --out")
         if not os.access(around, os.W_OK | os.X_OK):
             raise InputError(f"{out} cannot be written: {around} is not writable; choose another --out")
         inside = next((path for path in given if place in path.resolve().parents), None)

@@ -2,7 +2,7 @@
 
 Such a store answers later than the first and charges more for a request, but nothing for a byte. A stage that writes
 there, and one that reads there, then saves dollars only by its bytes, and never time. Where the most that any stage up
-to a cut saves by writing and the most that any stage after it saves by reading are no gain together, no chain of stages
+to a cut saves by writing and the most that any stage after it saves by reading are together no gain, no chain of stages
 is better for having its tensors there, whatever it is wanted for.
 """
 

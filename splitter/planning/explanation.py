@@ -37,7 +37,7 @@ class Freedom:
 
 
 def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) -> Goal:
-    """Return the goal for an objective and its bounds; raises UsageError for what is no objective or no bound."""
+    """Return the goal for an objective and its bounds; raises UsageError for what is not an objective or a bound."""
     if objective not in OBJECTIVES:
         raise UsageError(f"objective is {', '.join(OBJECTIVES)}, not {objective!r}")
     for name, value in (("--slo-ms", slo_ms), ("--max-cost-usd", max_cost_usd)):

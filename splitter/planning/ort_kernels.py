@@ -253,7 +253,7 @@ def _kind(graph: Graph, node: Node) -> Kind:
 
 
 def kind_of(operator: str) -> Kind:
-    """Return the kind of an ONNX operator that is no convolution and no fully connected layer."""
+    """Return the kind of an ONNX operator that is neither a convolution nor a fully connected layer."""
     if operator in _PRODUCTS:
         return Kind.PRODUCT
     if operator in operators.POOLS:

@@ -50,8 +50,8 @@ def parse_grid(grid: GridLike) -> Grid:
     if columns := _COLUMNS.fullmatch(text):
         return Grid(1, int(columns[1]), columns=columns[1] != "1")
     raise UsageError(
-        f"{grid!r} is no grid: write ROWSxCOLS such as 2x2, colN for N groups of a fully connected layer's columns, or "
-        "1 for a single tile"
+        f"{grid!r} is not a grid: write ROWSxCOLS such as 2x2, colN for N groups of a fully connected layer's columns, "
+        "or 1 for a single tile"
     )
 
 

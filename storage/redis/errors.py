@@ -23,8 +23,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 
 _CLOSED = (
-    "closed the connection: it has stopped, or it is no Redis server, or it wants TLS (rediss:// in --store) or wants "
-    "none (redis://)"
+    "closed the connection: it has stopped, or it is not a Redis server, or it wants TLS (rediss:// in --store) or "
+    "wants none (redis://)"
 )
 _CUT_OFF = (
     "closed the connection in the middle: it has stopped, or takes no value of that size (its proto-max-bulk-len)"
@@ -65,7 +65,7 @@ def explained(error: RedisError, where: str, command: str) -> StoreError | Store
     """Return the project's error for redis-py's: `where` is the server's address, `command` what it was asked."""
     text = str(error)
     if "cluster support disabled" in text:
-        return StoreUnavailableError(f"Redis at {where} is no cluster: write redis:// or rediss:// in --store")
+        return StoreUnavailableError(f"Redis at {where} is not a cluster: write redis:// or rediss:// in --store")
     if "DB index is out of range" in text:
         return StoreUnavailableError(
             f"Redis at {where} has no database of that number: correct the last part of --store"
@@ -111,6 +111,6 @@ def _late(error: RedisError, cause: TimeoutError) -> str:
     if "connecting" in str(error):
         return "cannot be reached in time: are host and port in --store right, and does a firewall let us through?"
     return (
-        "does not answer in time: it is no Redis server, or is too busy: check --store, where socket_timeout=SECONDS "
-        "waits longer"
+        "does not answer in time: it is not a Redis server, or is too busy: check --store, where "
+        "socket_timeout=SECONDS waits longer"
     )

@@ -56,7 +56,7 @@ def _context(given: dict[str, Any]) -> ssl.SSLContext:
             context.load_cert_chain(given["ssl_certfile"], given["ssl_keyfile"], given["ssl_password"] or "")
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--store: ssl_ca_certs, ssl_certfile or ssl_keyfile is no usable PEM file ({error.args[-1]})"
+            f"--store: ssl_ca_certs, ssl_certfile or ssl_keyfile is not a usable PEM file ({error.args[-1]})"
         ) from None
     if given["ssl_check_hostname"] is False or given["ssl_cert_reqs"] == "none":
         context.check_hostname = False

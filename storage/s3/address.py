@@ -52,7 +52,7 @@ def target(url: str) -> Target:
     if "@" in parts.netloc:
         raise UsageError("an S3 URL in --store holds no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE instead")
     if not _BUCKET.fullmatch(parts.netloc):
-        raise UsageError(f"{parts.netloc[:80]!r} in --store is no name of an S3 bucket: {_FORM}")
+        raise UsageError(f"{parts.netloc[:80]!r} in --store is not a name of an S3 bucket: {_FORM}")
     prefix = parts.path.strip("/")
     if parts.fragment or not _PREFIX.fullmatch(prefix):
         raise UsageError(f"a prefix in --store has at most 200 characters of A-Z a-z 0-9 ! _ . * - /: {_FORM}")

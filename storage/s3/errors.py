@@ -84,7 +84,7 @@ def unreachable(where: Address, error: Exception) -> StoreUnavailableError:
 def no_s3(where: Address, answer: Answer) -> StoreUnavailableError:
     """Build the error for a server that talks HTTP but not S3."""
     return StoreUnavailableError(
-        f"what answers at {where.url} is no S3 server (HTTP {answer.status} without what S3 says): "
+        f"what answers at {where.url} is not an S3 server (HTTP {answer.status} without what S3 says): "
         "check the endpoint in --store or AWS_ENDPOINT_URL_S3"
     )
 

@@ -267,7 +267,7 @@ def _range_header(asked: Range) -> dict[str, str]:
 
 
 def _expiry(answer: Answer) -> float | None:
-    """Return the moment at which a value expires, in seconds since the epoch; None where it is no value of ours."""
+    """Return the moment at which a value expires, in seconds since the epoch; None where it is not a value of ours."""
     try:
         return float(answer.headers[_EXPIRES])
     except (KeyError, ValueError):

@@ -87,14 +87,14 @@ class TestRefusals:
         ("query", "status", "detail"),
         [
             ("model=other", 404, "no model 'other' here: there is small"),
-            ("topk=3", 422, "'topk' is no parameter here: there is top_k"),
+            ("topk=3", 422, "'topk' is not a parameter here: there is top_k"),
             ("top_k=3&top_k=4", 422, "top_k is given more than once"),
             ("top_k=0", 422, "top_k: Input should be greater than or equal to 1"),
             (f"top_k={CLASSES + 1}", 422, f"top_k should be 1 to {CLASSES}"),
             ("top_k=many", 422, "top_k: Input should be a valid integer"),
             ("deadline_ms=99999999999", 422, "deadline_ms should be 1 to"),
             ("explain=perhaps", 422, "explain: Input should be a valid boolean"),
-            ("application=cats", 422, "'application' is no parameter here"),
+            ("application=cats", 422, "'application' is not a parameter here"),
         ],
     )
     def test_wrong_parameters_are_named(self, http, query, status, detail):

@@ -91,7 +91,7 @@ def test_keys_and_bounds_are_those_of_every_driver(small_plan, tmp_path):
     ("wrong", "code", "words"),
     [
         ({"SERFER_DRIVER": "pull"}, 2, "SERFER_DRIVER is push"),
-        ({"SERFER_PLAN": "nowhere"}, 3, "nowhere is no plan directory"),
+        ({"SERFER_PLAN": "nowhere"}, 3, "nowhere is not a plan directory"),
         ({"SERFER_STORE": "", "SERFER_WORKERS": ""}, 2, "SERFER_STORE is not set"),
         ({"SERFER_API_QUEUE": "many"}, 2, "SERFER_API_QUEUE"),
         ({"SERFER_PLAN": ""}, 2, "set SERFER_PLAN"),

@@ -171,7 +171,7 @@ async def fuzz(forks, kind, numbers):
 
 
 def _kind(text):
-    for words in ("the decoder failed", "processor time", "memory", "no image of a known", "pixels"):
+    for words in ("the decoder failed", "processor time", "memory", "not an image of a known", "pixels"):
         if words in text:
             return words
     return "cannot be decoded"

@@ -177,5 +177,5 @@ def test_address_that_cannot_be_had_is_named():
             start("127.0.0.1", port)
     with pytest.raises(UnavailableError, match=r"--host 192\.0\.2\.1 --port 0: cannot listen there"):
         start("192.0.2.1", 0)
-    with pytest.raises(UnavailableError, match="--host 'not a host' is no address"):
+    with pytest.raises(UnavailableError, match="--host 'not a host' is not an address"):
         start("not a host", 0)

@@ -224,10 +224,10 @@ def test_what_is_no_form_is_refused(kind, body):
 @pytest.mark.parametrize(
     ("body", "status", "word"),
     [
-        (b"", 400, "no JSON"),
-        (b"{", 400, "no JSON"),
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
         (b"\xff\xfe{\0}\0", 400, "UTF-8"),
-        (b'\xef\xbb\xbf{"images": []}', 400, "no JSON"),
+        (b'\xef\xbb\xbf{"images": []}', 400, "not JSON"),
         (b"[" * 900 + b"]" * 900, 422, "object"),
         (b'{"images": ' + b"[" * 2900 + b"]" * 2900 + b"}", 400, "deep"),
         (b"[" * 99_000, 422, "more values"),

@@ -93,7 +93,7 @@ def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(plan):
         (("--workers", "null", "--order", "random"), UsageError, "the order is oldest or arrival"),
         (("--workers", "null", "--system", "unsplit"), UsageError, "null workers compute nothing"),
         (("--model", "alexnet"), UsageError, "--plan or --model, not both"),
-        (("--out", "/proc/nowhere"), InputError, "--out '/proc/nowhere' is no directory"),
+        (("--out", "/proc/nowhere"), InputError, "--out '/proc/nowhere' is not a directory"),
     ],
 )
 def test_what_contradicts_itself_is_refused(plan, arguments, error, words):
@@ -102,7 +102,7 @@ def test_what_contradicts_itself_is_refused(plan, arguments, error, words):
 
 
 def test_a_directory_that_is_no_plan_is_refused(tmp_path):
-    with pytest.raises(PlanError, match="no plan directory"):
+    with pytest.raises(PlanError, match="not a plan directory"):
         bench("burst", "--plan", tmp_path, "--workers", "null")
 
 

@@ -103,7 +103,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     [
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "is no result of serfer bench"),
+        ("[]", "is not a result of serfer bench"),
         ('{"format": 99}', "another version"),
         ('{"format": 1}', "lacks 'rounds'"),
     ],
@@ -128,7 +128,7 @@ def test_a_missing_file_and_a_place_that_is_no_directory_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"result\.json cannot be read: No such file"):
         read_result(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is no directory"):
+    with pytest.raises(InputError, match="is not a directory"):
         check_directory(tmp_path / "file")
 
 

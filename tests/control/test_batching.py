@@ -65,7 +65,7 @@ def test_the_papers_way_by_hand():
     assert (found.most, found.window_ms) == (27, pytest.approx(60 - (20 + 19 * 50 / 24)))
     assert found.sustained_most == 12  # 28.3 ms, and twice that fits; 13 take 30.4
     single = tune(Profile(((1, 10.0), (2, 20.1), (4, 41.0))), 1000.0)
-    assert (single.most, single.window_ms) == (1, 0.0)  # where a batch is no faster, there is nothing to wait for
+    assert (single.most, single.window_ms) == (1, 0.0)  # where a batch is not faster, there is nothing to wait for
 
 
 def test_an_objective_that_a_single_image_misses_is_told_with_the_option_to_change():

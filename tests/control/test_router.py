@@ -48,7 +48,7 @@ def test_an_instance_with_less_to_do_is_never_predicted_to_answer_later(one, oth
 
 
 @given(SEATS, st.integers(0, 10), st.integers(1, 100), st.booleans())
-@example([Seat("i-0", 24), Seat("i-1", 32)], 0, 5, False)
+@example(seats=[Seat("i-0", 24), Seat("i-1", 32)], in_flight=0, images=5, overflow=False)
 @settings(derandomize=True, max_examples=40)
 def test_an_instance_comes_first_exactly_where_one_answers_in_time(seats, in_flight, images, overflow):
     made = router(overflow=overflow)

@@ -99,7 +99,7 @@ def test_instance_types_zones_and_features_may_have_any_names():
     ("text", "words"),
     [
         ('[instances]\n"x9.large" = "dear"', "instances.x9.large no positive number"),
-        ("[instances]\nx9 = 1", "no instance type"),
+        ("[instances]\nx9 = 1", "not an instance type"),
         ("[zones]\nmars-1 = 'm1'", "zones.mars-1 no list of names"),
         ("[zones]\nmars-1 = [1]", "zones.mars-1 no list of names"),
     ],

@@ -121,13 +121,13 @@ def test_any_json_value_in_place_of_the_stages_is_refused(value):
 
 
 def test_a_missing_directory_is_no_plan_directory(tmp_path):
-    with pytest.raises(PlanError, match="no plan directory"):
+    with pytest.raises(PlanError, match="not a plan directory"):
         load_plan(tmp_path / "absent")
 
 
 def test_a_file_is_no_plan_directory(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PlanError, match="no plan directory"):
+    with pytest.raises(PlanError, match="not a plan directory"):
         load_plan(tmp_path / "file")
 
 
@@ -144,14 +144,14 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 def test_a_directory_named_like_the_plan_is_refused(tmp_path):
     (tmp_path / "plan.json").mkdir()
-    with pytest.raises(PlanError, match="no regular file"):
+    with pytest.raises(PlanError, match="not a regular file"):
         load_plan(tmp_path)
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
 def test_a_plan_that_is_a_device_is_refused_unread(tmp_path, device):
     (tmp_path / "plan.json").symlink_to(device)
-    with pytest.raises(PlanError, match="no regular file"):
+    with pytest.raises(PlanError, match="not a regular file"):
         load_plan(tmp_path)
 
 

@@ -101,7 +101,7 @@ def changed(path, value):
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         (" " * 2**21, "characters"),
         (changed(["format"], 2), "format 2"),
         (changed(["machine"], None), "machine"),

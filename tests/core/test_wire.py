@@ -286,7 +286,7 @@ class TestShared:
 
     @pytest.mark.parametrize("count", [0, 1, 3])
     def test_an_answer_about_more_or_fewer_tasks_is_refused(self, count):
-        with pytest.raises(InputError, match=f"no list of {count} reports"):
+        with pytest.raises(InputError, match=f"not a list of {count} reports"):
             decode_reports(encode_reports([REPORT, REPORT]), count)
 
     @pytest.mark.parametrize("change", [{"plan": "e" * 64}, {"stage": 2}])

@@ -277,4 +277,4 @@ class TestShared:
 
         failures, _, _ = answering(one, self.tasks)
         assert [failure.kind for failure in failures] == [FailureKind.FAILED_IN_CODE] * 2
-        assert "no list of 2 reports" in failures[0].message
+        assert "not a list of 2 reports" in failures[0].message

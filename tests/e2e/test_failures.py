@@ -41,11 +41,11 @@ class TestImages:
     def test_one_bad_image_does_not_spoil_the_good_ones(self, classify, picture, tmp_path):
         (tmp_path / "text.jpg").write_text("no picture")
         result = classify(picture, "text.jpg", picture)
-        result.complains(3, "text.jpg is no image of a known format (JPEG, PNG")
+        result.complains(3, "text.jpg is not an image of a known format (JPEG, PNG")
         answers = list(map(json.loads, result.lines))
         assert [answer["images"][0]["name"] for answer in answers] == [str(picture), "text.jpg", str(picture)]
         assert answers[1]["images"] == [{"name": "text.jpg", "predictions": []}]
-        assert [answer.get("error", "")[:31] for answer in answers] == ["", "text.jpg is no image of a known", ""]
+        assert [answer.get("error", "")[:35] for answer in answers] == ["", "text.jpg is not an image of a known", ""]
 
     def test_every_bad_image_has_its_line(self, classify, picture, tmp_path):
         (tmp_path / "empty.jpg").touch()
@@ -106,8 +106,8 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ("--size 3", "'3' is no size"),
-            ("--grids 0x2", "'0x2' is no grid"),
+            ("--size 3", "'3' is not a size"),
+            ("--grids 0x2", "'0x2' is not a grid"),
             ("--stages many", 'stages must be "auto" or a number'),
             ("--memory 5", "memory must be 128 to 10240 MB, not 5"),
             ("--size 99999x99999", "--size 99999x99999 is too large: an image may have 268,435,456 values"),
@@ -157,7 +157,7 @@ class TestUsage:
         [
             ("n" * 300, "File name too long"),
             (".", "is or holds the working directory"),
-            ("small.onnx", "is no directory"),
+            ("small.onnx", "is not a directory"),
             ("loop", "cannot be written"),
         ],
     )
@@ -180,7 +180,7 @@ class TestPlans:
         serfer_("split", "none.onnx", "--out", tmp_path / "out").complains(3, "none.onnx cannot be read")
 
     def test_no_plan_directory(self, classify, tmp_path):
-        classify(tmp_path / "none").complains(3, "none is no plan directory", "serfer split")
+        classify(tmp_path / "none").complains(3, "none is not a plan directory", "serfer split")
 
     def test_an_edited_plan(self, classify, serfer_, copy):
         path = copy / "plan.json"

@@ -72,7 +72,7 @@ def test_a_price_that_cannot_be_asked_for(serfer_, plan, arguments, words):
 
 
 def test_the_price_of_what_is_no_plan(serfer_, tmp_path):
-    serfer_("cost", tmp_path).complains(3, "is no plan directory")
+    serfer_("cost", tmp_path).complains(3, "is not a plan directory")
 
 
 def test_pareto_shows_what_a_plan_competed_with(serfer_, plan, tmp_path):
@@ -93,7 +93,7 @@ def test_pareto_shows_what_a_plan_competed_with(serfer_, plan, tmp_path):
 
 def test_a_pareto_picture_that_cannot_be(serfer_, plan, tmp_path):
     serfer_("explain", plan, tmp_path / "x.png").complains(2, "a FILE is what --pareto draws to")
-    serfer_("explain", plan, "--pareto", "x.gif").complains(2, "x.gif is no name of a picture")
+    serfer_("explain", plan, "--pareto", "x.gif").complains(2, "x.gif is not a name of a picture")
     nowhere = serfer_("explain", plan, "--pareto", "/proc/nowhere/x.png", MPLCONFIGDIR=str(tmp_path))
     nowhere.complains(3, "cannot be written")
 

@@ -81,11 +81,11 @@ def test_address_that_is_no_lambda_service_is_refused(settings, lean, redis):
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
     with pytest.raises(UnavailableError, match="SERFER_LOCAL_URL: no Lambda service answers at"):
         opened(url)
-    with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_URL: .* is no address"):
+    with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_URL: .* is not an address"):
         opened("http://127.0.0.1:99999999")
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_URL: .* is no local Lambda service"):
+        with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_URL: .* is not a local Lambda service"):
             opened(f"http://127.0.0.1:{server.server_port}")
         thread.join()

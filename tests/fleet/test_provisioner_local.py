@@ -238,7 +238,7 @@ def test_what_is_no_record_is_passed_over_and_told_once(registry, text, caplog):
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(work())
-    assert caplog.text.count("no record of an instance") == 1
+    assert caplog.text.count("not a record of an instance") == 1
     assert (registry / "foreign.json").read_text() == text
 
 

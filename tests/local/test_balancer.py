@@ -339,5 +339,5 @@ def test_address_that_cannot_be_had_is_named(monkeypatch):
             assert second.url == f"http://127.0.0.1:{ports[1]}"
     with pytest.raises(UnavailableError, match=r"--host 192.0.2.1 --port \d+: cannot listen there"):
         Balancer([9], host="192.0.2.1")
-    with pytest.raises(UnavailableError, match="--host 'not a host' is no address"):
+    with pytest.raises(UnavailableError, match="--host 'not a host' is not an address"):
         Balancer([9], host="not a host")

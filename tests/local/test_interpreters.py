@@ -99,8 +99,8 @@ class TestInterpreters:
         silent, lost = Path("/bin/true"), tmp_path / "nowhere"
         for python, known, words in [
             (silent, {}, "echo: give the directory of a runtime for /bin/true"),
-            (silent, {silent: runtime}, "/bin/true is no Python interpreter: it says ''"),
-            (lost, {lost: runtime}, "nowhere is no Python interpreter that runs here: FileNotFoundError"),
+            (silent, {silent: runtime}, "/bin/true is not a Python interpreter: it says ''"),
+            (lost, {lost: runtime}, "nowhere is not a Python interpreter that runs here: FileNotFoundError"),
         ]:
             with pytest.raises(InputError, match=words):
                 LambdaService([probe("echo", python=python)], facts=FACTS, runtime=runtime, runtimes=known)

@@ -508,7 +508,7 @@ def test_a_function_that_lambda_would_refuse_is_refused(runtime, tmp_path):
         ([probe("echo", memory_mb=64)], "echo: 64 MB"),
         ([probe("echo", timeout_s=901)], "echo: a timeout of 901"),
         ([probe("echo"), probe("echo")], "two functions are named echo"),
-        ([probe("no name")], "'no name' is no function name"),
+        ([probe("no name")], "'no name' is not a function name"),
     ]:
         with pytest.raises(InputError, match=words):
             LambdaService(functions, facts=FACTS, runtime=runtime)

@@ -126,7 +126,7 @@ def test_a_template_that_no_package_would_write_is_refused_at_once(tmp_path, tex
 @pytest.mark.parametrize(("name", "load"), [(RECORD, load_deployment), (TEMPLATE, load_template)])
 def test_a_pipe_is_not_waited_for(tmp_path, name, load):
     os.mkfifo(tmp_path / name)
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         load(tmp_path)
 
 

@@ -108,7 +108,7 @@ def test_choices_that_do_not_go_together_are_refused(profile, change, words):
         (TUNED.replace("qps = 123.5", "qps = nan"), "qps is a number"),
         (TUNED.replace("[[1, 5.25], [8, 21]]", "[]"), "batches is a list"),
         (TUNED + "more = 1\n", "'more' is not known"),
-        ("instance = [1]", "no table"),
+        ("instance = [1]", "not a table"),
         ("#" * 70_000, "more than 65,536 bytes"),
     ],
 )

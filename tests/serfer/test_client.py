@@ -460,10 +460,10 @@ def test_a_job_says_how_far_it_is(open_):
     ("code", "kind"), [(400, RequestRefusedError), (503, ServiceUnavailableError), (504, DeadlineError)]
 )
 def test_a_failed_job_raises_its_problem_and_is_not_looked_at_again(open_, code, kind):
-    ended = status("failed", problem={"title": "No", "status": code, "detail": "a.png is no image"})
+    ended = status("failed", problem={"title": "No", "status": code, "detail": "a.png is not an image"})
     client, service = open_(answer(202, status("queued")), answer(document=ended))
     job = client.submit(b"x")
-    with pytest.raises(kind, match=r"a\.png is no image") as caught:
+    with pytest.raises(kind, match=r"a\.png is not an image") as caught:
         job.result()
     assert (caught.value.status, len(service.requests)) == (code, 2)
 
@@ -539,7 +539,7 @@ def test_an_image_that_cannot_be_read_is_named(open_, tmp_path):
         ("http://", "host"),
         ("http://me:hush@host", "api_key"),
         ("http://host?key=hush", "api_key"),
-        ("http://host:hush", "no URL"),
+        ("http://host:hush", "not a URL"),
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -56,7 +56,7 @@ class TestFinding:
 
     @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 129, "a/b", "arn:aws:s3:::bucket"])
     def test_what_is_no_name(self, name):
-        with pytest.raises(UsageError, match="is no stack's name"):
+        with pytest.raises(UsageError, match="is not a stack's name"):
             find_deployment(name)
 
     def test_who_may_not_ask(self, moto, monkeypatch):

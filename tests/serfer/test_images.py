@@ -297,7 +297,7 @@ class TestRefused:
     def test_a_truncated_image(self, kind, share):
         noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8))
         data = encode(noise, kind)
-        self.refused(data[: int(len(data) * share)], "cannot be decoded|no image")
+        self.refused(data[: int(len(data) * share)], "cannot be decoded|not an image")
 
     @pytest.mark.parametrize(
         "data",
@@ -313,10 +313,10 @@ class TestRefused:
         ids=["text", "svg", "pdf", "eps", "zeros", "jpeg-start", "png-start"],
     )
     def test_what_is_no_image_of_a_known_format(self, data):
-        self.refused(data, "no image of a known format|cannot be decoded")
+        self.refused(data, "not an image of a known format|cannot be decoded")
 
     def test_an_image_of_a_format_that_is_not_ours(self):
-        self.refused(encode(quadrants(), "ICO"), "no image of a known format")
+        self.refused(encode(quadrants(), "ICO"), "not an image of a known format")
 
     def test_nothing_at_all(self):
         self.refused(b"", "is empty")
@@ -512,7 +512,7 @@ class TestFolders:
         (folder / "empty").mkdir()
         for path, words in [
             (tmp_path / "none", "none does not exist: give a folder"),
-            (folder / "a.webp", r"a\.webp is no folder"),
+            (folder / "a.webp", r"a\.webp is not a folder"),
             (folder / "a.webp" / "x", "cannot be read: Not a directory"),
             (folder / "empty", r"empty holds no images.*\.jpg"),
             (tmp_path / "nul\0", "cannot be read"),

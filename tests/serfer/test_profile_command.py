@@ -60,7 +60,7 @@ def test_a_file_takes_the_place_of_what_was_there(tmp_path):
         write_whole(tmp_path / "x", data)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"two"
-    with pytest.raises(InputError, match="cannot be written: it is no regular file"):
+    with pytest.raises(InputError, match="cannot be written: it is not a regular file"):
         write_whole(tmp_path, b"")
     with pytest.raises(InputError, match="cannot be written"):
         write_whole(tmp_path / f"a{chr(0)}b", b"")

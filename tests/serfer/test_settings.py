@@ -117,7 +117,7 @@ def test_the_users_own_prices_stand_in_for_the_shipped_ones(tmp_path):
     ("content", "words"),
     [
         (None, "cannot be read: No such file"),
-        (b"\xff\xfe", "no UTF-8 text"),
+        (b"\xff\xfe", "not UTF-8 text"),
         (b"= =", "not TOML"),
         (b"[lambda]\ncolour = 1", "unknown values: colour"),
         (b"[lambda]\nprice_request = -1", "no positive number"),
@@ -162,9 +162,9 @@ def test_profiles_come_from_the_option_or_the_variable_or_ship(tmp_path, mine):
     ("content", "words"),
     [
         (None, "cannot be read: No such file"),
-        (b"\xff\xfe", "no UTF-8 text"),
+        (b"\xff\xfe", "not UTF-8 text"),
         (b"no json", "are not JSON"),
-        (b"[]", "no JSON object"),
+        (b"[]", "not a JSON object"),
         (b"{}", "lacks"),
         (dump_profiles(shipped_profiles()).replace('"format": 1', '"format": 99').encode(), "have format 99"),
         (b" " * (4 * 1024 * 1024 + 1), "more than 4,194,304 bytes"),

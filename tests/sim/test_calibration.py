@@ -50,7 +50,7 @@ def test_latencies_are_those_of_the_queries_that_were_measured(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 2}, "no calibration of format 1, but '2'"),
+        ({"format": 2}, "not a calibration of format 1, but '2'"),
         ({"service_ms": []}, "as many queries"),
         ({"driver_ms": [], "service_ms": [], "overhead_ms": []}, "1 at least"),
         ({"cold_ms": []}, "one cold start"),

@@ -174,7 +174,7 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, tmp_path):
     ("arguments", "kind", "says"),
     [
         (("nothing.csv",), InputError, "nothing.csv"),
-        (("nothing",), InputError, "no file, and no generator"),
+        (("nothing",), InputError, "neither a file nor a generator"),
         (("mmpp:x=1",), UsageError, "no parameter 'x'"),
         ((LOAD, "--policy", "best"), UsageError, "no policy 'best'"),
         ((LOAD, "--level", "atoms"), UsageError, "--level"),

@@ -91,7 +91,7 @@ def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="more than 10 bytes"):
         read_trace(path)
     (tmp_path / "load.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="no UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8"):
         read_trace(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_trace(tmp_path / "nothing.csv")

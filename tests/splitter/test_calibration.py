@@ -133,7 +133,7 @@ class TestRefused:
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("")
         self.refused("none does not exist", tmp_path / "none")
-        self.refused("file is no folder", tmp_path / "file")
+        self.refused("file is not a folder", tmp_path / "file")
         self.refused("empty is empty", tmp_path / "empty")
         self.refused("cannot be read: File name too long", tmp_path / ("x" * 300))
 
@@ -171,7 +171,7 @@ class TestRefused:
 
     def test_files_that_are_no_images_by_what_they_hold(self, folder):
         (folder / "tabby cat" / "5.png").write_text("hello")
-        self.refused(r"tabby cat/5.png is no image", folder, ImageError)
+        self.refused(r"tabby cat/5.png is not an image", folder, ImageError)
 
     def test_a_link_to_nothing(self, folder):
         (folder / "tabby cat" / "x.png").symlink_to(folder / "nothing")
@@ -218,7 +218,7 @@ class TestCheck:
             (IMAGES, GOOD.astype(np.float32), "float32"),
             (IMAGES, GOOD + 1, "between 0 and 6"),
             (IMAGES, GOOD - 1, "between 0 and 6"),
-            (IMAGES + np.float32("nan"), GOOD, "no finite numbers"),
+            (IMAGES + np.float32("nan"), GOOD, "not finite numbers"),
         ],
         ids=range(8),
     )

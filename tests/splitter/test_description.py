@@ -136,7 +136,7 @@ class TestPreprocess:
             ("resize: 9", "is not TOML.*line 1"),
             ("resize = " + "9" * 5000, "is not TOML"),
             ("mean = " + "[" * 60_000, "is not TOML"),
-            (b"resize = 9 # \xff", "no text in UTF-8"),
+            (b"resize = 9 # \xff", "not text in UTF-8"),
             ("#" * 70_000, "larger than 65,536 bytes"),
         ],
         ids=range(39),
@@ -180,7 +180,7 @@ class TestLabels:
             ("a\n0\tb\n", "line 2 has a tab"),
             ("a\x1b[2Jb\n", "line 1 has a tab or another control"),
             ("a\0b", "line 1"),
-            (b"a\n\xff", "no text in UTF-8"),
+            (b"a\n\xff", "not text in UTF-8"),
             ("a\n" * 600_000, "larger than 1,048,576 bytes"),
         ],
         ids=range(9),
@@ -197,8 +197,8 @@ def test_files_that_are_none_are_named(read, tmp_path):
     (tmp_path / "text").write_text("a")
     for path, words in [
         (tmp_path / "none", "none does not exist"),
-        (tmp_path, "is no file"),
-        (tmp_path / "pipe", "pipe is no file"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "pipe", "pipe is not a file"),
         (tmp_path / "text" / "x", "cannot be read: Not a directory"),
         (tmp_path / ("x" * 300), "cannot be read: File name too long"),
         (tmp_path / "nul\0", "does not exist|cannot be read"),

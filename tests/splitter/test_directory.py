@@ -103,7 +103,7 @@ def test_a_damaged_plan_is_replaced_as_its_error_advises(plan, text):
 def test_another_programs_plan_is_kept(home, text):
     (home / "other").mkdir()
     (home / "other" / "plan.json").write_text(text)
-    refused(home / "other", "other exists and is no plan directory")
+    refused(home / "other", "other exists and is not a plan directory")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_another_programs_plan_is_kept(home, text):
 )
 def test_what_lies_in_a_plan_but_is_none_of_it_is_kept(plan, name):
     (plan / name).write_text("years of work")
-    refused(plan, f"holds {name}, which is no part of a plan and would be deleted")
+    refused(plan, f"holds {name}, which is not part of a plan and would be deleted")
 
 
 def test_a_directory_in_a_plan_and_a_link_of_a_plans_name_count_by_their_names(plan):
@@ -131,9 +131,9 @@ def test_what_was_given_is_not_deleted_though_it_has_a_plans_name(home, plan):
     [
         ("n" * 300, "File name too long"),
         ("nul\0byte", "null"),
-        ("file", "is no directory"),
-        ("file/plan", "file is no directory"),
-        ("file/deeper/plan", "file is no directory"),
+        ("file", "is not a directory"),
+        ("file/plan", "file is not a directory"),
+        ("file/deeper/plan", "file is not a directory"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused_at_once(home, name, message):
@@ -159,7 +159,7 @@ def test_what_came_while_the_model_was_split_is_kept(home):
         (home / "out").mkdir()
         (home / "out" / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(InputError, match="no plan directory"):
+    with pytest.raises(InputError, match="not a plan directory"):
         write(home / "out", come)
     assert names(home / "out") == ["thesis.txt"]
     assert names(home) == ["out"]

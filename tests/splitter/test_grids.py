@@ -13,7 +13,7 @@ from splitter.tiling.grids import parse_grid, parse_grids
     ],
 )
 def test_what_is_no_grid_is_refused(grid):
-    with pytest.raises(UsageError, match="is no grid"):
+    with pytest.raises(UsageError, match="is not a grid"):
         parse_grids(grid)
 
 
@@ -52,5 +52,5 @@ def test_grids_for_each_stage_may_be_a_list_a_tuple_or_text(grids):
 
 @pytest.mark.parametrize("grid", [(True, 2), True, 2, (0, 1)])
 def test_what_only_looks_like_a_grid_is_refused(grid):
-    with pytest.raises(UsageError, match="is no grid"):
+    with pytest.raises(UsageError, match="is not a grid"):
         parse_grids(grid)

@@ -1,4 +1,4 @@
-"""What is no model, or a model in a form that nothing can be done with, is told in one line that says what to do."""
+"""What is not a model, or a model in a form that nothing can be done with, is told in one line that says what to do."""
 
 import re
 import subprocess
@@ -125,7 +125,7 @@ def test_an_operator_that_onnx_lacks_is_named():
 def test_a_file_that_is_no_model_says_so(tmp_path, content, why):
     (tmp_path / "net.onnx").write_bytes(content)
     text = message(tmp_path / "net.onnx")
-    assert "net.onnx is no ONNX model: " in text
+    assert "net.onnx is not an ONNX model: " in text
     assert why in text
 
 

@@ -104,7 +104,7 @@ def test_an_empty_directory_is_filled(file, home):
 
 def test_any_other_directory_or_file_is_refused_before_any_work_and_kept(home):
     (home / "thesis.txt").write_text("x")
-    for out, message in ((home, "no plan directory"), (home / "thesis.txt", "is no directory")):
+    for out, message in ((home, "not a plan directory"), (home / "thesis.txt", "is not a directory")):
         with pytest.raises(InputError, match=message):
             split("a model that there is not", out=out)
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
@@ -236,7 +236,7 @@ def test_a_factory_that_makes_no_model_is_named(example, home, factory, message)
 
 
 def test_a_factory_file_that_is_not_there_or_not_python_is_named(example, home):
-    with pytest.raises(ModelError, match=r"absent\.py is no Python file"):
+    with pytest.raises(ModelError, match=r"absent\.py is not a Python file"):
         split(f"{home}/absent.py:make", example, home / "plan")
     (home / "broken.py").write_text("def make(:\n")
     with pytest.raises(ModelError, match="SyntaxError"):
@@ -323,7 +323,7 @@ def test_a_network_of_images_with_their_channels_last_is_refused(home, channels)
 @pytest.mark.parametrize("content", [b"", b"\x00", bytes(range(256)) * 40, b"not a model at all"])
 def test_bytes_that_are_no_model_are_refused(home, content):
     (home / "bad.onnx").write_bytes(content)
-    with pytest.raises(ModelError, match=r"bad\.onnx is no ONNX model"):
+    with pytest.raises(ModelError, match=r"bad\.onnx is not an ONNX model"):
         split(home / "bad.onnx", out=home / "plan")
 
 

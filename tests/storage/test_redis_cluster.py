@@ -106,7 +106,7 @@ class TestRedisCluster(StoreContract):
 
     def test_a_server_that_is_no_cluster_is_told(self):
         with RedisServer() as server:
-            message = rf"127.0.0.1:{server.port}.* is no cluster: write redis://"
+            message = rf"127.0.0.1:{server.port}.* is not a cluster: write redis://"
             url = server.url.replace("redis://", "redis+cluster://")
             with open_store(url) as store, pytest.raises(StoreUnavailableError, match=message):
                 store.get("k")

@@ -92,7 +92,7 @@ class TestSomebodyElseThere:
             web.shutdown()
             thread.join()
         assert f"127.0.0.1:{web.server_port} " in says  # it answers a page without a head, or closes
-        assert "does not speak Redis's protocol" in says or "it is no Redis server" in says
+        assert "does not speak Redis's protocol" in says or "it is not a Redis server" in says
         assert "--store" in says
 
     @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class TestRedisOverTls(StoreContract):
     @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
     def test_a_file_without_certificates(self, option, tmp_path):
         (tmp_path / "empty.pem").write_text("nothing")
-        with pytest.raises(UsageError, match="--store: ssl_ca_certs, ssl_certfile or ssl_keyfile is no usable PEM"):
+        with pytest.raises(UsageError, match="--store: ssl_ca_certs, ssl_certfile or ssl_keyfile is not a usable PEM"):
             open_store(f"rediss://:hush@localhost?{option}={tmp_path}/empty.pem")
 
     def _refusal(self, url, server):

@@ -18,7 +18,7 @@ from tests.storage.s3_stub import refused, stub
 BUCKET = "name--usw2-az1--x-s3"
 ALIVE = {"x-amz-meta-serfer-expires": "9e9", "ETag": '"e"'}
 DENIED = pytest.raises(StoreError, match="refused to open a session: no: grant s3express:CreateSession")
-NO_S3 = pytest.raises(StoreUnavailableError, match="no S3 server")
+NO_S3 = pytest.raises(StoreUnavailableError, match="not an S3 server")
 NOW = 1_800_000_000.0
 
 

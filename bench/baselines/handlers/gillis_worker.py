@@ -10,7 +10,7 @@ from serfer.core.errors import InputError
 
 
 def work(event: Any, environment: Environment) -> dict[str, Any]:  # noqa: ANN401 - whatever a master sent
-    """Compute the part in a payload; raises InputError for what is no part."""
+    """Compute the part in a payload; raises InputError for what is not part."""
     match event:
         case {"stage": int(stage), "tile": int(tile), "tensors": [*tensors]}:
             outputs = environment.compute(stage, tile, [from_json(tensor) for tensor in tensors])

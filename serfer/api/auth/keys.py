@@ -195,7 +195,7 @@ def read_keys(path: Path) -> list[Entry]:
             raise InputError(f"{_SETTING}: {path} has more than {_MOST_BYTES:,} bytes")
         return _File.model_validate_json(data).keys
     except ValidationError as error:
-        raise InputError(f"{_SETTING}: {path} is no file of keys: {_first(error)}") from None
+        raise InputError(f"{_SETTING}: {path} is not a file of keys: {_first(error)}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{_SETTING}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

@@ -35,7 +35,7 @@ def named_opening(variables: Mapping[str, str]) -> Opening:
 def named_models(variables: Mapping[str, str]) -> dict[str, Path]:
     """Return the plan directories that a driver's variables name, by their models.
 
-    Raises UsageError that names the wrong variable, PlanError for what is no plan.
+    Raises UsageError that names the wrong variable, PlanError for what is not a plan.
     """
     models: dict[str, Path] = {}
     for directory in _plans(variables):

@@ -60,7 +60,7 @@ def _check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str
         )
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
-        raise Problem(400, "Content-Length is no number of bytes")
+        raise Problem(400, "Content-Length is not a number of bytes")
     if len(length.lstrip("0")) > len(str(limits.max_body_bytes)) or int(length) > limits.max_body_bytes:
         raise _too_large(limits)
 

@@ -21,7 +21,7 @@ MOST_PIECES = 10_000  # 20 MiB of PNG in the usual chunks of 8 KiB has a quarter
 _JPEG, _PNG, _GIF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the latter two have 64-bit offsets
 _OTHERS = (b"BM", *_TIFF)
-_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # what can stand in a scan is no marker
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # what can stand in a scan is not a marker
 _EOI, _SOS = 0xD9, 0xDA
 _BARE = (0x01, 0xD8)  # markers without a length
 _GIF_HEAD = 13  # bytes before the table of colours
@@ -31,7 +31,7 @@ _Pieces = Iterator[str]
 
 
 def check_format(name: str, data: bytes) -> None:
-    """Raise Problem, 415 where a file is no image of an accepted format, 422 where it is in too many pieces."""
+    """Raise Problem, 415 where a file is not an image of an accepted format, 422 where it is in too many pieces."""
     found = Counter(islice(_pieces(name, data), MOST_PIECES + 1))
     if found.total() > MOST_PIECES or found["scan"] > MOST_SCANS:
         raise Problem(
@@ -48,7 +48,7 @@ def _pieces(name: str, data: bytes) -> _Pieces:
         return _gif_pieces(data)
     if data.startswith(_OTHERS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
         return iter(())
-    raise Problem(415, f"{name} is no image of a known format: {FORMATS} are accepted")
+    raise Problem(415, f"{name} is not an image of a known format: {FORMATS} are accepted")
 
 
 def _jpeg_pieces(data: bytes) -> _Pieces:

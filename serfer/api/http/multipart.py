@@ -27,7 +27,7 @@ class Part:
 
 
 def split_form(content_type: str, body: bytes, most: int) -> list[Part]:
-    """Return a form's parts in order; raises Problem, 400 for what is no form, 413 for more than `most` parts."""
+    """Return a form's parts in order; raises Problem, 400 for what is not a form, 413 for more than `most` parts."""
     mark = b"--" + _boundary(content_type)
     if not body.startswith(mark):
         raise Problem(400, "the form does not begin with the boundary that Content-Type names")

@@ -113,7 +113,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, with a reason, where an answer has not begun; then close."""
+        """Answer what is not HTTP, with a reason, where an answer has not begun; then close."""
         too_large = self.conn.refusal == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         self._refuse(self.conn.refusal, _TOO_LARGE if too_large else msg)
 

@@ -105,7 +105,7 @@ def encode_answer(
 
     `logits` is (N, K) float32, `named` what comes before them: the model's name and version, and parameters where there
     are any. Raises NotFiniteError for logits that are NaN or infinite, which binary data alone can say: a driver that
-    asks an instance for that checks them itself, so that a network of NaN is no broken instance.
+    asks an instance for that checks them itself, so that a network of NaN is not a broken instance.
     """
     if (inference.classes or not inference.binary) and not np.isfinite(logits).all():
         raise NotFiniteError("the network's outputs for this input are not all finite numbers")
@@ -258,7 +258,7 @@ def _wanted(request: dict[str, Any], gives: TensorForm, parameters: Mapping[str,
 
 
 def _parameters(value: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the parameters of a request, an input or an output; those that nobody here knows are no error."""
+    """Return the parameters of a request, an input or an output; those that are not known here are not an error."""
     parameters = value.get("parameters")
     parameters = {} if parameters is None else _object(parameters, f"parameters of {where}")
     for name, parameter in parameters.items():

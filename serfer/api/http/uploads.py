@@ -100,7 +100,9 @@ def _images_in_json(body: bytes, limits: ApiLimits) -> list[Upload]:
     value = _fields(_decoded(body, limits), "the body", ("images",))
     images = value.get("images")
     if not isinstance(images, list):
-        raise Problem(422, 'the body should be {"images": [{"data": BASE64, "name": TEXT}, ...]}: "images" is no list')
+        raise Problem(
+            422, 'the body should be {"images": [{"data": BASE64, "name": TEXT}, ...]}: "images" is not a list'
+        )
     if len(images) > limits.max_images:
         raise _too_many(limits)
     return [_image_in_json(image, number) for number, image in enumerate(images)]
@@ -117,7 +119,7 @@ def _image_in_json(value: object, number: int) -> Upload:
     try:
         return Upload(_clean(name, number), _from_base64(data))
     except ValueError:  # binascii.Error, or characters beyond ASCII
-        raise Problem(422, f'{where}: "data" is no base64 (RFC 4648, section 4, with its padding)') from None
+        raise Problem(422, f'{where}: "data" is not base64 (RFC 4648, section 4, with its padding)') from None
 
 
 def _from_base64(text: str) -> bytes:
@@ -137,11 +139,11 @@ def _decoded(body: bytes, limits: ApiLimits) -> object:
     except RecursionError:
         raise Problem(400, "the body is nested too deeply") from None
     except UnicodeDecodeError:
-        raise Problem(400, "the body is no UTF-8 text") from None
+        raise Problem(400, "the body is not UTF-8 text") from None
     except json.JSONDecodeError as error:
-        raise Problem(400, f"the body is no JSON: {error.msg} at character {error.pos:,}") from None
+        raise Problem(400, f"the body is not JSON: {error.msg} at character {error.pos:,}") from None
     except ValueError:
-        raise Problem(400, "the body is no JSON that can be read: it has a number of too many digits") from None
+        raise Problem(400, "the body is not JSON that can be read: it has a number of too many digits") from None
 
 
 def _more_than(most: int, mark: int, body: bytes) -> bool:

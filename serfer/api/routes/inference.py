@@ -188,7 +188,7 @@ def _header_length(request: Request) -> int | None:
     if not values:
         return None
     if len(values) > 1 or not (values[0].isascii() and values[0].isdigit() and len(values[0]) <= _MOST_DIGITS):
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{_HEADER} is no number of bytes")
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{_HEADER} is not a number of bytes")
     return int(values[0])
 
 

@@ -164,8 +164,8 @@ _OF_A_USER = "U"
 def parse_aws(text: str, base: AwsFacts | None = None) -> AwsFacts:
     """Read facts from TOML text, taking what it leaves out from `base`.
 
-    Raises InputError for text that is not TOML, an unknown name, or a value that is no positive number (a price may be
-    0). Instance types, regions and features may have any names.
+    Raises InputError for text that is not TOML, an unknown name, or a value that is not a positive number (a price may
+    be 0). Instance types, regions and features may have any names.
     """
     try:
         document = tomllib.loads(text)
@@ -200,7 +200,7 @@ def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
 def _parse_instances(given: dict[str, Any]) -> dict[str, float]:
     for name in given:
         if not _INSTANCE.fullmatch(name):
-            raise InputError(f"the AWS facts file names {name[:40]!r} among instances, which is no instance type")
+            raise InputError(f"the AWS facts file names {name[:40]!r} among instances, which is not an instance type")
     return {name: _number(f"{_INSTANCES}.{name}", _value(entry), least=0) for name, entry in given.items()}
 
 

@@ -308,7 +308,7 @@ def _profile(kind: Kind, value: object) -> Profile:
 def _table(value: object, where: str, names: set[str] | frozenset[str]) -> dict[str, Any]:
     what = f"{where} of the operator profiles" if where else "the operator profiles' document"
     if not isinstance(value, dict):
-        raise InputError(f"{what} is no JSON object")
+        raise InputError(f"{what} is not a JSON object")
     if set(value) != names:
         missing, extra = sorted(names - set(value)), sorted(set(value) - names)
         raise InputError(f"{what} lacks {missing} or has unknown {extra}")

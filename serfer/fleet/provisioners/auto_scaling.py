@@ -4,7 +4,7 @@
     an instance that nobody asks any more ends itself the same way (release_this_instance)
     stop of one that AWS has not delivered yet: only the capacity goes down, never below the instances there are
 
-Machines of a warm pool are no members: they are stopped, and Auto Scaling takes them first when the capacity goes up.
+Machines of a warm pool are not members: they are stopped, and Auto Scaling takes them first when the capacity goes up.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class LocalProvisioner:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             if path.name not in self._strange:
                 self._strange.add(path.name)
-                _log.warning("%s is no record of an instance: passed over", path)
+                _log.warning("%s is not a record of an instance: passed over", path)
             return None
 
     def _forget(self, path: Path, record: _Record) -> None:

@@ -78,7 +78,7 @@ class Injector:
     def __init__(self, faults: Faults, chance: Callable[[], float] | None = None) -> None:
         self.twice = faults.twice
         self._faults = faults
-        self._chance = chance or random.Random(faults.seed).random  # noqa: S311 - which one is hit is no secret
+        self._chance = chance or random.Random(faults.seed).random  # noqa: S311 - which one is hit is not a secret
         self._created = faults.seed
 
     def throttles(self) -> bool:

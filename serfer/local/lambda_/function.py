@@ -72,7 +72,7 @@ def _loops(subfolder: Path) -> bool:
 def check_function(config: FunctionConfig, facts: LambdaFacts) -> int:
     """Return the size of package and layers in bytes; raises InputError for a function that Lambda would not create."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", config.name):
-        raise InputError(f"{config.name!r} is no function name: 1 to 64 letters, digits, '-' and '_'")
+        raise InputError(f"{config.name!r} is not a function name: 1 to 64 letters, digits, '-' and '_'")
     if len(config.layers) > _MOST_LAYERS:
         raise InputError(f"function {config.name}: {len(config.layers)} layers, Lambda allows {_MOST_LAYERS}")
     for directory in (config.directory, *config.layers):
@@ -100,7 +100,7 @@ def check_function(config: FunctionConfig, facts: LambdaFacts) -> int:
 
 @functools.cache
 def python_version(python: Path) -> str:
-    """Return an interpreter's version, such as "3.13"; raises InputError for what is no Python."""
+    """Return an interpreter's version, such as "3.13"; raises InputError for what is not Python."""
     if python == Path(sys.executable):
         return f"{sys.version_info.major}.{sys.version_info.minor}"
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -114,9 +114,9 @@ def python_version(python: Path) -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise InputError(f"{python} is no Python interpreter that runs here: {type(error).__name__}") from error
+        raise InputError(f"{python} is not a Python interpreter that runs here: {type(error).__name__}") from error
     if not re.fullmatch(r"\d+\.\d+", version := asked.stdout.strip()):
-        raise InputError(f"{python} is no Python interpreter: it says {version[:40]!r}")
+        raise InputError(f"{python} is not a Python interpreter: it says {version[:40]!r}")
     return version
 
 

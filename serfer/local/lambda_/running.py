@@ -21,7 +21,7 @@ def check_functions(url: str, access: Access, plan: Plan) -> None:
     try:
         http.client.HTTPConnection(urlsplit(url).hostname or "", urlsplit(url).port)
     except (ValueError, http.client.HTTPException) as error:
-        raise UnavailableError(f"SERFER_LOCAL_URL: {url} is no address such as http://127.0.0.1:9001") from error
+        raise UnavailableError(f"SERFER_LOCAL_URL: {url} is not an address such as http://127.0.0.1:9001") from error
     try:
         answer = json.loads(fetch(url, "/2015-03-31/functions/", access, _LOOK_S, _MOST_BYTES))
         found = {function["FunctionName"] for function in answer["Functions"]}
@@ -33,7 +33,7 @@ def check_functions(url: str, access: Access, plan: Plan) -> None:
         reason = error.strerror or str(error)
         raise UnavailableError(f"SERFER_LOCAL_URL: no Lambda service answers at {url}: {reason}") from error
     except (http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-        raise UnavailableError(f"SERFER_LOCAL_URL: what answers at {url} is no local Lambda service") from error
+        raise UnavailableError(f"SERFER_LOCAL_URL: what answers at {url} is not a local Lambda service") from error
     if missing := wanted - found:
         raise UnavailableError(
             f"SERFER_LOCAL_URL: the Lambda service at {url} has no function {min(missing)}: start it with this plan"

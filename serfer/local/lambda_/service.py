@@ -176,7 +176,7 @@ class LambdaService:
             _refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
 
     def _tell(self, exchange: Exchange, path: str) -> None:
-        """Answer what is no call of Lambda's: the counts, and nothing else."""
+        """Answer what is not a call of Lambda's: the counts, and nothing else."""
         if exchange.method == "GET" and path == COUNTS:
             _send(exchange, self.counts.as_dict())
         else:

@@ -13,7 +13,7 @@ function bar(share, kind = "") {
   );
 }
 
-/** The best classes of the one image that was sent; scores that are no shares are shown as they are. */
+/** The best classes of the one image that was sent; scores that are not shares are shown as they are. */
 export function predictions(report, model) {
   const found = report.images[0].predictions;
   const shares = found.every(({ score }) => score >= 0 && score <= 1);

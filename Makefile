@@ -74,11 +74,11 @@ deploy-check: setup
 bench: setup
 	$(BIN)/serfer bench overhead --model alexnet --at-most 3
 
-# Bursts while workers, stores and drivers die (docs/chaos.md): nothing may be lost, wrong or left behind.
+# Bursts while workers, stores and drivers die (docs/results/chaos.md): nothing may be lost, wrong or left behind.
 chaos: setup
 	$(BIN)/serfer bench chaos
 
-# A deployment that `serfer package` wrote: make deploy BUILD=build ENV=prod (docs/deploy.md).
+# A deployment that `serfer package` wrote: make deploy BUILD=build ENV=prod (docs/how-to/deploy.md).
 ENV ?= dev
 SAM := $(abspath .venv/sam/bin/sam)
 SAM_IN_BUILD = cd "$(BUILD)" && SAM_CLI_TELEMETRY=0 $(SAM)

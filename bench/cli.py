@@ -81,7 +81,7 @@ def service(
     overload_s: Annotated[float, typer.Option(min=0, help="Seconds at twice the capacity; 0: none.")] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Price the HTTP service against the pipeline, and the balancer against one driver; overload it (docs/api.md)."""
+    """Price HTTP against the pipeline, and the balancer against one driver; overload it (docs/reference/api.md)."""
     from bench.serving.service import Doses, measure, text  # noqa: PLC0415 - only this command needs it
 
     directory = plan_directory(plan, model or (None if plan else "alexnet"))
@@ -102,7 +102,7 @@ def flood(
     deadline_ms: Annotated[float, typer.Option(min=1, help="Of every query.")] = 5000.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Flood the HTTP service with clients that never wait; exit with 1 where it misses a criterion (docs/api.md)."""
+    """Flood the service with clients that never wait; exit with 1 if it misses a criterion (docs/reference/api.md)."""
     from bench.serving.flood import lines, measure  # noqa: PLC0415 - only this command needs it
 
     directory = plan_directory(plan, model or (None if plan else "alexnet"))
@@ -209,7 +209,7 @@ def networks(
     write: Annotated[Path | None, typer.Option(help="A document whose tables to write again.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Split public architectures on 2x2 tiles and say what became of each (docs/networks.md); needs timm."""
+    """Split public architectures on 2x2 tiles and say what became of each (docs/reference/networks.md); needs timm."""
     from bench.planner.networks import chosen, measure, networks_table  # noqa: PLC0415 - only this command needs it
     from bench.planner.networks import write as write_tables  # noqa: PLC0415 - same
 

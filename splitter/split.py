@@ -79,9 +79,9 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     the plan.
 
     `preprocess` says how an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
-    (docs/preprocess.md). `labels` are the names of the outputs, or the path of a file with one a line. `activation`
-    turns the outputs into scores: "softmax", "sigmoid" or "none". A zoo model has all three. `progress` is called with
-    each step in words.
+    (docs/how-to/preprocess.md). `labels` are the names of the outputs, or the path of a file with one a line.
+    `activation` turns the outputs into scores: "softmax", "sigmoid" or "none". A zoo model has all three. `progress` is
+    called with each step in words.
 
     `memory_mb` is what functions get, or what the planner may choose from for each stage (its default); `limit_mb`
     (default: AWS's 250) what a package may be, of which `dependency_bytes` are reserved for code and dependencies (the

@@ -11,7 +11,8 @@
 | `slow`      | one worker in twenty takes 50 times as long; then the same without duplicates, for comparison        |
 | `driver`    | one of two drivers is killed with -9; what it had not answered is asked of the other                 |
 
-Nothing may be lost, wrong, or left behind, and no more may be invoked than the faults account for (docs/chaos.md).
+Nothing may be lost, wrong, or left behind, and no more may be invoked than the faults account for: see
+docs/results/chaos.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Three plans of a network are run in turn through the same driver, local Lambda service and Redis: one function with one
 vCPU, one function with two, and tiles 1x2 (columns of fully connected layers where they are large) on functions with
 one vCPU each. Two processors are all that is asked for. The local service answers an invocation in a fraction of a
-millisecond, where AWS's takes some 30 (docs/cost.md), so a network that does not gain here gains nowhere.
+millisecond, where AWS's takes some 30 (docs/explanation/cost.md), so a network that does not gain here gains nowhere.
 """
 
 from __future__ import annotations

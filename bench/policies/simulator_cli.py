@@ -15,7 +15,7 @@ from serfer.settings import load_settings
 
 
 def policies(
-    traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of traces: CSV files (docs/simulate.md).")],
+    traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
     scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
     policy: Annotated[list[str] | None, typer.Option(help="A policy's name; may be repeated. By default four.")] = None,
     load: Annotated[

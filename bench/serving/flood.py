@@ -61,7 +61,7 @@ class Flood:
         return self.in_time / self.seconds
 
     def faults(self) -> list[str]:
-        """Return which criteria were missed (docs/api.md)."""
+        """Return which criteria were missed (docs/reference/api.md)."""
         answered = self.statuses.get(_OK, 0)
         odd = {status: count for status, count in self.statuses.items() if status not in (_OK, _REFUSED, 504)}
         late = f"{answered - self.in_time} of {answered} answers came after the deadline"

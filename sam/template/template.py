@@ -32,7 +32,7 @@ _ORDER = (
 )
 _HEAD = """\
 # Made by `serfer package` from sam/template/parts and the plan: change those, not this file, and package again.
-# Then: sam build && sam deploy --guided (docs/deploy.md).
+# Then: sam build && sam deploy --guided (docs/how-to/deploy.md).
 """
 
 

@@ -44,7 +44,7 @@ def instance(
     ] = None,
     window_ms: Annotated[
         float,
-        typer.Option(help="How long a free engine waits for a full batch; 0: it starts at once (docs/instance.md)."),
+        typer.Option(help="How long a free engine waits for a full batch; 0: not at all (docs/how-to/instance.md)."),
     ] = 0.0,
     threads: ThreadsOption = None,
     exit_when_idle_s: Annotated[
@@ -63,7 +63,7 @@ def instance(
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer queries with the whole network, in batches, over HTTP, until SIGTERM (docs/instance.md)."""
+    """Answer queries with the whole network, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md)."""
     from serfer.instance.network import Hardware  # noqa: PLC0415 - the command line starts fast
     from serfer.instance.opening import InstanceChoices  # noqa: PLC0415 - same
 

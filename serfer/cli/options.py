@@ -46,7 +46,8 @@ StackOption = Annotated[
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        help="A store's URL: redis://, s3://, file:///, ... (docs/stores.md); by default the stack's, or a new one."
+        help="A store's URL: redis://, s3://, file:///, ... (docs/reference/stores.md); by default the stack's, or a new "
+        "one."
     ),
 ]
 ObjectStoreOption = Annotated[
@@ -57,11 +58,11 @@ DriverOption = Annotated[
     str,
     typer.Option(
         help="push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
-        "stepfunctions or stepfunctions-express: a state machine (docs/engines.md)."
+        "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md)."
     ),
 ]
 ProfilesOption = Annotated[
-    Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/cost.md).")
+    Path | None, typer.Option(help="Operator profiles to predict by, from serfer profile (docs/explanation/cost.md).")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 

@@ -38,7 +38,7 @@ def package(
         str, typer.Option(help="s3, s3express, valkey or redis (ElastiCache Serverless, in a VPC).")
     ] = "s3",
     driver: Annotated[
-        str, typer.Option(help="push, poll, stepfunctions or stepfunctions-express (docs/engines.md).")
+        str, typer.Option(help="push, poll, stepfunctions or stepfunctions-express (docs/reference/engines.md).")
     ] = "push",
     runtime: Annotated[str, typer.Option(help="python3.13, python3.12 or python3.14.")] = "python3.13",
     architecture: Annotated[str, typer.Option(help="x86_64 or arm64.")] = "x86_64",
@@ -82,7 +82,7 @@ def package(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/deploy.md)."""
+    """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/how-to/deploy.md)."""
     from sam.build.package import package as write  # noqa: PLC0415 - same
     from sam.cost.scenario import read_profile  # noqa: PLC0415 - same
     from sam.names import default_name  # noqa: PLC0415 - the command line starts fast

@@ -88,7 +88,7 @@ def split(
         int | None, typer.Option(min=1, max=4096, help="The input's channels, with --size; 3 by default.")
     ] = None,
     preprocess: Annotated[
-        Path | None, typer.Option(help="A TOML file that says how an image becomes the input (docs/preprocess.md).")
+        Path | None, typer.Option(help="A TOML file: how an image becomes the input (docs/how-to/preprocess.md).")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[

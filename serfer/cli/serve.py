@@ -56,7 +56,7 @@ RouteOption = Annotated[
     str | None,
     typer.Option(
         help="Where queries of the first model run: serverless (the plan's functions), auto (bursts there, load that "
-        "lasts on instances), gpu (instances alone), or a policy by name (docs/routing.md).",
+        "lasts on instances), gpu (instances alone), or a policy by name (docs/how-to/routing.md).",
         show_default="serverless",
     ),
 ]
@@ -70,7 +70,7 @@ InstancesOption = Annotated[
 ]
 ScenarioOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.toml", help="Prices and speeds that routing reckons with (docs/policies.md)."),
+    typer.Option(metavar="FILE.toml", help="Prices and speeds that routing uses (docs/explanation/policies.md)."),
 ]
 CeilingOption = Annotated[
     float | None,
@@ -106,7 +106,7 @@ def serve(
     log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/api.md)."""
+    """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/reference/api.md)."""
     from serfer.api.entrypoints.serving import Address, Opening, serve_models  # noqa: PLC0415 - same
     from serfer.api.observability.logs import configure_logs  # noqa: PLC0415 - the command line starts fast
     from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same

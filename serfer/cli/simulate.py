@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serfer.sim.simulate import Closer, Judged, Outcome, Setting
 
 LEVELS = ("rates", "queries", "tasks")
-HELP = f"""Run routing policies on a load, under a virtual clock (docs/simulate.md).
+HELP = f"""Run routing policies on a load, under a virtual clock (docs/how-to/simulate.md).
 
 LOAD is a CSV file with the columns t_seconds,rps or minute,requests, or a generator, NAME or NAME:KEY=VALUE,...:
 
@@ -103,7 +103,7 @@ def simulate(
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
         return
     if load is None or scenario is None:
-        raise UsageError("give LOAD, a trace's CSV file or a generator, and --scenario FILE.toml (docs/simulate.md)")
+        raise UsageError("give LOAD, a CSV trace or a generator, and --scenario FILE.toml (docs/how-to/simulate.md)")
     if level not in LEVELS:
         raise UsageError(f"--level is {', '.join(LEVELS)}, not {level!r}")
     _check_plot(plot)
@@ -129,7 +129,10 @@ def simulate(
 
 
 def _late_decisions(world: Scenario, period_s: float) -> list[str]:
-    """Return a sentence where decisions are so far apart that being late costs more than a boot (docs/policies.md)."""
+    """Return a sentence where decisions are so far apart that being late costs more than a boot.
+
+    docs/explanation/policies.md says why.
+    """
     boot_s, advantage = world.instance.boot_s, world.advantage
     if period_s * advantage <= boot_s:
         return []

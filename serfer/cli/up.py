@@ -56,7 +56,7 @@ def up(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The balancer's port; 0 is any free one.")] = 8000,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
-    driver: Annotated[str, typer.Option(help="push or poll (docs/engines.md).")] = "push",
+    driver: Annotated[str, typer.Option(help="push or poll (docs/reference/engines.md).")] = "push",
     keys: KeysOption = None,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
@@ -66,7 +66,7 @@ def up(
     log_level: Annotated[str, typer.Option(help="Of the drivers: debug, info, warning or error.")] = "info",
     as_json: JsonOption = False,
 ) -> None:
-    """Start store, Lambda service, drivers and a load balancer before them; Ctrl-C ends all of it (docs/api.md)."""
+    """Start store, Lambda service, drivers and a load balancer; Ctrl-C ends all of it (docs/reference/api.md)."""
     from serfer.api.auth.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
     from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
     from serfer.local.descriptors import raise_limit  # noqa: PLC0415 - same

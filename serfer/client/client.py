@@ -1,4 +1,4 @@
-"""Clients of a SerFer service (serfer serve, serfer up): one that blocks, one for asyncio (docs/client.md).
+"""Clients of a SerFer service (serfer serve, serfer up): one that blocks, one for asyncio (docs/reference/client.md).
 
     with serfer.Client("http://localhost:8000") as client:
         report = client.classify("cat.jpg")

@@ -125,7 +125,7 @@ class Scenario:
 
 
 def parse_scenario(tables: Mapping[str, Any]) -> Scenario:
-    """Return the scenario that a TOML document describes (docs/policies.md has the format).
+    """Return the scenario that a TOML document describes (docs/explanation/policies.md has the format).
 
     Raises InputError that names the key: missing, unknown, no number, or out of bounds.
     """

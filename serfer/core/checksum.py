@@ -7,7 +7,7 @@ request. A checksum starts from the key and the cell's number: what was written 
 for another cell does not match either, for example where a store's client hands out the response to another request.
 
 CRC-32 (RFC 1952, section 8) is in every worker and takes 0.3 to 0.5 ns a byte. It is against accidents: who may write
-to the store can also write a checksum that matches (docs/security.md).
+to the store can also write a checksum that matches (docs/explanation/security.md).
 """
 
 from __future__ import annotations

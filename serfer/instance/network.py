@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 DEVICES: Final = ("auto", "cpu", "cuda")
 PRECISIONS: Final = ("fp32", "fp16")
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-_INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver (docs/instance.md)"
+_INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver (docs/how-to/instance.md)"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where queries spent their time, as a file for chrome://tracing and ui.perfetto.dev (docs/trace.md).
+"""Where queries spent their time, as a file for chrome://tracing and ui.perfetto.dev (docs/how-to/trace.md).
 
     driver           queries      | split | stage-0 ................................... | stage-1 ... | merge |
                      invocations          | queue | invoke ............................ |

@@ -64,15 +64,16 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     default it is "inprocess", and "aws" where `stack` names the CloudFormation stack of a deployment (serfer package),
     which says what its store, its functions and its state machine are called.
 
-    `store` is a URL (docs/stores.md); by default workers in process share memory, and local ones a Redis server that is
-    started for them. `object_store` is the URL of a second one, for the stages whose path is "objects": without it they
-    use the first. `driver` is "push", "poll", "stepfunctions" or "stepfunctions-express" (docs/engines.md).
+    `store` is a URL (docs/reference/stores.md); by default workers in process share memory, and local ones a Redis
+    server that is started for them. `object_store` is the URL of a second one, for the stages whose path is "objects":
+    without it they use the first. `driver` is "push", "poll", "stepfunctions" or "stepfunctions-express"
+    (docs/reference/engines.md).
 
     `inline` is "planned" (what the plan says rides along does), "always" (whatever payloads can carry) or "never". With
     `share`, queries that wait for the same tile of a fully connected stage may be one invocation (drivers/sharing.py);
     with `hedge`, a task that is late gets a duplicate. Answers are kept, and given again to the same question, for
-    `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/routing.md). `faults` are what the local
-    Lambda service does wrong on purpose.
+    `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/how-to/routing.md). `faults` are what
+    the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
     PlanError for a directory that is not whole or a plan that is not deployed, UsageError for a pair that cannot work,

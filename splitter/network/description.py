@@ -1,6 +1,6 @@
 """What only its owner knows of a network: how an image becomes its input, and what its outputs are called.
 
-docs/preprocess.md is the reference of the file that `read_preprocess` reads, examples/preprocess.toml an example.
+docs/how-to/preprocess.md describes the file that `read_preprocess` reads, examples/preprocess.toml is an example.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from serfer.core.errors import DeadlineError, InputError, KeyRefusedError, Reque
 from tests.api.conftest import PATIENCE, png, running
 from tests.e2e.small import SIZE
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "client.md"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
 QUERIES = ((0, "a"), (1, "b"))
 
 

@@ -1,4 +1,4 @@
-"""docs/networks.md says what the code does with public networks and with operators."""
+"""docs/reference/networks.md says what the code does with public networks and with operators."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from bench.planner.networks import NETWORKS, Network, is_exact, measure, networks_table, operators_table, section
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "networks.md").read_text()
 ROWS = section(DOCUMENT, "networks").splitlines()[2:]
 AT_LEAST = 25
 

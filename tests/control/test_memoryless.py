@@ -1,4 +1,4 @@
-"""What no rule without foresight can beat on MMPP at M, as docs/policies.md has it."""
+"""What no rule without foresight can beat on MMPP at M, as docs/explanation/policies.md has it."""
 
 import math
 import tomllib

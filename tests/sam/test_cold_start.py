@@ -1,7 +1,7 @@
 """How soon a built function answers: process, imports, session and a first task, against a function with torch.
 
 The one with torch imports it and answers with a number, no network loaded: less than any real one would do. Run with
--s to see the figures (docs/deploy.md).
+-s to see the figures (docs/how-to/deploy.md).
 """
 
 import json

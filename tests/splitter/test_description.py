@@ -240,7 +240,7 @@ def test_a_grey_network_answers_for_colour_pictures_through_tiles(tmp_path, writ
 
 
 def test_what_the_reference_says_of_other_libraries_can_be_copied(write):
-    text = (ROOT / "docs/preprocess.md").read_text().partition("What others call it")[2].partition("\n## ")[0]
+    text = (ROOT / "docs/how-to/preprocess.md").read_text().partition("What others call it")[2].partition("\n## ")[0]
     rows = [re.findall(r"`(\w+ = [^`]+)`", line.split("|")[2]) for line in text.splitlines() if line.startswith("| ")]
     recipes = ["\n".join(keys) for keys in rows if keys]
     assert len(recipes) == 6

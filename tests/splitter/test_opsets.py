@@ -1,4 +1,4 @@
-"""Files of every opset that docs/networks.md names are split exactly."""
+"""Files of every opset that docs/reference/networks.md names are split exactly."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""What Prometheus reads at GET /metrics; docs/api.md lists every name.
+"""What Prometheus reads at GET /metrics; docs/reference/api.md lists every name.
 
 Labels have few values, none of them a client's: routes are templates, models those that are served, and whatever else
 is "other". So nobody outside can make a series, and no name, key or image can stand in one.

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a pool of instances; docs/api.md lists every name."""
+"""What Prometheus reads of a pool of instances; docs/reference/api.md lists every name."""
 
 from __future__ import annotations
 

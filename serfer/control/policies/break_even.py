@@ -6,7 +6,7 @@
 
 What each rule would have paid is known whatever we do, so the cheapest one so far (older cost counts less) is followed.
 It may be followed as long as all that was paid stays below 3 - 2/c times the clairvoyant, the delay of boots apart: see
-purse.py, and docs/policies.md for the proof.
+purse.py, and docs/explanation/policies.md for the proof.
 """
 
 from __future__ import annotations

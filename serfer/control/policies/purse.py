@@ -1,4 +1,6 @@
-"""The plain rule's books, and what may be spent on better guesses without losing its guarantee (docs/policies.md).
+"""The plain rule's books, and what may be spent on better guesses without losing its guarantee.
+
+docs/explanation/policies.md has the proof.
 
 For every level the books keep `behind`, the plain rule's walk, and what the clairvoyant would have paid so far. The
 purse is rho times that, less what was paid: as long as it never falls below zero, nobody paid more than rho times the

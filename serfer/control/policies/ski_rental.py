@@ -2,8 +2,11 @@
 
 Load is cut into levels of one instance's `qps`. For a level, `behind` is by how much having had it on would be dearer
 than having had it off, start included, as the best schedule so far sees it: from 0 (on is as good) to the start's price
-(off is as good). The rule starts the level's instance at 0 and stops it at the start's price (docs/policies.md proves
-that it costs at most 3 - 2/c times the best schedule, boots' delay apart).
+(off is as good). The rule starts the level's instance at 0 and stops it at the start's price. It costs at most 3 - 2/c
+times the best schedule, boots' delay apart; docs/explanation/policies.md has the proof.
+
+This is ski rental in both directions (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica 1988),
+and `behind` the work function of a metrical task system of two states (Borodin, Linial, Saks, JACM 1992).
 """
 
 from __future__ import annotations

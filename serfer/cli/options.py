@@ -46,8 +46,8 @@ StackOption = Annotated[
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        help="A store's URL: redis://, s3://, file:///, ... (docs/reference/stores.md); by default the stack's, or a new "
-        "one."
+        help="A store's URL: redis://, s3://, file:///, ... (docs/reference/stores.md); by default the stack's, or a "
+        "new one."
     ),
 ]
 ObjectStoreOption = Annotated[

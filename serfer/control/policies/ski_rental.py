@@ -5,8 +5,8 @@ than having had it off, start included, as the best schedule so far sees it: fro
 (off is as good). The rule starts the level's instance at 0 and stops it at the start's price. It costs at most 3 - 2/c
 times the best schedule, boots' delay apart; docs/explanation/policies.md has the proof.
 
-This is ski rental in both directions (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica 1988),
-and `behind` the work function of a metrical task system of two states (Borodin, Linial, Saks, JACM 1992).
+This is ski rental in both directions (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica
+1988), and `behind` the work function of a metrical task system of two states (Borodin, Linial, Saks, JACM 1992).
 """
 
 from __future__ import annotations

@@ -1,0 +1,80 @@
+"""Documents: their links lead somewhere, their commands exist, and the index has them all."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from serfer.cli.main import COMMANDS, app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s:]*)(#[^)\s]*)?\)")
+IN_TEXT = re.compile(
+    r"\b(?:docs|serfer|splitter|drivers|lambdas|storage|sam|bench|tests|examples)/[\w./-]+\.(?:md|py|toml|yaml|sh)\b"
+)
+
+
+def anchor(heading):
+    """Return what a heading is called in a link, as GitHub has it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages_and_headings(page):
+    for target, heading in LINK.findall(page.read_text(encoding="utf-8")):
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), target
+        if heading:
+            assert heading[1:] in map(anchor, re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page):
+    named = set(IN_TEXT.findall(page.read_text(encoding="utf-8")))
+    of_the_reader = {"serfer/control/policies/half_hour.py"}
+    assert [name for name in sorted(named - of_the_reader) if not (ROOT / name).exists()] == []
+
+
+def test_every_page_is_in_an_index():
+    for index, folder in ((ROOT / "docs" / "index.md", ROOT / "docs"), (ROOT / "docs/adr/index.md", ROOT / "docs/adr")):
+        linked = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text(encoding="utf-8"))}
+        pages = {page for page in folder.rglob("*.md") if page.parent.name != "adr" or folder.name == "adr"}
+        assert pages - linked - {index} == set()
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def commands_in(page):
+    """Return the words of every `serfer` command of a page's shell blocks."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    parts = [part.strip() for line in lines for part in re.split(r"&&|;|\|", line.partition(" #")[0])]
+    return [shlex.split(part) for part in parts if re.match(r"(\.venv/bin/)?serfer ", part)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_their_options_exist(page):
+    root = typer.main.get_command(app)
+    for _, *words in commands_in(page):
+        if words[0].startswith("-"):
+            continue
+        assert words[0] in {*COMMANDS, "COMMAND"}, words
+        if words[0] == "COMMAND":
+            continue
+        command = root.get_command(None, words[0])
+        if words[0] in {"bench", "keys"} and not words[1].startswith("-"):
+            command = command.commands[words[1]]
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {
+            "--help",
+            "-h",
+        }
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words
+
+
+def test_commands_are_found():
+    assert len(commands_in(ROOT / "docs" / "reference" / "commands.md")) > 30

@@ -46,7 +46,7 @@ def classify(
     stack: StackOption = None,
     driver: DriverOption = "push",
     deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
-    top_k: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    top_k: Annotated[int, typer.Option(min=1, help="How many classes to print at most.")] = 5,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
     ] = False,

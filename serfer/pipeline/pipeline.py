@@ -238,7 +238,8 @@ class Pipeline:
     ) -> list[ImageAnswer]:
         """Classify images (encoded bytes, or paths) as one query and return each one's `top_k` best classes.
 
-        `names` are what answers and errors call them: their paths, unless given.
+        A network with fewer classes has all of them returned. `names` are what answers and errors call the images:
+        their paths, unless given.
 
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
         """
@@ -315,9 +316,9 @@ class Pipeline:
         return self._loop.submit(self._answer(asked))
 
     def check_images(self, images: Sequence[Image], names: Sequence[str] | None, top_k: int) -> None:
-        """Raise UsageError for what no query has: too many classes or images, or names that do not match."""
-        if not 1 <= top_k <= self.plan.output.elements:
-            raise UsageError(f"top-k must be 1 to {self.plan.output.elements}, not {top_k}")
+        """Raise UsageError for what no query has: no class, too many images, or names that do not match."""
+        if top_k < 1:
+            raise UsageError(f"top-k must be 1 or more, not {top_k}")
         if not 1 <= len(images) <= MAX_BATCH:
             raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
         if names is not None and len(names) != len(images):

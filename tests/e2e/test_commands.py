@@ -81,7 +81,7 @@ def test_people_see_classes_stages_and_dollars(serfer_, lean, examples):
 
 def test_every_store_gives_the_same_answer(serfer_, plan, lean, examples, redis, tmp_path):
     def scores(*options, directory=plan):
-        result = serfer_("classify", "--plan", directory, examples / "coffee.png", "--json", "--top-k", "7", *options)
+        result = serfer_("classify", "--plan", directory, examples / "coffee.png", "--json", "--top-k", "70", *options)
         assert (result.code, result.err) == (0, "")
         [answer] = map(json.loads, result.lines)
         check_fields(answer)

@@ -88,7 +88,6 @@ class TestUsage:
             ("--plan {plan} --store=", "--store is empty"),
             ("--plan {plan} --workers inprocess --object-store bogus://hush", "no store is known for 'bogus://'"),
             ("--plan {plan} --workers moon", "workers are inprocess, local or aws, not 'moon'"),
-            ("--plan {plan} --workers inprocess --top-k 8", "top-k must be 1 to 7, not 8"),
             ("--top-k 0", "--top-k"),
             ("--deadline-ms 0", "--deadline-ms"),
             ("--modle alexnet", "No such option: --modle"),

@@ -297,7 +297,7 @@ def test_what_a_provisioner_calls_is_what_drivers_may():
         for service, name in re.findall(r'_call\(\s*"(\w+)",\s*"(\w+)"', text)
     }
     assert called == {
-        action for action in ALLOWED["DriverRole"] if "fleet/auto_scaling" in ALLOWED["DriverRole"][action]
+        action for action in ALLOWED["DriverRole"] if "auto_scaling.py" in ALLOWED["DriverRole"][action]
     }
 
 

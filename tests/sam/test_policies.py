@@ -296,9 +296,7 @@ def test_what_a_provisioner_calls_is_what_drivers_may():
         f"{services[service]}:{''.join(part.capitalize() for part in name.split('_'))}"
         for service, name in re.findall(r'_call\(\s*"(\w+)",\s*"(\w+)"', text)
     }
-    assert called == {
-        action for action in ALLOWED["DriverRole"] if "auto_scaling.py" in ALLOWED["DriverRole"][action]
-    }
+    assert called == {action for action in ALLOWED["DriverRole"] if "auto_scaling.py" in ALLOWED["DriverRole"][action]}
 
 
 def test_the_methods_that_drivers_call_of_step_functions_are_those_that_they_may():

@@ -356,7 +356,7 @@ def test_a_python_that_does_not_run_is_not_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [worker_layer, driver_layer])
 def test_whole_layers_are_the_same_whatever_process_and_directory(kind, cache, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from sam import layers; from tests.sam.conftest import OPTIONS;"
+        "import sys; from pathlib import Path; from sam.build import layers; from tests.sam.conftest import OPTIONS;"
         f"print(layers.{kind.__name__}(Path(sys.argv[1]) / 'layer', OPTIONS, Path(sys.argv[1]) / 'cache'))"
     )
     said = set()

@@ -208,6 +208,6 @@ class TestAWholeQuery:
         assert store.keys == set()
 
     def test_a_task_that_fails_for_good_ends_it(self, store):
-        with pytest.raises(TaskFailedError, match="stage 1, tile [0-3]: on purpose"):
+        with pytest.raises(TaskFailedError, match=r"stage 1, tile [0-3]: on purpose"):
             self.ask(store, lambda task, _: TaskError("ValueError", "on purpose") if task.stage else None)
         assert store.keys == set()

@@ -137,10 +137,10 @@ def _write(views: _Views, node: Node) -> None:
     """Append an operator as its region of the output needs it."""
     graph, region = views.graph, views.regions[node.output]
     reads = {name: read_region(graph, node, name, region) for name in graph.activations(node)}
-    inputs = [
-        views.of(name, reads[name].clipped) if name in reads else name and views.builder.weight(name)
-        for name in node.inputs
-    ]
+    names = {"": ""}  # an input that is absent
+    names |= {name: views.of(name, read.clipped) for name, read in reads.items()}
+    names |= {name: views.builder.weight(name) for name in graph.constants(node)}
+    inputs = [names[name] for name in node.inputs]
     whole = is_replicated(graph, node) and node.kind != TILE_SUM
     rule = None if whole else rule_of(graph, node)
     (rule or Rule()).write(views.builder, TileOperator(graph, node, region, reads, inputs))

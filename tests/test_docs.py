@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -78,3 +79,14 @@ def test_commands_and_their_options_exist(page):
 
 def test_commands_are_found():
     assert len(commands_in(ROOT / "docs" / "reference" / "commands.md")) > 30
+
+
+def test_the_policy_that_is_shown_follows_the_load():
+    page = (ROOT / "docs" / "how-to" / "add-a-policy.md").read_text(encoding="utf-8")
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)  # noqa: S102 - it is our own page
+    policy = names["HalfHour"](SimpleNamespace(instance=SimpleNamespace(qps=10.0)))
+    assert [policy.observe(600.0, rate).instances for rate in (0.0, 50.0, 50.0, 50.0, 0.0, 0.0, 0.0)] == [
+        *(0, 3, 4, 5),
+        *(4, 2, 0),
+    ]

@@ -237,7 +237,7 @@ def verify(
     """Compare a plan with its unsplit model; exit code 1 if an answer differs.
 
     A plan that stores weights in fp16, or has another head, is compared with the network that it computes, and what it
-    lost against the model as it was given is reported beside.
+    lost against the model as it was given is reported as well.
     """
     from serfer.pipeline.verify import verify as compare  # noqa: PLC0415 - imports ONNX Runtime
 

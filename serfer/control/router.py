@@ -104,7 +104,7 @@ class Router:
         return True
 
     def wait_ms(self, waiting: int, images: int = 1) -> float:
-        """Predict when an instance answers: the batches before, in full ones, then the query's own.
+        """Predict when an instance answers, in ms: full batches of the `waiting` images, then the query's own batch.
 
         Images of the last batch before may have to wait for the query's own, so it counts in both. The prediction
         never falls as more images wait.

@@ -2,8 +2,8 @@
 
 Such a store answers later than the first and charges more for a request, but nothing for a byte. A stage that writes
 there, and one that reads there, then saves dollars only by its bytes, and never time. Where the most that any stage up
-to a cut saves by writing and the most that any stage after it saves by reading are together no gain, no chain of stages
-is better for having its tensors there, whatever it is wanted for.
+to a cut saves by writing and the most that any stage after it saves by reading save nothing together, no chain of
+stages is better for having its tensors there, whatever it is wanted for.
 """
 
 from __future__ import annotations

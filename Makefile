@@ -4,8 +4,9 @@ PYTHON ?= python3.11
 TORCH_INDEX ?=
 BIN := .venv/bin
 STAMP := .venv/.set-up
+DOCS_STAMP := .venv/docs/.set-up
 
-.PHONY: setup demo test lint unit slow fuzz properties browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
+.PHONY: setup demo test lint unit docs slow fuzz properties browser bench chaos deploy-check deploy rollback destroy aws-smoke build-given clean
 
 setup: $(STAMP)
 
@@ -44,6 +45,15 @@ lint: setup
 # Most tests wait for processes of their own, so three runs share two cores well; a file's tests stay together.
 unit: setup
 	$(BIN)/python -m pytest -n 3 --dist loadfile
+
+# The documentation as HTML, in docs/_build; any warning is an error. It needs nothing of the other set-up.
+docs: $(DOCS_STAMP)
+	.venv/docs/bin/sphinx-build -b html -E -q -W --keep-going -d docs/_build/.doctrees docs docs/_build
+
+$(DOCS_STAMP): requirements-docs.txt
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
+	touch $(DOCS_STAMP)
 
 # What takes minutes: every network of the zoo, and thousands of random ones.
 slow: setup
@@ -106,4 +116,4 @@ build-given:
 	@test -f "$(BUILD)/deployment.json" || { echo "BUILD=DIR is missing, or DIR was not written by serfer package" >&2; exit 2; }
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

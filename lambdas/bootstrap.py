@@ -24,8 +24,9 @@ from lambdas.artefacts import artefact_directory
 from lambdas.worker import Worker
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import PlanError, SerferError
-from serfer.core.plan import Plan, load_plan
+from serfer.core.plan import Plan
 from serfer.core.wire import requests_in
+from serfer.plan_directory import load_plan
 from storage.routed import open_routed
 from storage.store import Store
 

@@ -17,8 +17,9 @@ import yaml
 
 from sam.options import Options
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.core.plan import Plan, load_plan
+from serfer.core.plan import Plan
 from serfer.core.structure import structure, unstructure
+from serfer.plan_directory import load_plan
 
 FORMAT = 1
 RECORD = "deployment.json"

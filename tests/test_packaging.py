@@ -17,7 +17,7 @@ from packaging.version import Version
 
 import serfer
 from serfer.core import errors
-from serfer.core.plan import load_plan
+from serfer.plan_directory import load_plan
 from tests.e2e.small import split_small
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +185,7 @@ def test_a_users_own_file_passes_strict_type_checks(installed, request, tmp_path
     check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "user.py"]
     done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    for kind in ("serfer.core.plan.Plan", "serfer.core.report.QueryReport", "serfer.core.errors.ModelError"):
+    for kind in ("serfer.core.plan.model.Plan", "serfer.core.report.QueryReport", "serfer.core.errors.ModelError"):
         assert f'Revealed type is "{kind}' in done.stdout
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import PLAN_FILE, Plan
+from serfer.core.plan import Plan
+from serfer.core.plan.layout import PLAN_FILE
 from serfer.local.lambda_.access import random_access
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory

@@ -23,9 +23,9 @@ from bench.baselines.poll_driver import PollDriver
 from bench.core.frames import pipe_of, read_frame, write_frame
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import QueryError
-from serfer.core.plan import load_plan
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
+from serfer.plan_directory import load_plan
 from storage import open_store
 
 if TYPE_CHECKING:

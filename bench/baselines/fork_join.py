@@ -26,9 +26,10 @@ from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, pack
 from bench.baselines.handlers.payload import from_json, to_json
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import TaskFailedError
-from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.core.plan import Plan
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
 from splitter.planning.planner import WORKER_MB
 

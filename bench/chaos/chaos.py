@@ -37,9 +37,9 @@ from bench.load.account import Account
 from bench.load.load import Question, offer
 from drivers.driver import TTL_MARGIN_S
 from serfer.core.errors import UsageError
-from serfer.core.plan import load_plan
 from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from storage.failing import failing
 

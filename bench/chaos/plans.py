@@ -12,9 +12,11 @@ import numpy as np
 
 from bench.load.offer import network
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.plan import PLAN_FILE, Plan, dump_plan, load_plan, sealed
+from serfer.core.plan import Plan, dump_plan, sealed
+from serfer.core.plan.layout import PLAN_FILE
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from splitter.split import split
 

@@ -10,12 +10,13 @@ from drivers.push import PushDriver
 from serfer.core.checksum import protect
 from serfer.core.counts import StoreCounts
 from serfer.core.keys import output_key
-from serfer.core.plan import FLOAT_BYTES, Plan, load_plan
+from serfer.core.plan import FLOAT_BYTES, Plan
 from serfer.core.run import Failure
 from serfer.core.wire import Report, Task
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from storage.memory import MemoryStore
 from storage.store import Store

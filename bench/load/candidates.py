@@ -26,11 +26,11 @@ from bench.load.systems import System, open_system
 from serfer.cli.terminal import ignore_signals
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
-from serfer.core.plan import load_plan
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.pipeline import DEADLINE_S, Pipeline
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
 

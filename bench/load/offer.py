@@ -16,10 +16,10 @@ from bench.load.candidates import ORDERS, SERFER, UNSPLIT, Set, opened, question
 from bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, check_directory, write_result
 from bench.load.rounds import Plan, measure_rounds, summaries
 from serfer.core.errors import UsageError
-from serfer.core.plan import load_plan
 from serfer.pictures import draw_latency
 from serfer.pictures.latency import Chart
 from serfer.pipeline.pipeline import DEADLINE_S
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.local import zoo_plan
 

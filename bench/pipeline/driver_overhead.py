@@ -20,10 +20,11 @@ from bench.core.null_service import null_service
 from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
 from serfer.core.errors import SerferError
-from serfer.core.plan import Plan, load_plan
+from serfer.core.plan import Plan
 from serfer.core.run import Failure
 from serfer.core.wire import Crop, Report, Task, encode_task
 from serfer.local.lambda_.function import REGION
+from serfer.plan_directory import load_plan
 from storage.memory import MemoryStore
 
 _CONCURRENCY = 64

@@ -25,8 +25,9 @@ from bench.load.arrivals import burst, poisson
 from drivers.open_inference import HEADER, decode_answer, encode_request
 from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import Plan, load_plan
+from serfer.core.plan import Plan
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 
 BURSTS = (8, 32, 128, 512, 1000)
 _CONNECTIONS = 256

@@ -27,13 +27,14 @@ from PIL import Image
 from bench.core.server_process import serving
 from bench.load.arrivals import poisson
 from serfer.core.errors import UsageError
-from serfer.core.plan import Plan, load_plan
+from serfer.core.plan import Plan
 from serfer.images import decode_image
 from serfer.pictures.draw_latency import latency_scene
 from serfer.pictures.latency import Chart, Curve, across_of, down_of, from_zero
 from serfer.pictures.pareto import scale_of
 from serfer.pictures.render import check_suffix, save
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 
 Progress = Callable[[str], None]

@@ -19,7 +19,9 @@ import httpx
 from lambdas.artefacts import IN_LAYER
 from sam.stacks import DeployedStack
 from serfer.core.errors import InputError, UnavailableError
-from serfer.core.plan import PLAN_FILE, Artefact, Plan, load_plan
+from serfer.core.plan import Artefact, Plan
+from serfer.core.plan.layout import PLAN_FILE
+from serfer.plan_directory import load_plan
 
 _MOST_PACKAGE_BYTES = 262_144_000  # what Lambda takes unzipped; a zip file is smaller
 _MOST_PLAN_BYTES = 64 * 1024 * 1024

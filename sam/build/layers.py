@@ -25,7 +25,8 @@ from sam.build.wheels import unpack, wheels
 from sam.names import digest12, function_id, weights_id
 from sam.options import Options
 from serfer.core.errors import ModelError, UnavailableError
-from serfer.core.plan import PLAN_FILE, Plan
+from serfer.core.plan import Plan
+from serfer.core.plan.layout import PLAN_FILE
 from serfer.packaging import compiling
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import link

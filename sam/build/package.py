@@ -49,7 +49,9 @@ from sam.template.pools import SCENARIO
 from sam.template.template import dump, make_template
 from serfer import __version__
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import PLAN_FILE, Plan, check_artefacts, load_plan
+from serfer.core.plan import Plan
+from serfer.core.plan.layout import PLAN_FILE
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
 from splitter.plan_dir.output_directory import appearing_whole, place_for
 

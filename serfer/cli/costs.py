@@ -57,7 +57,7 @@ def cost(
     if compare or queries_a_month or parameter:
         raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
     from serfer.core.costs.pricing import Circumstances, price  # noqa: PLC0415 - same
-    from serfer.core.plan import load_plan  # noqa: PLC0415 - same
+    from serfer.plan_directory import load_plan  # noqa: PLC0415 - same
 
     found = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, cold or 0.0, burst))
     if as_json:

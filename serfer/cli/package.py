@@ -89,7 +89,7 @@ def package(
     from sam.options import Options  # noqa: PLC0415 - same
     from sam.quotas import check_deployable, find_sam  # noqa: PLC0415 - same
     from serfer.core.errors import UnavailableError, UsageError  # noqa: PLC0415 - same
-    from serfer.core.plan import load_plan  # noqa: PLC0415 - same
+    from serfer.plan_directory import load_plan  # noqa: PLC0415 - same
 
     if previous_of is not None and not previous:
         raise UsageError("--previous-of does not go with --no-previous")

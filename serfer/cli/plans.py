@@ -169,7 +169,7 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show a plan: its stages, grids, halos, package sizes, what it lost, what it costs, and what it beat."""
-    from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
 
     if image is not None and picture is None:
         raise UsageError("--image is what --picture draws over: give both")

@@ -142,7 +142,7 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
 
     Raises UsageError for two of one name.
     """
-    from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
 
     found: dict[str, Path] = {}
     wanted = [*((name, None) for name in names or ()), *((None, each) for each in plans or ())]

@@ -154,7 +154,7 @@ def _closer(
     facts = load_settings().facts()
     known = read_calibration(calibration) if calibration else None
     if plan is not None:
-        from serfer.core.plan import load_plan  # noqa: PLC0415 - the command line starts fast
+        from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
 
         known = published_calibration(load_plan(plan), facts)
     if level == "rates":

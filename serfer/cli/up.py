@@ -210,7 +210,7 @@ def _embedded(parts: ExitStack) -> RedisServer:
 
 def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings) -> LambdaService:
     """Return one Lambda service with the functions of all plans, not started yet."""
-    from serfer.core.plan import check_artefacts, load_plan  # noqa: PLC0415 - the command line starts fast
+    from serfer.plan_directory import check_artefacts, load_plan  # noqa: PLC0415 - the command line starts fast
     from serfer.wiring.local import local_service  # noqa: PLC0415 - same
 
     plans = [(load_plan(directory), directory) for directory in directories]

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.core.plan import Plan
 from serfer.instance.half import half_precision
+from serfer.plan_directory import check_artefacts, load_plan
 
 Array = NDArray[np.float32]
 DEVICES: Final = ("auto", "cpu", "cuda")

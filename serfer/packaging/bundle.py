@@ -20,7 +20,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from serfer.core.errors import InputError
-from serfer.core.plan import PLAN_FILE, Plan
+from serfer.core.plan import Plan
+from serfer.core.plan.layout import PLAN_FILE
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.compiling import compile_directory
 from serfer.packaging.manifest import WORKER, files_of

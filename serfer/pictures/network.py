@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serfer.core.errors import PlanError
-from serfer.core.plan import Plan, file_sha256
+from serfer.core.plan import Plan
+from serfer.plan_directory import file_sha256
 
 if TYPE_CHECKING:
     import onnx

@@ -20,7 +20,7 @@ from drivers.lambda_http import LambdaInvoker
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
 from drivers.stepfunctions.executions import Client, connect
 from serfer.core.errors import PlanError, UnavailableError, UsageError
-from serfer.core.plan import Plan, check_artefacts, load_plan
+from serfer.core.plan import Plan
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import REGION, FunctionConfig
@@ -31,6 +31,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import HANDLER, code_stamp, dependencies, directory_bytes, function_directory
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, aws_access
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices
 from splitter.network import zoo

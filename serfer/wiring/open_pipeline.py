@@ -20,13 +20,14 @@ from drivers.stepfunctions.driver import StepFunctionsDriver
 from drivers.stepfunctions.executions import connect
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.core.plan import CACHE, INLINE, Plan, check_artefacts, load_plan
+from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run import Retry
 from serfer.fleet.opening import Routing, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe, probes
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.result_cache import ResultCache
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of

@@ -1,10 +1,6 @@
-"""A graph and a choice of stages to the files of a plan directory.
+"""A graph and a choice of stages to the files of a plan directory (serfer/core/plan/layout.py).
 
-DIR/plan.json
-DIR/unsplit.onnx                the whole network, pointing into the stages' weights
-DIR/original.onnx, .bin         the model as it was given, where the plan differs from it (fp16, another head)
-DIR/stage-0/weights-0.bin       the weights of the stage's function 0; only columns that are spread need more of them
-DIR/stage-0/3f2a....onnx        named by content: tiles of the same shape share a graph
+Graphs are named by content, so tiles of the same shape share one.
 """
 
 from __future__ import annotations
@@ -21,8 +17,6 @@ from serfer.core.geometry import Rect
 from serfer.core.plan import (
     FORMAT,
     IMAGE,
-    ORIGINAL,
-    PLAN_FILE,
     Alternative,
     Artefact,
     Change,
@@ -37,9 +31,10 @@ from serfer.core.plan import (
     Tile,
     Way,
     dump_plan,
-    file_sha256,
     sealed,
 )
+from serfer.core.plan.layout import ORIGINAL, PLAN_FILE, UNSPLIT, stage_directory, weights_file
+from serfer.plan_directory import file_sha256
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.source import Progress, Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
@@ -52,7 +47,6 @@ from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
 from splitter.tiling.regions import Regions, infer_input_regions, input_padding, tile_macs, whole_regions
 
-UNSPLIT = "unsplit.onnx"
 _NO_PADDING = Padding(0, 0, 0, 0)
 
 
@@ -156,8 +150,9 @@ def assemble(
         inputs = tuple(_input(parts, graph, name, number) for name in part.inputs)
         pieces = [_pieces(stages, layouts, inputs, number, tile) for tile in range(len(part.tiles))]
         groups = part.functions(room)
-        written = _write_functions(part, groups, directory / f"stage-{number}")
-        files |= {f"stage-{number}/{file.name}": file for file in written.weights}
+        stage = stage_directory(number)
+        written = _write_functions(part, groups, directory / stage)
+        files |= {f"{stage}/{file.name}": file for file in written.weights}
         stages.append(
             Stage(
                 operators=tuple(_operator(graph, node) for node in part.nodes),
@@ -321,7 +316,7 @@ def _write_functions(part: _StagePart, groups: Sequence[Sequence[int]], director
     functions, files, graphs = [], [], [""] * len(part.tiles)
     for number, group in enumerate(groups):
         weights = {name: value for tile in group for name, value in part.tiles[tile].graph.weights.items()}
-        file = WeightsFile(f"weights-{number}.bin", weights, _half(part, group))
+        file = WeightsFile(weights_file(number), weights, _half(part, group))
         file.write(directory / file.name)
         found: dict[Path, Artefact] = {}
         for tile in group:

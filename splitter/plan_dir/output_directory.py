@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -13,11 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from serfer.core.errors import InputError, UnavailableError
-from serfer.core.plan import ORIGINAL, PLAN_FILE
-
-_UNSPLIT = "unsplit.onnx"
-_FILES = frozenset({PLAN_FILE, _UNSPLIT, *ORIGINAL})
-_STAGE = re.compile(r"stage-\d+(/(weights-\d+\.bin|[0-9a-f]+\.onnx))?")
+from serfer.core.plan.layout import PLAN_FILE, UNSPLIT, is_part
 
 
 def check_plan_place(place: Path) -> None:
@@ -34,7 +29,7 @@ def check_plan_place(place: Path) -> None:
     if not _is_plan(place):
         raise InputError(f"{place} exists and is not a plan directory; choose another --out")
     inside = (path.relative_to(place).as_posix() for path in place.rglob("*"))
-    foreign = next((name for name in inside if name not in _FILES and not _STAGE.fullmatch(name)), None)
+    foreign = next((name for name in inside if not is_part(name)), None)
     if foreign is not None:
         raise InputError(
             f"{place} holds {foreign}, which is not part of a plan and would be deleted: move it, or choose another "
@@ -100,7 +95,7 @@ def _is_plan(directory: Path) -> bool:
     try:
         value = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
-        return (directory / _UNSPLIT).is_file()
+        return (directory / UNSPLIT).is_file()
     return isinstance(value, dict) and {"format", "digest"} <= value.keys()
 
 

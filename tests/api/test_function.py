@@ -21,13 +21,14 @@ from serfer.api.entrypoints import function as function_module
 from serfer.api.entrypoints.function import Function, open_application
 from serfer.api.entrypoints.variables import named_models
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.core.plan import dump_plan, load_plan, sealed
+from serfer.core.plan import dump_plan, sealed
 from serfer.core.run import Retry
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, png
 

@@ -21,7 +21,7 @@ from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.routes.inference import signature_of
 from serfer.api.service import Service
 from serfer.core.errors import DeadlineError, StoreUnavailableError, TaskFailedError
-from serfer.core.plan import load_plan
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import Observed, running
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, split_small

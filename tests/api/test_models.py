@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from serfer.api.routes.models import _anatomy
-from serfer.core.plan import load_plan
+from serfer.plan_directory import load_plan
 from tests.e2e.small import LABELS, SIZE
 
 

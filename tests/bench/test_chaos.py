@@ -18,7 +18,7 @@ from bench.load.load import WRONG, Sent
 from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.inline import inline_stages
-from serfer.core.plan import check_artefacts, load_plan
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
 from tests.e2e.small import split_small
 

@@ -8,8 +8,8 @@ from bench.pipeline import orchestration
 from bench.pipeline.driver_overhead import measure, text
 from bench.pipeline.threads import Threads
 from serfer.core.errors import UsageError
-from serfer.core.plan import load_plan
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from splitter.network import zoo
 from tests.e2e.small import GRIDS, SIZE, split_small

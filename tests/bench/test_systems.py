@@ -22,8 +22,9 @@ from bench.load.systems import SYSTEMS, Ours, open_system
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import PackageLimit, dump_plan, load_plan, sealed
+from serfer.core.plan import PackageLimit, dump_plan, sealed
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from storage import open_store
 from storage.memory import MemoryStore

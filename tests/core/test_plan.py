@@ -10,7 +10,6 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import (
     IMAGE,
-    ORIGINAL,
     Artefact,
     Cell,
     Input,
@@ -20,13 +19,12 @@ from serfer.core.plan import (
     Piece,
     Range,
     Shape,
-    check_artefacts,
     dump_plan,
-    file_sha256,
-    load_plan,
     parse_plan,
     sealed,
 )
+from serfer.core.plan.layout import ORIGINAL
+from serfer.plan_directory import check_artefacts, file_sha256, load_plan
 from tests.core.plans import FILES, small_plan, write_plan
 
 PLAN = small_plan()

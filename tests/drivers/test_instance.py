@@ -16,8 +16,8 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.service import Service
-from serfer.core.plan import load_plan
 from serfer.pipeline.reference import normalised, unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import Observed, running
 from tests.e2e.small import CLASSES, SIZE, batch, split_small

@@ -7,7 +7,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, dump_plan, file_sha256, load_plan, sealed
+from serfer.core.plan import CACHE, INLINE, OBJECTS, Preprocess, dump_plan, sealed
+from serfer.plan_directory import file_sha256, load_plan
 
 SIZE = 34
 CLASSES = 7

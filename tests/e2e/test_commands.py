@@ -10,7 +10,8 @@ import pytest
 from onnx import helper
 
 import serfer
-from serfer.core.plan import Artefact, dump_plan, file_sha256, load_plan, sealed
+from serfer.core.plan import Artefact, dump_plan, sealed
+from serfer.plan_directory import file_sha256, load_plan
 from tests.e2e.conftest import keys
 from tests.e2e.small import CLASSES, LABELS, SIZE
 

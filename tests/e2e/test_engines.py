@@ -12,10 +12,10 @@ from pydantic import SecretStr
 import serfer
 from serfer.core.errors import UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import load_plan
 from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.wiring.options import DRIVERS
 from storage import open_store
 from tests.e2e.small import batch

@@ -15,8 +15,8 @@ from serfer.core.counts import StoreCounts
 from serfer.core.exactness import difference
 from serfer.core.inline import inline_stages
 from serfer.core.keys import stage_of
-from serfer.core.plan import load_plan
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from storage.file import FileStore
 from tests.e2e.small import batch, hand_on, split_small
 from tests.splitter.models import Net

@@ -17,8 +17,8 @@ from lambdas.sessions import SessionCache
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import load_plan
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, small_onnx, split_small
 

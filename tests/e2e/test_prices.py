@@ -6,7 +6,7 @@ import pytest
 
 import serfer
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
-from serfer.core.plan import load_plan
+from serfer.plan_directory import load_plan
 
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month"}
 STAGE = {

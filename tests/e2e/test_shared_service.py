@@ -7,10 +7,10 @@ import pytest
 
 import serfer
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.core.plan import load_plan
 from serfer.local.lambda_.access import random_access
 from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.event_loop import LoopThread
+from serfer.plan_directory import load_plan
 from serfer.settings import access_setting
 from serfer.wiring.local import local_service, start_service
 from tests.e2e.small import batch

@@ -7,8 +7,8 @@ import pytest
 
 import serfer
 from serfer.core.exactness import difference
-from serfer.core.plan import load_plan
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.e2e.small import batch, hand_on, split_small
 

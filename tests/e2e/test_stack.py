@@ -14,13 +14,13 @@ import pytest
 import serfer
 from serfer.api.entrypoints.function import Function, open_application
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
-from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.packaging.bundle import HANDLER, dependencies
 from serfer.pipeline.event_loop import LoopThread
+from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from tests.api.conftest import png
 from tests.api.test_function import rest

@@ -15,7 +15,6 @@ from drivers.stepfunctions.driver import StepFunctionsDriver
 from drivers.stepfunctions.executions import connect
 from serfer.core.errors import TaskFailedError
 from serfer.core.exactness import difference
-from serfer.core.plan import load_plan
 from serfer.core.run import Retry
 from serfer.core.wire import Crop
 from serfer.local.lambda_.function import REGION, FunctionConfig
@@ -25,6 +24,7 @@ from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.packaging.bundle import function_directory
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from storage import open_store
 from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import batch, split_small

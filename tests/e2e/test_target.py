@@ -11,12 +11,12 @@ from drivers.target import Served
 from serfer.api.observability.timeline import served_report
 from serfer.api.service import Answered
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
-from serfer.core.plan import load_plan
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.trace import TracedQuery, trace_events
+from serfer.plan_directory import load_plan
 from storage import open_store
 from tests.e2e.small import CLASSES, SIZE, batch
 

@@ -6,12 +6,12 @@ import pytest
 
 from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching, Pace
-from serfer.core.plan import load_plan
 from serfer.instance.engine import Engine
 from serfer.instance.opening import EngineProbe
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from storage import open_store
 from tests.e2e.conftest import cache, examples, serfer_, start  # noqa: F401 - fixtures

@@ -18,7 +18,7 @@ from lambdas.worker import Worker
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, reply_key
-from serfer.core.plan import dump_plan, load_plan, sealed
+from serfer.core.plan import dump_plan, sealed
 from serfer.core.wire import (
     Crop,
     Task,
@@ -30,6 +30,7 @@ from serfer.core.wire import (
     unpack_result,
 )
 from serfer.pipeline.reference import normalised, unsplit
+from serfer.plan_directory import load_plan
 from storage import open_store
 from storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small

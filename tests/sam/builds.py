@@ -5,7 +5,8 @@ from sam.names import digest12
 from sam.options import Options
 from sam.samconfig import FILE, samconfig
 from sam.template.template import dump, make_template
-from serfer.core.plan import PLAN_FILE, dump_plan
+from serfer.core.plan import dump_plan
+from serfer.core.plan.layout import PLAN_FILE
 from tests.core.plans import small_plan
 
 

@@ -26,7 +26,6 @@ from sam.build.package import package
 from sam.names import digest12
 from serfer.api.auth.keys import add_key
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION, check_function
@@ -37,6 +36,7 @@ from serfer.local.servers.balancer import Balancer
 from serfer.local.servers.s3 import S3Server
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import png
 from tests.api.test_function import rest

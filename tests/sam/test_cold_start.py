@@ -19,13 +19,13 @@ from botocore.config import Config
 import serfer
 from sam.build.layers import function_directory, weights_layer
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.plan import load_plan
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
+from serfer.plan_directory import load_plan
 
 PAIRS = 7
 STACK = "cold"

@@ -19,8 +19,8 @@ import pytest
 import serfer
 from serfer.client.client import Client
 from serfer.core.errors import KeyRefusedError
-from serfer.core.plan import load_plan
 from serfer.local.lambda_.function import ACCOUNT, REGION
+from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from tests.api.conftest import png
 from tests.e2e.small import split_small

@@ -22,9 +22,9 @@ from sam.template.functions import state_machine
 from sam.template.template import dump, make_template
 from serfer.control.scenario import InstanceType
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.plan import check_artefacts, load_plan
 from serfer.local.lambda_.function import check_function
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import load_settings
 from serfer.wiring.local import zoo_plan
 from tests.sam.built import SAM, Stack, run_sam

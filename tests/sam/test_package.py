@@ -22,7 +22,7 @@ from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
-from serfer.core.plan import load_plan
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.e2e.small import split_small
 from tests.sam.conftest import OPTIONS

@@ -7,11 +7,11 @@ import pytest
 from drivers.driver import Answer, Spent
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.counts import StoreCounts
-from serfer.core.plan import load_plan
 from serfer.core.report import ImageAnswer, Prediction
 from serfer.core.run import Attempt, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
+from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, split_small
 
 FACTS = shipped_aws().functions

@@ -3,8 +3,8 @@ import pytest
 
 from serfer.core.errors import PlanError
 from serfer.core.exactness import difference
-from serfer.core.plan import load_plan
 from serfer.pipeline.reference import normalised, unsplit
+from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, PREPROCESS, SIZE, batch, split_small
 
 WHOLE = np.array([[0.0, 10.0, 5.0], [3.0, 1.0, 2.0]], dtype=np.float32)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from serfer.control.router import Router
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import Platform, price_plan
-from serfer.core.plan import load_plan
+from serfer.plan_directory import load_plan
 from serfer.sim.calibration import published_calibration
 from serfer.sim.hours import Window
 from serfer.sim.queries import QueriesRun

@@ -10,8 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 import serfer
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.exactness import relative_error
-from serfer.core.plan import PackageLimit, check_artefacts, parse_plan
+from serfer.core.plan import PackageLimit, parse_plan
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Source

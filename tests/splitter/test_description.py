@@ -16,10 +16,11 @@ from PIL import Image
 
 import serfer
 from serfer.core.errors import InputError
-from serfer.core.plan import CHANNELS, INTERPOLATIONS, Preprocess, load_plan
+from serfer.core.plan import CHANNELS, INTERPOLATIONS, Preprocess
 from serfer.core.structure import structure, unstructure
 from serfer.images import normalise
 from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
 from splitter.network.description import read_labels, read_preprocess
 from tests.splitter.models import Net
 

@@ -15,8 +15,8 @@ from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import difference
 from serfer.core.geometry import Rect, Span, even_parts
 from serfer.core.keys import output_key
-from serfer.core.plan import load_plan
 from serfer.core.wire import Crop, Task
+from serfer.plan_directory import load_plan
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import Decision, assemble

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
-from serfer.core.plan import check_artefacts, load_plan
+from serfer.plan_directory import check_artefacts, load_plan
 from splitter import split as splitting
 from splitter.plan_dir import assemble as assembling
 from splitter.split import split

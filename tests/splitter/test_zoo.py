@@ -9,10 +9,10 @@ from PIL import Image, ImageOps
 
 import serfer
 from serfer.core.exactness import relative_error
-from serfer.core.plan import check_artefacts, load_plan
 from serfer.images import image_files
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.pipeline.reference import normalised, original, unsplit
+from serfer.plan_directory import check_artefacts, load_plan
 from splitter import split as splitting
 from splitter.plan_dir.assemble import Decision, _stage_parts
 from splitter.plan_dir.weights import WeightsFile

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from lambdas.worker import Worker
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
 from serfer.core.keys import input_key, output_key, reply_key
-from serfer.core.plan import CACHE, INLINE, OBJECTS, load_plan, sealed
+from serfer.core.plan import CACHE, INLINE, OBJECTS, sealed
 from serfer.core.wire import Crop, Task
+from serfer.plan_directory import load_plan
 from storage import Range
 from storage.contract import StoreContract
 from storage.failing import FailingStore

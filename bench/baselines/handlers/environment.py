@@ -14,8 +14,9 @@ from lambdas.sessions import SessionCache
 from lambdas.worker import crop_to_input
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import InputError
-from serfer.core.plan import Plan, Stage, load_plan
+from serfer.core.plan import Plan, Stage
 from serfer.core.wire import Task
+from serfer.plan_directory import load_plan
 
 Array = NDArray[np.float32]
 

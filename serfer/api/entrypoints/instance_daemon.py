@@ -21,10 +21,10 @@ from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import configure_logs, write
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, SerferError
-from serfer.core.plan import load_plan
 from serfer.fleet.provisioners.auto_scaling import release_this_instance
 from serfer.instance.network import DEVICES, Hardware
 from serfer.instance.opening import Instance, InstanceChoices
+from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 
 _SCENARIO = "scenario.toml"

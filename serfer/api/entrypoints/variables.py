@@ -18,7 +18,8 @@ from pathlib import Path
 
 from serfer.api.entrypoints.serving import Opening
 from serfer.core.errors import UsageError
-from serfer.core.plan import PLAN_FILE, load_plan
+from serfer.core.plan.layout import PLAN_FILE
+from serfer.plan_directory import load_plan
 from serfer.wiring.options import DRIVERS, WORKERS
 
 

@@ -1,0 +1,84 @@
+"""A plan: the chain of stages that a network becomes, with every offset that a task will ever need.
+
+    stage 0 (2x2)           stage 1 (col2)         stage 2 (1)
+    ┌────┬────┐  pieces     ┌────┬────┐  pieces    ┌─────────┐
+    │tile│tile│ ──────────▶ │    │    │ ─────────▶ │  tile   │ ──▶ logits
+    ├────┼────┤             │tile│tile│            └─────────┘
+    │tile│tile│             │    │    │
+    └────┴────┘             └────┴────┘
+
+A stage hands on one tensor, or a few where the network is cut across branches; a later stage may read what any stage
+before it wrote. A tile writes its share of all of them once, as cells in a fixed order, each followed by its checksum
+(serfer/core/checksum.py). A piece says which cells a tile reads from one tile before it, as ranges. Offsets are counted
+in elements of one image; a batch of N images multiplies them by N, while a cell has one checksum whatever N is.
+
+A vector of K values is a map of one row: 1 x K. So its columns are cut by the same rectangles as maps are.
+"""
+
+from __future__ import annotations
+
+from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
+from serfer.core.plan.model import (
+    ACTIVATIONS,
+    CACHE,
+    FLOAT_BYTES,
+    IMAGE,
+    INLINE,
+    OBJECTS,
+    PATHS,
+    Alternative,
+    Artefact,
+    Cell,
+    Change,
+    Function,
+    Input,
+    Operator,
+    PackageLimit,
+    Padding,
+    Piece,
+    Plan,
+    Range,
+    Shape,
+    Stage,
+    Tile,
+    Way,
+    stored_bytes,
+)
+from serfer.core.plan.preprocess import CHANNELS, INTERPOLATIONS, Preprocess
+from serfer.core.plan.validation import MAX_ELEMENTS, check_sound
+
+__all__ = [
+    "ACTIVATIONS",
+    "CACHE",
+    "CHANNELS",
+    "FLOAT_BYTES",
+    "FORMAT",
+    "IMAGE",
+    "INLINE",
+    "INTERPOLATIONS",
+    "MAX_ELEMENTS",
+    "OBJECTS",
+    "PATHS",
+    "Alternative",
+    "Artefact",
+    "Cell",
+    "Change",
+    "Function",
+    "Input",
+    "Operator",
+    "PackageLimit",
+    "Padding",
+    "Piece",
+    "Plan",
+    "Preprocess",
+    "Range",
+    "Shape",
+    "Stage",
+    "Tile",
+    "Way",
+    "check_sound",
+    "dump_plan",
+    "parse_plan",
+    "sealed",
+    "stored_bytes",
+]

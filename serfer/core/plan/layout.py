@@ -1,0 +1,39 @@
+"""Names of the files in a plan directory, relative to it.
+
+plan.json
+unsplit.onnx                    the whole network, pointing into the stages' weights
+original.onnx, original.bin     the model as it was given, where the plan differs from it
+stage-0/weights-0.bin           the weights of function 0 of stage 0
+stage-0/<name>.onnx             a graph of one of its tiles or more
+"""
+
+from __future__ import annotations
+
+import re
+
+PLAN_FILE = "plan.json"
+UNSPLIT = "unsplit.onnx"
+ORIGINAL = ("original.onnx", "original.bin")
+_TOP = frozenset({PLAN_FILE, UNSPLIT, *ORIGINAL})
+_GRAPH = r"[0-9a-f]{1,64}\.onnx"
+_STAGE = re.compile(rf"stage-\d+(/(weights-\d+\.bin|{_GRAPH}))?")
+
+
+def stage_directory(stage: int) -> str:
+    """Return the name of a stage's directory."""
+    return f"stage-{stage}"
+
+
+def weights_file(function: int) -> str:
+    """Return the name of a function's weights in its stage's directory."""
+    return f"weights-{function}.bin"
+
+
+def is_graph(path: str, stage: int) -> bool:
+    """Whether `path` can be a graph of the stage."""
+    return re.fullmatch(f"{stage_directory(stage)}/{_GRAPH}", path) is not None
+
+
+def is_part(path: str) -> bool:
+    """Whether `path` can be a file or a directory of a plan directory."""
+    return path in _TOP or _STAGE.fullmatch(path) is not None

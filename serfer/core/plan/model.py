@@ -1,0 +1,344 @@
+"""The records of a plan, and what follows from each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serfer.core.checksum import CHECKSUM_BYTES
+from serfer.core.geometry import Grid, Rect
+from serfer.core.plan.preprocess import Preprocess
+
+FLOAT_BYTES = 4
+IMAGE = -1
+"""The stage that the image comes from, to those that read it."""
+ACTIVATIONS = ("softmax", "sigmoid", "none")
+PATHS = ("cache", "inline", "objects")
+CACHE, INLINE, OBJECTS = PATHS
+"""How a stage hands on: by way of the store, inside answers and payloads, or by way of a second store of objects."""
+_UNTRAINED = "random"  # how the zoo says that weights are
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A file of the plan directory; `path` is relative to it."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One image's share of a tensor: channels x height x width; a vector (`flat`) is 1 x 1 x its length."""
+
+    channels: int
+    height: int
+    width: int
+    flat: bool
+
+    @classmethod
+    def vector(cls, length: int) -> Shape:
+        """Return the shape of a vector: a map of one row."""
+        return cls(1, 1, length, flat=True)
+
+    @property
+    def elements(self) -> int:
+        """Number of values for one image."""
+        return self.channels * self.height * self.width
+
+    @property
+    def whole(self) -> Rect:
+        """The rectangle of the whole map."""
+        return Rect.whole(self.height, self.width)
+
+    def of(self, rect: Rect, batch: int) -> tuple[int, ...]:
+        """Return the array shape of `rect` for `batch` images."""
+        if self.flat:
+            return (batch, rect.cols.size)
+        return (batch, self.channels, rect.rows.size, rect.cols.size)
+
+    def slices(self, rect: Rect) -> tuple[slice, ...]:
+        """Return the numpy index of `rect` in a batch of whole tensors."""
+        return (slice(None), rect.slices[1]) if self.flat else (slice(None), slice(None), *rect.slices)
+
+    def __str__(self) -> str:
+        """Write the shape as people do: 64x55x55, or 4096."""
+        return str(self.width) if self.flat else f"{self.channels}x{self.height}x{self.width}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of the network; `macs` are multiply-accumulates of one image, unsplit."""
+
+    name: str
+    kind: str
+    macs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that a stage reads: output `output` of stage `stage`, or the image, where `stage` is IMAGE."""
+
+    stage: int
+    output: int
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A rectangle of one of the tensors that a tile writes: output `output` of its stage."""
+
+    output: int
+    rect: Rect
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A run of whole cells in another tile's object: `elements` values of one image's share, from element `offset`.
+
+    `first` is the number of its first cell in the object.
+    """
+
+    offset: int
+    elements: int
+    first: int
+    cells: tuple[Cell, ...]
+
+    def start(self, batch: int) -> int:
+        """Return at which byte of the object it starts, for `batch` images."""
+        return stored_bytes(self.offset, self.first, batch)
+
+    def length(self, batch: int) -> int:
+        """Return how many bytes it has, for `batch` images."""
+        return stored_bytes(self.elements, len(self.cells), batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a tile reads from tile `tile` of stage `stage` before it."""
+
+    stage: int
+    tile: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Rows and columns by which a tile's receptive field leaves the map; only there is anything padded."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One task's share of a stage.
+
+    It runs `graph` in function `function` of its stage. `inputs` and `padding` have one entry for each of the stage's
+    inputs, `outputs` one for each of its outputs; `cells` cut the outputs in the order in which they are written (in
+    the last stage, the one output whole); `macs` counts the halo's work too. `serial_ms` and `parallel_ms` are its
+    predicted compute on one vCPU: what more vCPUs do not speed up, and what they do.
+    """
+
+    graph: str
+    function: int
+    inputs: tuple[Rect, ...]
+    padding: tuple[Padding, ...]
+    outputs: tuple[Rect, ...]
+    cells: tuple[Cell, ...]
+    pieces: tuple[Piece, ...]
+    macs: int
+    serial_ms: float = 0.0
+    parallel_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One Lambda function of a stage: the weights that its tiles share, and their graphs.
+
+    A stage has one, unless its weights are too large for a package: then each group of columns has its own.
+    """
+
+    weights: Artefact
+    graphs: tuple[Artefact, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in the package, its code and dependencies apart."""
+        return self.weights.bytes + sum(graph.bytes for graph in self.graphs)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A contiguous part of the network.
+
+    `predicted_ms` and `predicted_usd` are what the cost model gave it for one query in warm environments, invocations
+    included, when the network was split (costs/cost_model.py). `path` says how its output travels: "inline" where its
+    tiles answer with it and later tasks carry it, unless a payload becomes too large by that (serfer/core/inline.py);
+    "cache", through the store, as what may not be inline does; "objects", through a second store where there is one
+    (storage/routed.py). The last stage is always inline.
+    """
+
+    operators: tuple[Operator, ...]
+    grid: Grid
+    memory_mb: int
+    predicted_ms: float
+    predicted_usd: float
+    inputs: tuple[Input, ...]
+    outputs: tuple[Shape, ...]
+    tiles: tuple[Tile, ...]
+    functions: tuple[Function, ...]
+    path: str
+
+    @property
+    def inline(self) -> bool:
+        """Whether its tiles answer with what they wrote, where that fits."""
+        return self.path == INLINE
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image, unsplit."""
+        return sum(operator.macs for operator in self.operators)
+
+    @property
+    def inflation(self) -> float:
+        """Work over all tiles relative to the unsplit stage: what the halos cost."""
+        return sum(tile.macs for tile in self.tiles) / self.macs if self.macs else 1.0
+
+    def written(self, tile: Tile, batch: int = 1) -> int:
+        """Return how many bytes one of its tiles writes for `batch` images."""
+        elements = sum(self.outputs[cell.output].channels * cell.rect.area for cell in tile.cells)
+        return stored_bytes(elements, len(tile.cells), batch)
+
+    @property
+    def files(self) -> list[Artefact]:
+        """Every file of the stage's functions."""
+        return [file for function in self.functions for file in (function.weights, *function.graphs)]
+
+
+def stored_bytes(elements: int, cells: int, batch: int) -> int:
+    """Return the bytes of `cells` cells with `elements` values of one image, for `batch` images: a checksum each."""
+    return FLOAT_BYTES * batch * elements + CHECKSUM_BYTES * cells
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a plan computes otherwise than the model as it was given, and what that cost, as measured.
+
+    `samples` inputs, `measured_on` in words: `error` is the largest difference of the logits relative to their range
+    (None for another head, whose logits are others), `agreement` the share with the same first class;
+    `accuracy_before` and `accuracy_after` are shares of right answers on labelled images, None where there were none.
+    """
+
+    what: str
+    how: str
+    measured_on: str
+    samples: int
+    error: float | None
+    agreement: float
+    accuracy_before: float | None
+    accuracy_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to deploy the network's largest indivisible part: `bytes` of weights in each of `functions` functions."""
+
+    what: str
+    functions: int
+    bytes: int
+    fits: bool
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What a plan competed with: `stages` as text for people, predicted milliseconds and dollars of a warm query.
+
+    `fits` says that its functions keep the package limit, `chosen` that it is this plan.
+    """
+
+    stages: str
+    tasks: int
+    ms: float
+    usd: float
+    fits: bool
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackageLimit:
+    """What a function's package may take unzipped, and how much of it is code and dependencies; bytes."""
+
+    package: int
+    dependencies: int
+
+    @property
+    def room(self) -> int:
+        """Bytes that are left for weights and graphs."""
+        return self.package - self.dependencies
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A network as a chain of stages; see the module's text.
+
+    `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
+    "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
+    model as it was given, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
+    too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
+    (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
+    (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
+    fastest first.
+    """
+
+    format: int
+    model: str
+    weights: str
+    input: Shape
+    output: Shape
+    activation: str
+    preprocess: Preprocess | None
+    labels: tuple[str, ...]
+    limit: PackageLimit
+    memory_per_vcpu: float
+    stages: tuple[Stage, ...]
+    unsplit: Artefact
+    original: tuple[Artefact, ...]
+    changes: tuple[Change, ...]
+    ways: tuple[Way, ...]
+    store: str
+    why: str
+    alternatives: tuple[Alternative, ...]
+    digest: str
+
+    @property
+    def artefacts(self) -> list[Artefact]:
+        """Every file that belongs to the plan, plan.json apart."""
+        return [self.unsplit, *self.original, *(file for stage in self.stages for file in stage.files)]
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of one query."""
+        return sum(stage.grid.tiles for stage in self.stages)
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the weights are random numbers: answers mean nothing then."""
+        return self.weights.startswith(_UNTRAINED)
+
+    @property
+    def functions(self) -> list[tuple[int, int]]:
+        """Every function, as (stage, number)."""
+        return [(index, number) for index, stage in enumerate(self.stages) for number in range(len(stage.functions))]
+
+    def function(self, stage: int, number: int) -> str:
+        """Return the name of a function of a stage; it carries the plan's digest so that plans never mix."""
+        slug = "".join(char if char.isalnum() else "-" for char in self.model)[:24]
+        return f"serfer-{slug}-{self.digest[:12]}-{stage}-{number}"
+
+    def deployed(self, prefix: str, stage: int, number: int) -> str:
+        """Return the name that a function of a stage has in AWS, in the stack of functions that begin with `prefix`."""
+        return f"{prefix}-{self.digest[:12]}-{stage}-{number}"

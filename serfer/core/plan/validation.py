@@ -1,0 +1,89 @@
+"""What every plan must satisfy, checked before anything is allocated or indexed by its numbers."""
+
+from __future__ import annotations
+
+import math
+
+from serfer.core.errors import PlanError
+from serfer.core.plan.layout import ORIGINAL, UNSPLIT, is_graph, stage_directory, weights_file
+from serfer.core.plan.model import ACTIVATIONS, IMAGE, PATHS, Cell, Input, Piece, Plan, Stage
+
+MAX_ELEMENTS = 2**28
+"""The most values that one image's share of a tensor may have: 1 GiB of float32."""
+
+
+def _check_files(number: int, stage: Stage) -> None:
+    """Refuse files but the ones that a stage has: they become part of a function, beside its code."""
+    for index, function in enumerate(stage.functions):
+        graphs = [graph.path for graph in function.graphs]
+        weights = f"{stage_directory(number)}/{weights_file(index)}"
+        names = function.weights.path == weights and all(is_graph(path, number) for path in graphs)
+        if not names or any(tile.graph not in graphs for tile in stage.tiles if tile.function == index):
+            raise PlanError(f"plan.json names files that are not of stage {number}, or lie outside the directory")
+    macs = [*(operator.macs for operator in stage.operators), *(tile.macs for tile in stage.tiles)]
+    compute = [ms for tile in stage.tiles for ms in (tile.serial_ms, tile.parallel_ms)]
+    figures = [stage.predicted_ms, stage.predicted_usd, *compute, *macs]
+    if not (all(0 <= value < math.inf for value in figures) and stage.memory_mb > 0):
+        raise PlanError(f"plan.json's stage {number} has impossible figures")
+
+
+def check_sound(plan: Plan) -> None:
+    """Refuse a plan that no splitter of ours writes, before anything is allocated or indexed by its numbers."""
+    shapes = [plan.input, plan.output, *(shape for stage in plan.stages for shape in stage.outputs)]
+    if not all(0 < size <= MAX_ELEMENTS for shape in shapes for size in (shape.channels, shape.height, shape.width)):
+        raise PlanError("plan.json has a shape with a side of no or too many values")
+    if max(shape.elements for shape in shapes) > MAX_ELEMENTS:
+        raise PlanError(f"plan.json has a shape of more than {MAX_ELEMENTS:,} values")
+    if not plan.stages or plan.stages[-1].outputs != (plan.output,):
+        raise PlanError("plan.json's stages do not lead to its output")
+    if plan.unsplit.path != UNSPLIT or [file.path for file in plan.original] not in ([], list(ORIGINAL)):
+        raise PlanError("plan.json's unsplit network has another name")
+    if plan.activation not in ACTIVATIONS or len(plan.labels) not in (0, plan.output.elements):
+        raise PlanError("plan.json's activation is unknown, or its labels are not one for each output")
+    if not (0 <= plan.limit.dependencies <= plan.limit.package and 1 <= plan.memory_per_vcpu < math.inf):
+        raise PlanError(
+            "plan.json has a limit of packages that is less than its dependencies, or than nothing; or impossible MB "
+            "that come with one vCPU"
+        )
+    for number, stage in enumerate(plan.stages):
+        if stage.path not in PATHS:
+            raise PlanError(f"plan.json's stage {number} hands on by a way that is unknown: {stage.path!r:.40}")
+        _check_files(number, stage)
+        _check_tiles(plan, number, stage)
+    last = plan.stages[-1]
+    if not last.inline or any(tile.cells != (Cell(0, tile.outputs[0]),) for tile in last.tiles):
+        raise PlanError("plan.json's last stage does not answer with its output")
+
+
+def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:
+    """Refuse a stage that does not follow from those before it, or whose tiles reach beyond their maps."""
+    images = number == 0
+    if any((source.stage == IMAGE) != images or not _exists(plan, number, source) for source in stage.inputs):
+        raise PlanError(f"plan.json's stage {number} does not follow from the stages before")
+    if not (stage.inputs and stage.functions and stage.grid.tiles == len(stage.tiles)):
+        raise PlanError(f"plan.json's stage {number} lacks inputs, functions or tiles")
+    for tile in stage.tiles:
+        lengths = len(tile.inputs), len(tile.padding), len(tile.outputs), 0 <= tile.function < len(stage.functions)
+        if lengths != (len(stage.inputs), len(stage.inputs), len(stage.outputs), True):
+            raise PlanError(f"plan.json's stage {number} has a tile of another stage")
+        rects = [*zip(stage.inputs, tile.inputs, strict=True)]
+        inside = all(source.shape.whole.contains(rect) for source, rect in rects) and all(
+            shape.whole.contains(rect) for shape, rect in zip(stage.outputs, tile.outputs, strict=True)
+        )
+        written = all(0 <= cell.output < len(stage.outputs) for cell in tile.cells)
+        if not inside or not written or not all(_readable(plan, number, piece) for piece in tile.pieces):
+            raise PlanError(f"plan.json's stage {number} has a tile outside its map, or a piece of no tile")
+
+
+def _exists(plan: Plan, number: int, source: Input) -> bool:
+    if source.stage == IMAGE:
+        return source.shape == plan.input
+    outputs = plan.stages[source.stage].outputs if 0 <= source.stage < number else ()
+    return 0 <= source.output < len(outputs) and outputs[source.output] == source.shape
+
+
+def _readable(plan: Plan, number: int, piece: Piece) -> bool:
+    if not (0 <= piece.stage < number and 0 <= piece.tile < len(plan.stages[piece.stage].tiles)):
+        return False
+    known = {(source.stage, source.output) for source in plan.stages[number].inputs}
+    return all((piece.stage, cell.output) in known for part in piece.ranges for cell in part.cells)

@@ -1,0 +1,57 @@
+"""A plan directory: plan.json and the files that it names, read from a disk and checked against their digests."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from serfer.core.errors import PlanError
+from serfer.core.plan import Plan, check_sound, parse_plan
+from serfer.core.plan.layout import PLAN_FILE
+
+_MAX_PLAN_BYTES = 64 * 1024 * 1024
+_HASH_BLOCK = 1 << 20
+
+
+def load_plan(directory: Path) -> Plan:
+    """Read plan.json of a plan directory, without looking at its artefacts."""
+    path = directory / PLAN_FILE
+    try:
+        if path.exists() and not path.is_file():
+            raise PlanError(f"{path} is not a regular file: not a plan")
+        with path.open("rb") as file:
+            data = file.read(_MAX_PLAN_BYTES + 1)
+        if len(data) > _MAX_PLAN_BYTES:
+            raise PlanError(f"{path} is larger than {_MAX_PLAN_BYTES} bytes: not a plan")
+        text = data.decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise PlanError(
+            f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path} cannot be read: {error}") from error
+    return parse_plan(text)
+
+
+def check_artefacts(plan: Plan, directory: Path) -> None:
+    """Hash every artefact of a plan directory; raises PlanError that names the first wrong file."""
+    check_sound(plan)
+    for artefact in plan.artefacts:
+        path = directory / artefact.path
+        if _is_linked(directory, Path(artefact.path)):  # ONNX Runtime follows no link out of a model's directory
+            raise PlanError(f"{path} lies behind a link: copy the file itself into the plan, or split the model again")
+        if not path.is_file():
+            raise PlanError(f"{path} is missing, or no file; split the model again")
+        if path.stat().st_size != artefact.bytes or file_sha256(path) != artefact.sha256:
+            raise PlanError(f"{path} was altered: its digest does not match plan.json; split the model again")
+
+
+def _is_linked(directory: Path, path: Path) -> bool:
+    """Say whether a path in a directory, which may be a link itself, leads over a link."""
+    return any((directory / part).is_symlink() for part in (path, *path.parents[:-1]))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, reading it block by block."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256", _bufsize=_HASH_BLOCK).hexdigest()

@@ -120,7 +120,7 @@ def test_a_result_that_was_altered_is_refused_with_the_place(tmp_path):
     value = json.loads((tmp_path / "result.json").read_text())
     value["rounds"][0]["latency"]["p50"] = "fast"
     (tmp_path / "result.json").write_text(json.dumps(value))
-    with pytest.raises(InputError, match=r"rounds\[0\]\.latency\.p50 should be float"):
+    with pytest.raises(InputError, match=r"rounds\[0\]\.latency\.p50 should be a number"):
         read_result(tmp_path)
 
 

@@ -1,11 +1,12 @@
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import pytest
 
-from serfer.core.errors import PlanError
+from serfer.core.errors import InputError, PlanError
 from serfer.core.plan import Plan
-from serfer.core.structure import structure, unstructure
+from serfer.core.structure import Bounds, structure, unstructure
 from tests.core.plans import small_plan
 
 
@@ -59,23 +60,23 @@ def test_whole_numbers_become_floats_where_a_float_is_wanted():
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("leaves", 0, "count"), "1", r"root\.leaves\[0\]\.count should be int, not str"),
-        (("leaves", 0, "count"), 1.0, r"root\.leaves\[0\]\.count should be int, not float"),
-        (("leaves", 0, "count"), True, r"root\.leaves\[0\]\.count should be int, not bool"),
-        (("leaves", 0, "ratio"), False, r"root\.leaves\[0\]\.ratio should be float, not bool"),
-        (("leaves", 0, "sure"), 1, r"root\.leaves\[0\]\.sure should be bool, not int"),
-        (("leaves", 0, "maybe"), "x", r"root\.leaves\[0\]\.maybe should be int, not str"),
-        (("leaves", 0, "name"), None, r"root\.leaves\[0\]\.name should be str, not NoneType"),
+        (("leaves", 0, "count"), "1", r"root\.leaves\[0\]\.count should be a whole number, not str"),
+        (("leaves", 0, "count"), 1.0, r"root\.leaves\[0\]\.count should be a whole number, not float"),
+        (("leaves", 0, "count"), True, r"root\.leaves\[0\]\.count should be a whole number, not bool"),
+        (("leaves", 0, "ratio"), False, r"root\.leaves\[0\]\.ratio should be a number, not bool"),
+        (("leaves", 0, "sure"), 1, r"root\.leaves\[0\]\.sure should be true or false, not int"),
+        (("leaves", 0, "maybe"), "x", r"root\.leaves\[0\]\.maybe should be a whole number, not str"),
+        (("leaves", 0, "name"), None, r"root\.leaves\[0\]\.name should be a text, not NoneType"),
         (("leaves", 0, "count"), 10**400, r"root\.leaves\[0\]\.count is a number that is too large"),
         (("leaves", 0, "count"), -(2**63) - 1, r"root\.leaves\[0\]\.count is a number that is too large"),
         (("leaves", 0, "ratio"), 10**400, r"root\.leaves\[0\]\.ratio is a number that is too large"),
         (("leaves", 0, "name"), ..., r"root\.leaves\[0\] lacks 'name'$"),
-        (("leaves", 0, "extra"), 1, r"root\.leaves\[0\] has unknown 'extra'$"),
+        (("leaves", 0, "extra"), 1, r"root\.leaves\[0\] has unknown 'extra'; known are count, ratio"),
         (("leaves", 0), [], r"root\.leaves\[0\] should be an object, not list"),
         (("leaves",), {}, r"root\.leaves should be a list, not dict"),
         (("leaves",), "ab", r"root\.leaves should be a list, not str"),
         (("pair",), [1], r"root\.pair should have 2 items, not 1"),
-        (("pair", 1), 2, r"root\.pair\[1\] should be str, not int"),
+        (("pair", 1), 2, r"root\.pair\[1\] should be a text, not int"),
     ],
 )
 def test_an_error_names_the_place(path, value, message):
@@ -93,3 +94,31 @@ def test_what_is_unknown_may_be_passed_over_but_nothing_may_lack():
     assert structure(Root, changed(("leaves", 0, "extra"), 1), "root", lenient=True) == structure(Root, GOOD, "root")
     with pytest.raises(PlanError, match=r"root\.leaves\[0\] lacks 'name'$"):
         structure(Root, changed(("leaves", 0, "name"), ...), "root", lenient=True)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    share: Annotated[float, Bounds(0.0, 1.0)]
+    lambda_gb: Annotated[int, Bounds(1, 10)] = field(metadata={"key": "lambda"})
+
+
+def test_a_field_may_have_another_key_in_the_file():
+    assert structure(Bounded, {"share": 1, "lambda": 3}, "it") == Bounded(1.0, 3)
+    assert unstructure(Bounded(1.0, 3)) == {"share": 1.0, "lambda": 3}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("share", 1.5, "it.share should be 0 to 1, not 1.5"),
+        ("share", float("nan"), "it.share should be 0 to 1, not nan"),
+        ("lambda", 0, "it.lambda should be 1 to 10, not 0"),
+        ("lambda", 1.5, "it.lambda should be a whole number, not float"),
+        ("lambda_gb", 1, "it has unknown 'lambda_gb'; known are share, lambda"),
+    ],
+)
+def test_errors_name_bounds_and_keys_and_are_of_the_callers_kind(key, value, message):
+    with pytest.raises(InputError) as caught:
+        structure(Bounded, {"share": 1.0, "lambda": 1, key: value}, "it", error=InputError)
+    assert str(caught.value) == message
+    assert type(caught.value) is InputError

@@ -57,8 +57,8 @@ def test_a_build_is_told_from_a_plan_and_holds_its_plan(tmp_path):
         ({"digest": "x"}, "64 hexadecimal"),
         ({"bytes": []}, "bytes should be an object"),
         ({"bytes": {"stage-0": -1}}, "negative"),
-        ({"bytes": {"stage-0": "1"}}, "bytes.stage-0 should be int"),
-        ({"precompiled": 1}, "precompiled should be bool"),
+        ({"bytes": {"stage-0": "1"}}, "bytes.stage-0 should be a whole number"),
+        ({"precompiled": 1}, "precompiled should be true or false"),
         ({"options": {}}, "options lacks"),
     ],
 )

@@ -97,7 +97,7 @@ async def patiently(call: Callable[[], _Value], retry: Retry, deadline: float) -
         try:
             return await asyncio.to_thread(call)
         except StoreUnavailableError:
-            wait = retry.wait(failures, random.random())  # noqa: S311 - jitter, no secret
+            wait = retry.backoff.wait(failures, random.random())  # noqa: S311 - jitter, no secret
             if failures >= retry.unavailable_attempts or loop.time() + wait >= deadline:
                 raise
             await asyncio.sleep(wait)
@@ -110,6 +110,6 @@ async def delete(store: Store, keys: Sequence[str], retry: Retry) -> None:
         try:
             await asyncio.to_thread(store.delete, keys)
         except StoreUnavailableError:
-            await asyncio.sleep(retry.wait(failures, 0.0))
+            await asyncio.sleep(retry.backoff.wait(failures, random.random()))  # noqa: S311 - as above
         else:
             return

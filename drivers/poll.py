@@ -23,6 +23,7 @@ from typing import Protocol
 
 from drivers.invoker import settled
 from drivers.lifecycle import delete
+from serfer.core.backoff import Backoff
 from serfer.core.checksum import verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, StoreUnavailableError
@@ -44,17 +45,8 @@ class EventStarter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How often one task's reply is looked for, in seconds: after `first`, then `factor` times as long each time."""
-
-    first: float = 0.004
-    factor: float = 1.4
-    longest: float = 0.25
-
-    def after(self, looks: int) -> float:
-        """Return the wait before the look that follows `looks` others."""
-        return min(self.longest, self.first * self.factor ** min(looks, 64))
+POLLING = Backoff(base=0.004, longest=0.25, factor=1.4)
+"""How often one task's reply is looked for; without jitter, so that replies that are due together are one request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,10 +64,10 @@ class PollInvoker:
     What looking, reading and the worker's reply asked of the store is added to the task's report.
     """
 
-    def __init__(self, starter: EventStarter, store: Store, backoff: Backoff | None = None) -> None:
+    def __init__(self, starter: EventStarter, store: Store, backoff: Backoff = POLLING) -> None:
         self._starter = starter
         self._store = store
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff
         self._awaited: dict[str, _Awaited] = {}
         self._numbers = itertools.count()
         self._news = asyncio.Event()  # something is awaited that was not
@@ -91,7 +83,7 @@ class PollInvoker:
         if refused is not None:
             return refused
         loop = asyncio.get_running_loop()
-        awaited = self._awaited[key] = _Awaited(loop.create_future(), loop.time() + self._backoff.after(0))
+        awaited = self._awaited[key] = _Awaited(loop.create_future(), loop.time() + self._backoff.wait(1))
         self._look()
         try:
             async with asyncio.timeout(timeout_s):
@@ -142,13 +134,13 @@ class PollInvoker:
         """Look for all replies that are due, or that have waited for half of their time."""
         loop, backoff = asyncio.get_running_loop(), self._backoff
         now = loop.time()
-        due = {key: one for key, one in self._awaited.items() if one.due - backoff.after(one.looks) / 2 <= now}
+        due = {key: one for key, one in self._awaited.items() if one.due - backoff.wait(one.looks + 1) / 2 <= now}
         with contextlib.suppress(StoreUnavailableError):  # it may come back; each task has its time limit
             await self._settle(due)
         now = loop.time()
         for awaited in due.values():
             awaited.looks += 1
-            awaited.due = now + backoff.after(awaited.looks)
+            awaited.due = now + backoff.wait(awaited.looks + 1)
 
     async def _settle(self, due: dict[str, _Awaited]) -> None:
         """Look for replies, and hand on those that are there."""

@@ -7,6 +7,7 @@ stays its own.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lambdas.sessions import SessionCache
+from serfer.core.backoff import Backoff
 from serfer.core.checksum import checksum, protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import AlteredPieceError, InputError, PlanError, StoreError, StoreUnavailableError
@@ -47,7 +49,7 @@ from storage.store import Range as ByteRange
 from storage.store import Store
 
 Array = NDArray[np.float32]
-_REPLY_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+_REPLY_RETRIES, _REPLY_BACKOFF = 5, Backoff(base=0.05, longest=0.8)
 
 
 class _Read(NamedTuple):
@@ -155,11 +157,11 @@ class Worker:
 
     def _put_reply(self, key: str, value: bytes, ttl: float) -> None:
         """Put a reply, and again where the store does not answer: nobody else can tell the driver."""
-        for wait in _REPLY_WAITS_S:
+        for failures in range(1, _REPLY_RETRIES + 1):
             try:
                 return self._store.put(key, value, ttl)
             except StoreUnavailableError:
-                time.sleep(wait)
+                time.sleep(_REPLY_BACKOFF.wait(failures, random.random()))  # noqa: S311 - jitter, not a secret
         return self._store.put(key, value, ttl)  # whatever it raises has Lambda try the event again
 
     def clean_up(self, asked: CleanUp) -> None:

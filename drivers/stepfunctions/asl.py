@@ -232,11 +232,11 @@ def _retriers(retry: Retry) -> list[State]:
 
     Nothing is retried where the store has lost or altered what a tile reads: the driver restarts the query.
     """
-    first = math.ceil(retry.base)
+    first = math.ceil(retry.backoff.base)
     waits = {
         "IntervalSeconds": first,
         "BackoffRate": 2.0,
-        "MaxDelaySeconds": max(first + 1, math.ceil(retry.longest)),
+        "MaxDelaySeconds": max(first + 1, math.ceil(retry.backoff.longest)),
         "JitterStrategy": "FULL",
     }
     return [

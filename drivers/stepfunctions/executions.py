@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from botocore.exceptions import BotoCoreError, ClientError
 
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S
+from serfer.core.backoff import Backoff
 from serfer.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 KINDS = ("standard", "express")
 CONCURRENCY = 64  # executions at once, each of which may hold a connection
 _MARGIN_S = 5  # a call waits for the longest execution
-_FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 0.05, 1.0, 1.5
+_POLLING = Backoff(base=0.05, longest=1.0, factor=1.5)  # s between two requests about an execution
 _POLLS_PER_S = 10.0  # of all executions together: AWS allows 15
 _CALLS = 16  # at once, where none waits for an execution's end
 
@@ -140,15 +141,15 @@ class Executions:
 
     async def _ended(self, arn: str, expected_s: float) -> Any:  # noqa: ANN401 - botocore's
         """Ask about an execution until it has ended, and return what is said then."""
-        await asyncio.sleep(max(0.0, expected_s - _FIRST_WAIT_S))
-        wait = _FIRST_WAIT_S
+        await asyncio.sleep(max(0.0, expected_s - _POLLING.base))
+        polls = 0
         while True:
-            await asyncio.sleep(max(wait, self._under_way / _POLLS_PER_S))
+            polls += 1
+            await asyncio.sleep(max(_POLLING.wait(polls), self._under_way / _POLLS_PER_S))
             said = await self._call(self._client.describe_execution, executionArn=arn)
             self.polls += 1
             if said["status"] != "RUNNING":
                 return said
-            wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
 
     async def _express(self, name: str, text: str, _expected_s: float) -> Outcome:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.poll import Backoff
+from drivers.poll import POLLING
 from drivers.stepfunctions.asl import compile_plan, local_functions
 from sam.cost.fixed import Line
 from sam.options import Options
@@ -184,17 +184,17 @@ def _stage_seconds(deployed: Deployed, load: StageLoad, number: int) -> float:
 
 def _looks(seconds: float) -> int:
     """Return how often the poll driver looks for the reply of a task of so many seconds."""
-    backoff, elapsed, looks = Backoff(), 0.0, 0
+    elapsed, looks = 0.0, 0
     while elapsed < seconds:
-        elapsed += backoff.after(looks)
         looks += 1
+        elapsed += POLLING.wait(looks)
     return looks
 
 
 def _waiting(deployed: Deployed, loads: list[StageLoad]) -> float:
     """Return the seconds that an engine adds to a query: looks that come late, transitions one after the other."""
     if deployed.options.engine == "poll":
-        late = [Backoff().after(_looks(_stage_seconds(deployed, load, number))) for number, load in enumerate(loads)]
+        late = [POLLING.wait(1 + _looks(_stage_seconds(deployed, load, number))) for number, load in enumerate(loads)]
         return sum(late) / 2 + len(loads) * 2 * deployed.store.request_latency
     if not deployed.options.by_state_machine:
         return 0.0

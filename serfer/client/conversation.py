@@ -32,6 +32,7 @@ from serfer.client.messages import (
     retry_after,
     unreadable,
 )
+from serfer.core.backoff import Backoff
 from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
 from serfer.core.served import JobStatus, ServedModel, ServedReport
 
@@ -86,8 +87,7 @@ class Retries:
 
     def backoff(self, attempt: int, chance: float) -> float:
         """Return the wait after the `attempt`-th try, from 1, where the service does not say."""
-        doublings = min(attempt - 1, 32)  # with more it is `longest_s` anyway
-        return min(self.longest_s, self.base_s * 2.0**doublings) * (0.5 + 0.5 * chance)
+        return Backoff(self.base_s, self.longest_s).wait(attempt, chance)
 
 
 class Exchange:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from serfer.core.backoff import Backoff
 from serfer.core.errors import (
     AlteredPieceError,
     BrokenPlanError,
@@ -42,6 +43,7 @@ from serfer.core.wire import Report
 
 LOST = (MissingKeyError, AlteredPieceError)
 """What a query's restart cures: something that a task reads is gone from the store, or is not what was written."""
+_BACKOFF = Backoff(base=0.05, longest=2.0)  # s
 _LOST = {kind.__name__: kind for kind in LOST}  # a function's error arrives by its type's name
 
 
@@ -148,24 +150,18 @@ Action = Invoke | Drop | WakeAt | Finish
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and how soon a failed task is tried again; seconds.
+    """How often and how soon a failed task is retried.
 
-    The n-th wait is base * 2^n, at most `longest`, times a random factor in [0.5, 1) so that failures do not march in
-    step. Being throttled, or not reaching the store, says nothing about the task, so it has a larger allowance of its
-    own, of which being throttled may take `throttled_attempts`: a driver that is a function itself keeps an environment
-    from others while it waits. A query whose pieces the store has lost or altered is restarted `restarts` times.
+    Being throttled, or not reaching the store, says nothing about the task, so it has a larger allowance of its own, of
+    which being throttled may take `throttled_attempts`: a driver that is a function itself keeps an environment from
+    others while it waits. A query whose pieces the store has lost or altered is restarted `restarts` times.
     """
 
     attempts: int = 3
     unavailable_attempts: int = 12
     throttled_attempts: int = 12
     restarts: int = 3
-    base: float = 0.05
-    longest: float = 2.0
-
-    def wait(self, failures: int, chance: float) -> float:
-        """Return the wait before the attempt after `failures` failures; `chance` is uniform in [0, 1)."""
-        return float(min(self.longest, self.base * 2 ** (failures - 1)) * (0.5 + 0.5 * chance))
+    backoff: Backoff = _BACKOFF
 
 
 class Hedging(Protocol):
@@ -362,7 +358,7 @@ class Run:
             return []  # another attempt may still answer
         if self._gives_up(run):
             return self._finish(_error(stage, tile, failure))
-        wait = self._retry.wait(run.failures + run.refusals, self._random.random())
+        wait = self._retry.backoff.wait(run.failures + run.refusals, self._random.random())
         run.due = now + wait
         return [WakeAt(run.due)]
 

@@ -11,12 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from serfer.core.backoff import Backoff
 from serfer.core.errors import UnavailableError
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.log import LogTail
 from serfer.local.lambda_.process import WorkerProcess, exit_reason
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+_RESTARTS = Backoff(base=0.2, longest=10.0)  # s
 _STEADY_S = 30.0  # after which an end counts as the first one again
 _QUIET_S = 300.0  # for a driver to come up
 
@@ -150,7 +151,7 @@ class DriverProcess:
 
 def pause(ends: int) -> float:
     """Return the seconds before a process that has ended so many times in a row is started again."""
-    return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(ends - 1, 16))
+    return _RESTARTS.wait(ends)
 
 
 def _reason(status: int) -> str:

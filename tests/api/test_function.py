@@ -347,5 +347,7 @@ def test_lambda_runs_it(small_plan, tmp_path):
 
 def test_a_driver_function_waits_less_than_a_second_for_room_that_it_takes_itself():
     """Twelve tries are ten seconds of an environment in which its own stages could have run."""
-    waits = [Retry().wait(failures, 1.0) for failures in range(1, function_module._THROTTLED_ATTEMPTS)]
-    assert sum(waits) < 1 < sum(Retry().wait(failures, 0.0) for failures in range(1, Retry().throttled_attempts))
+    waits = [Retry().backoff.wait(failures, 1.0) for failures in range(1, function_module._THROTTLED_ATTEMPTS)]
+    assert (
+        sum(waits) < 1 < sum(Retry().backoff.wait(failures, 0.0) for failures in range(1, Retry().throttled_attempts))
+    )

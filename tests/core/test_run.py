@@ -386,14 +386,6 @@ def test_a_query_whose_pieces_are_gone_or_altered_ends_at_once_and_says_so(kind)
     assert "stage 1, tile 0: no value under 'k'" in str(finish.error)
 
 
-@given(st.integers(1, 40), st.floats(0, 1, exclude_max=True))
-def test_a_wait_doubles_up_to_the_longest_with_jitter_down_to_half(failures, chance):
-    retry = Retry(base=0.05, longest=2.0)
-    full = min(2.0, 0.05 * 2 ** (failures - 1))
-    assert full / 2 <= retry.wait(failures, chance) <= full
-    assert retry.wait(failures, 0.0) == full / 2
-
-
 def test_tiles_that_fail_together_are_not_tried_again_together():
     run, _ = started(tiles=(9,))
     times = [wakes(run.handle(failed(0, tile), 1.0))[0] for tile in range(9)]

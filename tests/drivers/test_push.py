@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from drivers.push import PushDriver
+from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
@@ -27,7 +28,7 @@ from storage.memory import MemoryStore
 PATIENCE = 10.0
 TILES = (4, 2, 1)
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
-SOON = Retry(base=0.001, longest=0.004)
+SOON = Retry(backoff=Backoff(base=0.001, longest=0.004))
 VALUES = 8  # that a tile writes for one image
 READ = (Range(1, 2, 0, ()), Range(5, 1, 0, ()))  # what every tile reads of every tile of the stage before
 

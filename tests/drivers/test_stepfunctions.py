@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from drivers.stepfunctions.executions import connect
+from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.counts import StoreCounts
@@ -42,7 +43,7 @@ PLAN = wide_plan(TILES, (1, 3, 1))
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
 ARN = "arn:aws:states:us-east-1:123456789012:stateMachine:serfer"
 KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
-RETRY = Retry(attempts=3, unavailable_attempts=3, restarts=2, base=0.001)
+RETRY = Retry(attempts=3, unavailable_attempts=3, restarts=2, backoff=Backoff(base=0.001, longest=2.0))
 
 
 class WatchedStore(MemoryStore):

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import redis
 from numpy.typing import NDArray
 
 from bench.chaos.remote_driver import Configuration, DriverApart
-from bench.core.processes import descendants, processor_s
+from bench.core.processes import descendants, used_s
 from bench.load.account import Reply, reply_of
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
 from serfer.local.lambda_.access import fetch, random_access
@@ -174,10 +175,10 @@ class Scene:
         """Start as many workers as invocations fit at once, for the functions of the stages with most tiles."""
         most = max(len(stage.tiles) for stage in self._pipeline.plan.stages)
         self._pipeline.warm(max(1, self._settings.local_concurrency // most))
-        self._start_s = min(map(processor_s, self._workers()), default=0.0)
+        self._start_s = min((used_s([worker]) for worker in self._workers()), default=0.0)
 
     @staticmethod
-    def _workers() -> list[int]:
+    def _workers() -> list[psutil.Process]:
         return [process for process in descendants() if _is_worker(process)]
 
     def another_driver(self) -> DriverApart:
@@ -196,11 +197,13 @@ class Scene:
         Workers that are still starting are spared. A task whose worker was killed waits in one of them, which computes
         longer than any other: it would be killed again, and three failures of a task end its query (serfer.core.run).
         """
-        states = {worker: _state(worker) for worker in self._workers() if processor_s(worker) >= self._start_s}
-        chosen = sorted(states, key=lambda worker: (states[worker] != _RUNNING, self._random.random()))[:count]
+        states = {worker: _state(worker) for worker in self._workers() if used_s([worker]) >= self._start_s}
+        chosen = sorted(states, key=lambda worker: (states[worker] != psutil.STATUS_RUNNING, self._random.random()))[
+            :count
+        ]
         for worker in chosen:
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
         return len(chosen)
 
     def restart_store(self) -> None:
@@ -235,7 +238,6 @@ class Scene:
         self._parts.close()
 
 
-_RUNNING = "R"  # or waiting for a processor
 _FOR_EVER, _GONE = -1, -2  # what PTTL answers for a key without a time to live, and for none
 
 
@@ -250,16 +252,16 @@ def _pass_on(done: Future[Result], answer: Future[Reply]) -> None:
         answer.set_result(reply_of(done.result()))
 
 
-def _is_worker(process: int) -> bool:
+def _is_worker(process: psutil.Process) -> bool:
     try:
-        return str(BOOTSTRAP).encode() in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False  # it has just ended
+        return str(BOOTSTRAP) in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
-def _state(process: int) -> str:
-    """Return a process's state in the kernel's letter, empty for one that has just ended."""
+def _state(process: psutil.Process) -> str:
+    """Return a process's state, empty for one that has just ended; one that waits for a processor is running."""
     try:
-        return Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()[0]
-    except OSError:
+        return process.status()
+    except psutil.NoSuchProcess:
         return ""

@@ -1,12 +1,12 @@
-"""What this process and those below it hold, read from the kernel: memory and file descriptors."""
+"""Memory, processor time and file descriptors of this process and of those below it."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-_PAGE = os.sysconf("SC_PAGESIZE")
+from psutil import NoSuchProcess, Process
 
 
 @dataclass(frozen=True)
@@ -24,48 +24,44 @@ class Held:
 
 def held() -> Held:
     """Return what is held now."""
-    below = [size for process in descendants() if (size := _resident(f"/proc/{process}"))]
-    descriptors = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - a Path would open nothing else; one is this listing's
-    return Held(_resident("/proc/self"), sum(below), len(below), descriptors)
+    below = [size for process in descendants() if (size := resident(process))]
+    descriptors = Process().num_fds() - 1  # one is that of the listing itself
+    return Held(resident(Process()), sum(below), len(below), descriptors)
 
 
-def descendants(of: str | int = "self") -> list[int]:
-    """Return the ids of all processes below this one, or below another."""
-    found: list[int] = []
-    pending = [Path(f"/proc/{of}")]
-    while pending:
-        try:
-            threads = [*(pending.pop() / "task").iterdir()]
-            children = [child for thread in threads for child in (thread / "children").read_text("ascii").split()]
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
-        found.extend(map(int, children))
-        pending.extend(Path("/proc", child) for child in children)
-    return found
+def descendants(of: int | None = None) -> list[Process]:
+    """Return all processes below this one, or below another; none below one that has ended."""
+    try:
+        return Process(of).children(recursive=True)
+    except NoSuchProcess:
+        return []
 
 
 def processor_s(*roots: int) -> float:
-    """Return the processor seconds that processes and those below them have used so far; of living ones alone."""
-    ids = [each for root in roots for each in (root, *descendants(root))]
-    return sum(_processor_ticks(each) for each in ids) / os.sysconf("SC_CLK_TCK")
+    """Return the processor seconds that living processes and those below them have used, in steps of 10 ms."""
+    every: list[Process] = []
+    for root in roots:
+        with suppress(NoSuchProcess):
+            every += [Process(root), *descendants(root)]
+    return used_s(every)
 
 
-def _processor_ticks(process: int) -> int:
+def used_s(processes: Iterable[Process]) -> float:
+    """Return the processor seconds that processes have used, those of ended ones not included."""
+    return sum(_used_s(process) for process in processes)
+
+
+def _used_s(process: Process) -> float:
     try:
-        fields = Path(f"/proc/{process}/stat").read_text("ascii", errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return int(fields[11]) + int(fields[12])
+        times = process.cpu_times()
+    except NoSuchProcess:
+        return 0.0
+    return times.user + times.system
 
 
-def resident(process: int) -> int:
+def resident(process: Process) -> int:
     """Return a process's resident bytes; 0 for one that has ended."""
-    return _resident(f"/proc/{process}")
-
-
-def _resident(process: str) -> int:
-    """Return a process's resident bytes; 0 for one that has just ended."""
     try:
-        return int(Path(process, "statm").read_text("ascii").split()[1]) * _PAGE
-    except (FileNotFoundError, ProcessLookupError):
+        return process.memory_info().rss
+    except NoSuchProcess:
         return 0

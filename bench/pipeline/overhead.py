@@ -1,9 +1,9 @@
 """Processor time of the whole warm pipeline against the unsplit forward pass, in turn, in one run.
 
 The pipeline's time is that of this process (client, driver, Lambda service) and of every process below it (Redis,
-workers), read from the kernel before and after a block of queries, one at a time. The image is decoded beforehand: the
-unsplit pass gets the same pixels and normalises them too. Processor time, unlike elapsed time, hardly notices what else
-the machine does; ratios of neighbours in time notice least.
+workers), read before and after a block of queries, one at a time; the other processes' is known in steps of 10 ms. The
+image is decoded beforehand: the unsplit pass gets the same pixels and normalises them too. Processor time, unlike
+elapsed time, hardly notices what else the machine does; ratios of measurements made in turn notice least.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from bench.core.processes import descendants
+from bench.core.processes import descendants, used_s
 from bench.core.stamp import processor_name
 from serfer.pipeline.pipeline import Pipeline
 
 _WARM_UP = 30
-_NS_PER_MS = 1e6
+_MS_PER_S = 1e3
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ def measure(
     whole: list[float] = []
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
-        before = _processor_ns()
+        before = _processor_s()
         for _ in range(queries):
             pipeline.run(pixels)
-        after = _processor_ns()
-        blocks.append({name: (after[name] - before[name]) / _NS_PER_MS / queries for name in after})
+        after = _processor_s()
+        blocks.append({name: (after[name] - before[name]) * _MS_PER_S / queries for name in after})
         whole.append(_unsplit_ms(unsplit, pixels, queries))
     store = pipeline.last_report.store
     ratios = tuple(sum(block.values()) / alone for block, alone in zip(blocks, whole, strict=True))
@@ -89,22 +90,17 @@ def measure(
 
 
 def _unsplit_ms(unsplit: Callable[[NDArray[Any]], Any], pixels: NDArray[Any], queries: int) -> float:
-    started = time.thread_time_ns()
+    started = time.thread_time()
     for _ in range(queries):
         unsplit(pixels)
-    return (time.thread_time_ns() - started) / _NS_PER_MS / queries
+    return (time.thread_time() - started) * _MS_PER_S / queries
 
 
-def _processor_ns() -> dict[str, float]:
-    """Return the processor time so far, in ns, of this process and of those below it, by what they are."""
+def _processor_s() -> dict[str, float]:
+    """Return the processor seconds so far of this process and of those below it, by what they are."""
     spent: dict[str, float] = defaultdict(float)
-    spent["client, driver, Lambda service"] = float(time.process_time_ns())
+    spent["client, driver, Lambda service"] = time.process_time()
     for process in descendants():
-        try:
-            name = Path(f"/proc/{process}/comm").read_text(encoding="ascii").strip()
-            threads = list(Path(f"/proc/{process}/task").iterdir())
-            used = sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads)
-        except FileNotFoundError:
-            continue  # it has just ended
-        spent["Redis" if name.startswith("redis") else "workers"] += used
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            spent["Redis" if process.name().startswith("redis") else "workers"] += used_s([process])
     return spent

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 import numpy as np
+import psutil
 
 from bench.core.processes import resident
 
@@ -78,7 +79,7 @@ class _Memory:
 
     def now(self) -> float:
         """Return what they hold now."""
-        found = sum(resident(process) for process in self.processes) / _MB
+        found = sum(resident(psutil.Process(process)) for process in self.processes) / _MB
         self.most = max(self.most, found)
         return found
 

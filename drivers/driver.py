@@ -14,7 +14,7 @@ TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys 
 
 
 @dataclass(frozen=True)
-class Asker:
+class RequestContext:
     """Who asks a query: the id of the request that it came with, for workers' logs, and who watches it.
 
     `watch` is called on the driver's loop when the query begins, and again when it begins anew, with the stages as they
@@ -26,11 +26,11 @@ class Asker:
     watch: Callable[[Sequence[StageRun]], None] | None = None
 
 
-NOBODY = Asker()
+NO_CONTEXT = RequestContext()
 
 
 @dataclass(frozen=True)
-class Spent:
+class Overheads:
     """What a query took beside its tasks: second tries, duplicates, new beginnings, the driver's own store traffic."""
 
     retries: int = 0
@@ -38,8 +38,8 @@ class Spent:
     restarts: int = 0
     counts: StoreCounts = field(default_factory=StoreCounts)
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(
+    def __add__(self, other: Overheads) -> Overheads:
+        return Overheads(
             self.retries + other.retries,
             self.hedges + other.hedges,
             self.restarts + other.restarts,
@@ -61,13 +61,15 @@ class Answer:
     stages: Sequence[StageRun]
     outputs: Sequence[Buffer]
     carried: Sequence[int]
-    spent: Spent
+    overheads: Overheads
 
 
 class Driver(Protocol):
     """Takes queries through one plan, any number at once, on one event loop."""
 
-    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float, asker: Asker = NOBODY) -> Answer:
+    async def run(
+        self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
+    ) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
         Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable. However it

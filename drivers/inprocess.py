@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from drivers.invoker import settled
+from drivers.invoker import to_failure
 from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError
 
@@ -45,7 +45,7 @@ class InProcessInvoker:
         results = await self._call(self._shared, tasks, function, timeout_s)
         if isinstance(results, Failure):
             return [results] * len(tasks)
-        return [settled(result) for result in results]
+        return [to_failure(result) for result in results]
 
     async def start(self, function: str, task: Task) -> Failure | None:  # noqa: ARG002 - a contract
         """Let a thread run the task when one is free."""

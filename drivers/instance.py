@@ -45,9 +45,9 @@ class FaultKind(StrEnum):
 
     REFUSED = "refused"  # it has no room now
     LATE = "late"  # it says that it was too slow
-    HUNG = "hung"  # it said nothing in time
+    NO_RESPONSE = "hung"  # it said nothing in time
     UNREACHABLE = "unreachable"  # there is no connection, or it broke
-    WRONG = "wrong"  # what it said is not an answer
+    INVALID = "wrong"  # what it said is not an answer
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class InstanceClient:
                     # A connection that was kept may have been closed meanwhile; one that is opened now tells.
                     return await self._ask(form.output, name, values, timeout_s, request)
         except TimeoutError:
-            return Fault(FaultKind.HUNG, f"{self.url} said nothing within {patience_s:.3g} s")
+            return Fault(FaultKind.NO_RESPONSE, f"{self.url} said nothing within {patience_s:.3g} s")
         except InputError as error:
             self._form = None
-            return Fault(FaultKind.WRONG, f"{self.url}: {error}")
+            return Fault(FaultKind.INVALID, f"{self.url}: {error}")
         except _StatusError as error:
             return self._refused(error)
         except aiohttp.ClientError as error:
@@ -205,7 +205,7 @@ class InstanceClient:
         if status in _LATE:
             return Fault(FaultKind.LATE, f"{self.url} was too slow: HTTP {status}")
         self._form = None
-        return Fault(FaultKind.WRONG, f"{self.url} answered HTTP {status}")
+        return Fault(FaultKind.INVALID, f"{self.url} answered HTTP {status}")
 
 
 class _StatusError(Exception):

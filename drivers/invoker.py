@@ -36,7 +36,7 @@ class SharedInvoker(Invoker, Protocol):
         ...
 
 
-def settled(result: Report | TaskError) -> Report | Failure:
+def to_failure(result: Report | TaskError) -> Report | Failure:
     """Take the error that a task of a shared invocation had for itself for a failure in code, as Lambda would."""
     if isinstance(result, TaskError):
         return Failure(FailureKind.FAILED_IN_CODE, result.error_type, result.message)

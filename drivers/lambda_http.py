@@ -21,7 +21,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from yarl import URL
 
-from drivers.invoker import settled
+from drivers.invoker import to_failure
 from serfer.core.errors import InputError
 from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import (
@@ -111,7 +111,7 @@ class LambdaInvoker:
         results = await self._post(function, encode_tasks(tasks), timeout_s, decode)
         if isinstance(results, Failure):
             return [results] * len(tasks)
-        return [settled(result) for result in results]
+        return [to_failure(result) for result in results]
 
     async def start(self, function: str, task: Task) -> Failure | None:
         """Invoke asynchronously: the response says only that the event was taken."""

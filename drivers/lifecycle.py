@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from drivers.driver import Answer, Spent
+from drivers.driver import Answer, Overheads
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.run import LOST, Retry
 from storage.store import Store
@@ -26,7 +26,7 @@ class Query(Protocol):
     """One beginning of a query, with keys of its own."""
 
     @property
-    def spent(self) -> Spent:
+    def overheads(self) -> Overheads:
         """What it took so far."""
         ...
 
@@ -39,7 +39,7 @@ class Query(Protocol):
         ...
 
 
-class UnderWay:
+class InFlight:
     """The queries of a driver that run, and the clean-ups of those that have ended."""
 
     def __init__(self, retry: Retry) -> None:
@@ -60,18 +60,18 @@ class UnderWay:
 
     async def until_answered(self, begin: Callable[[], Query]) -> Answer:
         """Run a query, and restart it whenever the store has lost or altered what its tasks had written."""
-        spent = Spent()
+        overheads = Overheads()
         while True:
             query = begin()
             try:
                 answer = await query.run()
-                return replace(answer, spent=spent + answer.spent)
+                return replace(answer, overheads=overheads + answer.overheads)
             except LOST as error:
-                if spent.restarts == self._retry.restarts:
+                if overheads.restarts == self._retry.restarts:
                     raise StoreUnavailableError(
                         f"the store loses or alters what is written to it ({error}): let --store be one that keeps it"
                     ) from error
-                spent += query.spent + Spent(restarts=1)
+                overheads += query.overheads + Overheads(restarts=1)
             finally:
                 self._clean_up_later(query)
 
@@ -90,7 +90,7 @@ class UnderWay:
         cleanup.add_done_callback(self._cleanups.discard)
 
 
-async def patiently(call: Callable[[], _Value], retry: Retry, deadline: float) -> _Value:
+async def retry_store(call: Callable[[], _Value], retry: Retry, deadline: float) -> _Value:
     """Ask the store in a thread, and again while it does not answer and there is time left on the loop's clock."""
     loop = asyncio.get_running_loop()
     for failures in itertools.count(1):

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from drivers.invoker import settled
+from drivers.invoker import to_failure
 from drivers.lifecycle import delete
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import verified
@@ -167,7 +167,7 @@ class PollInvoker:
 
 def _read(value: bytes, key: str) -> Report | Failure:
     try:
-        return settled(unpack_result(verified(value, key)))
+        return to_failure(unpack_result(verified(value, key)))
     except (AlteredPieceError, InputError) as error:
         return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error))
 

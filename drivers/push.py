@@ -2,7 +2,7 @@
 
 The run machine decides (serfer/core/run.py); this file carries its decisions out: it starts invocations, as many at
 once as the account allows and the oldest query's first, several queries' tasks as one where they may share it
-(sharing.py), sets the clock, and deletes what a query leaves in the store. A query whose pieces the store has lost
+(batching.py), sets the clock, and deletes what a query leaves in the store. A query whose pieces the store has lost
 begins anew, under another name, so that whatever is still under way for the old one cannot meddle.
 """
 
@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Spent
+from drivers.batching import Batching, BatchQueue, Pending
+from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Answer, Overheads, RequestContext
 from drivers.invoker import Invoker, SharedInvoker
-from drivers.lifecycle import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
-from drivers.sharing import Groups, Sharing, Waiting
-from drivers.slots import Slots
+from drivers.lifecycle import ONE_SLOT, STRAGGLER_S, InFlight, delete, retry_store
+from drivers.priority_semaphore import PrioritySemaphore
 from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import UsageError
@@ -51,7 +51,7 @@ from storage.store import Range, Store
 
 
 @dataclass(frozen=True, eq=False)
-class _Attempt(Waiting):
+class _Attempt(Pending):
     """A try of a query's task."""
 
     query: _Query
@@ -62,7 +62,7 @@ class _Attempt(Waiting):
 class _Together:
     """How attempts share invocations."""
 
-    groups: Groups[_Attempt]
+    groups: BatchQueue[_Attempt]
     invoker: SharedInvoker
 
 
@@ -86,7 +86,7 @@ class _Route:
     paths: Callable[[int], _Paths]  # of a batch
     timeout_s: float
     retry: Retry
-    slots: Slots
+    slots: PrioritySemaphore
     oldest_first: bool
     hedging: LearntHedging | None
     together: _Together | None
@@ -99,7 +99,7 @@ class PushDriver:
     A crop of more than `inline_limit` bytes goes through the store, and so does a stage of which any payload would
     carry more, or any answer more than `answer_limit` (the same, unless given); a task may take `timeout_s`. At most
     `concurrency` invocations are under way at once; those of the oldest query start first, unless `oldest_first` is
-    off. With `hedge`, a task that is later than the others of its stage have been gets a duplicate. With `sharing`,
+    off. With `hedge`, a task that is later than the others of its stage have been gets a duplicate. With `batching`,
     tasks of several queries that wait for the same tile may go as one invocation, and so do tiles of one query where a
     stage has more of them than there are slots; raises UsageError where the invoker knows of no such thing.
     """
@@ -117,24 +117,26 @@ class PushDriver:
         concurrency: int = 1000,
         oldest_first: bool = True,
         hedge: bool = True,
-        sharing: Sharing | None = None,
+        batching: Batching | None = None,
     ) -> None:
         functions = [
             [plan.function(number, tile.function) for tile in stage.tiles] for number, stage in enumerate(plan.stages)
         ]
         limit = inline_limit if answer_limit is None else min(inline_limit, answer_limit)
         paths = functools.cache(lambda batch: _paths(plan, batch, limit))
-        slots, hedging = Slots(concurrency), LearntHedging() if hedge else None
-        together = _together(invoker, sharing, inline_limit) if sharing else None
-        bundles = sharing.bundles if sharing and sharing.bundles else (1,) * len(plan.stages)
+        slots, hedging = PrioritySemaphore(concurrency), LearntHedging() if hedge else None
+        together = _together(invoker, batching, inline_limit) if batching else None
+        bundles = batching.bundles if batching and batching.bundles else (1,) * len(plan.stages)
         self._route = _Route(
             *(plan, functions, invoker, store, inline_limit, paths, timeout_s, retry or Retry(), slots, oldest_first),
             *(hedging, together, bundles),
         )
-        self._under_way = UnderWay(self._route.retry)
+        self._in_flight = InFlight(self._route.retry)
         self._arrivals = itertools.count()
 
-    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float, asker: Asker = NOBODY) -> Answer:
+    async def run(
+        self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
+    ) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
         Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable.
@@ -142,13 +144,13 @@ class PushDriver:
         age = next(self._arrivals) if self._route.oldest_first else 0
         started = asyncio.get_running_loop().time()
         times = started, started + deadline_s
-        return await self._under_way.run(
-            self._under_way.until_answered(lambda: _Query(self._route, crops, batch, times, age, asker))
+        return await self._in_flight.run(
+            self._in_flight.until_answered(lambda: _Query(self._route, crops, batch, times, age, context))
         )
 
     async def close(self) -> None:
         """Cancel the queries that are under way, and wait until what they and others left behind is deleted."""
-        await self._under_way.close()
+        await self._in_flight.close()
 
 
 def _paths(plan: Plan, batch: int, limit: int) -> _Paths:
@@ -162,10 +164,10 @@ def _paths(plan: Plan, batch: int, limit: int) -> _Paths:
     return _Paths(inline, one_slot=stored <= ONE_SLOT)
 
 
-def _together(invoker: Invoker, sharing: Sharing, limit: int) -> _Together:
+def _together(invoker: Invoker, batching: Batching, limit: int) -> _Together:
     if not isinstance(invoker, SharedInvoker):
-        raise UsageError(f"{type(invoker).__name__} cannot run several queries' tasks as one: leave `sharing` out")
-    return _Together(Groups(sharing, limit), invoker)
+        raise UsageError(f"{type(invoker).__name__} cannot run several queries' tasks as one: leave `batching` out")
+    return _Together(BatchQueue(batching, limit), invoker)
 
 
 class _Query:
@@ -178,13 +180,13 @@ class _Query:
         batch: int,
         times: tuple[float, float],
         age: int,
-        asker: Asker,
+        context: RequestContext,
     ) -> None:
         paths = route.paths(batch)
         self._route = route
         self._name = query_id(secrets.token_hex(16), one_slot=paths.one_slot)
         self._age = age
-        self._asker = asker
+        self._asker = context
         self._batch = batch
         self._started, self._deadline = times
         self._ttl = self._deadline - self._started + TTL_MARGIN_S
@@ -192,7 +194,7 @@ class _Query:
         tiles = [stage.grid.tiles for stage in route.plan.stages]
         self._run = Run(tiles, self._deadline, secrets.randbits(32), route.retry, route.hedging)
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._under_way: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
+        self._in_flight: set[asyncio.Task[None]] = set()  # what may still write: invocations, and puts of crops
         self._queued: dict[tuple[int, int, int], asyncio.Task[None]] = {}  # attempts that wait for a slot
         self._timers: list[asyncio.TimerHandle] = []
         self._crops = crops
@@ -201,9 +203,9 @@ class _Query:
         self._counts = StoreCounts()
 
     @property
-    def spent(self) -> Spent:
+    def overheads(self) -> Overheads:
         """What it took so far."""
-        return Spent(self._run.retries, self._run.hedges, 0, self._counts)
+        return Overheads(self._run.retries, self._run.hedges, 0, self._counts)
 
     async def run(self) -> Answer:
         """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
@@ -227,7 +229,7 @@ class _Query:
             stages=self._run.stages,
             outputs=outputs,
             carried=carried,
-            spent=self.spent,
+            overheads=self.overheads,
         )
 
     def _handle(self, event: Event) -> None:
@@ -252,8 +254,8 @@ class _Query:
         return task
 
     def _watch(self, task: asyncio.Task[None]) -> None:
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
 
     def _finish(self, error: Exception | None) -> None:
         for timer in self._timers:
@@ -279,7 +281,7 @@ class _Query:
         members: list[_Attempt] = []
         try:
             first = self._attempt(stage, tile, number)
-            await route.slots.take(self._turn(first, together) if together else self._age)
+            await route.slots.acquire(self._turn(first, together) if together else self._age)
             try:
                 started = self._loop.time()
                 members = together.groups.take(first, started) if together else self._bundle(first)
@@ -288,7 +290,7 @@ class _Query:
                     member.query.set_out(member, carrier)
                 results = await self._results(members)
             finally:
-                route.slots.give()
+                route.slots.release()
             took = self._loop.time() - started
             for member, result in zip(members, results, strict=True):
                 member.query.settle(member, result, took)
@@ -322,7 +324,7 @@ class _Query:
     def _may_share(self, stage: int, tile: int) -> _Together | None:
         """Say how an attempt may share its invocation; one that failed or is late has to go alone."""
         together, known = self._route.together, self._run.stages[stage].tiles[tile]
-        if together is None or stage not in together.groups.sharing.stages or known.failures or known.hedged:
+        if together is None or stage not in together.groups.batching.stages or known.failures or known.hedged:
             return None
         return together
 
@@ -337,7 +339,7 @@ class _Query:
         if not self._route.oldest_first:
             return self._age
         left_s = self._deadline - self._loop.time()
-        return self._age + together.groups.sharing.patience(attempt.task.stage, self._batch, left_s)
+        return self._age + together.groups.batching.max_queue_jumps(attempt.task.stage, self._batch, left_s)
 
     def set_out(self, attempt: _Attempt, carrier: asyncio.Task[None]) -> None:
         """Take an attempt out of the queue: `carrier` runs it, its own asyncio task or another query's."""
@@ -423,7 +425,7 @@ class _Query:
         if not self._inline[last]:
             store = CountingStore(self._route.store)
             asked = [Range(key) for key in keys]
-            values = [*await patiently(lambda: store.get_many(asked), self._route.retry, self._deadline)]
+            values = [*await retry_store(lambda: store.get_many(asked), self._route.retry, self._deadline)]
             self._counts += store.counts
         return [verified(value, key) for value, key in zip(values, keys, strict=True)]
 
@@ -442,13 +444,13 @@ class _Query:
 
         # Said before it is true, so that cleaning up knows of keys whose put fails halfway or is not waited for.
         self._crops = [Crop(crop.dtype, None) if number in large else crop for number, crop in enumerate(self._crops)]
-        await asyncio.shield(self._start(patiently(put, self._route.retry, self._deadline)))
+        await asyncio.shield(self._start(retry_store(put, self._route.retry, self._deadline)))
         self._counts = store.counts
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its last invocation where some are still on their way."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=STRAGGLER_S)
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=STRAGGLER_S)
         keys = [input_key(self._name, number) for number, crop in enumerate(self._crops) if crop.data is None]
         for number, stage in enumerate(self._run.stages):
             if not self._inline[number]:

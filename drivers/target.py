@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import Asker
+from drivers.driver import RequestContext
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Served:
 class Target(Protocol):
     """Answers queries with the whole network, any number at once, on one event loop."""
 
-    async def run(self, batch: NDArray[Any], deadline_s: float, asker: Asker) -> Served | None:
+    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> Served | None:
         """Answer one query, or return None for one that should run through the plan's functions.
 
         `batch` is (N, C, H, W) float32, or (N, H, W, C) uint8 pixels that are to be normalised as the plan says. Raises

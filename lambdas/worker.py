@@ -23,7 +23,7 @@ from serfer.core.checksum import checksum, protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import AlteredPieceError, InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.geometry import Rect
-from serfer.core.keys import NOBODY, input_key, output_key, reply_key
+from serfer.core.keys import NO_QUERY, input_key, output_key, reply_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile, stored_bytes
 from serfer.core.wire import (
     DTYPES,
@@ -184,7 +184,7 @@ class Worker:
         for tile in stage.tiles:
             if tile.function == asked.part:
                 self._sessions.get(stage, tile)
-        self._store.exists([output_key(NOBODY, number, 0) for number in range(len(stages))])
+        self._store.exists([output_key(NO_QUERY, number, 0) for number in range(len(stages))])
         init_ms, self._init_ms = self._init_ms, 0.0
         time.sleep(max(0.0, started + asked.hold_s - time.monotonic()))
         return Warmed(self._environment, init_ms, self._sessions.built)

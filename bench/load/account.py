@@ -47,7 +47,7 @@ class Account:
 
 def reply_of(result: Result) -> Reply:
     """Read what a query ended with."""
-    answer, spent = result.answer, result.answer.spent
+    answer, spent = result.answer, result.answer.overheads
     enough = sum(1 / report.shared for stage in answer.stages for report in stage.reports)
     began = [one.started for tile in answer.stages[0].tiles for one in tile.attempts if one.started is not None]
     account = Account(1, enough, spent.retries, spent.hedges, spent.restarts)

@@ -17,12 +17,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Spent
-from drivers.lifecycle import ONE_SLOT, STRAGGLER_S, UnderWay, delete, patiently
-from drivers.slots import Slots
-from drivers.stepfunctions.executions import CONCURRENCY, KINDS, Client, Executions, Outcome
-from drivers.stepfunctions.outcomes import error_of, stage_runs
+from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Answer, Overheads, RequestContext
+from drivers.lifecycle import ONE_SLOT, STRAGGLER_S, InFlight, delete, retry_store
+from drivers.priority_semaphore import PrioritySemaphore
+from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
 from drivers.stepfunctions.output import parse_output
+from drivers.stepfunctions.result import error_of, stage_runs
 from serfer.core.checksum import protect, verified
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
@@ -85,9 +85,9 @@ class StepFunctionsDriver:
             *(plan, store, self._executions, retry or Retry(), sum(predicted_ms) / _MS_PER_S),
             straggling_s=min(max(predicted_ms) / _MS_PER_S, STRAGGLER_S),
         )
-        self._slots = Slots(concurrency)
+        self._slots = PrioritySemaphore(concurrency)
         self._arrivals = itertools.count()
-        self._under_way = UnderWay(self._route.retry)
+        self._in_flight = InFlight(self._route.retry)
 
     @property
     def polls(self) -> int:
@@ -99,7 +99,7 @@ class StepFunctionsDriver:
         crops: Sequence[Crop],
         batch: int,
         deadline_s: float,
-        asker: Asker = NOBODY,  # noqa: ARG002 - an execution tells of its stages when it has ended
+        context: RequestContext = NO_CONTEXT,  # noqa: ARG002 - an execution tells of its stages when it has ended
     ) -> Answer:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
@@ -108,7 +108,7 @@ class StepFunctionsDriver:
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(started + deadline_s) as limit:
-                return await self._under_way.run(self._in_turn(crops, batch, (started, started + deadline_s)))
+                return await self._in_flight.run(self._in_turn(crops, batch, (started, started + deadline_s)))
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -116,15 +116,15 @@ class StepFunctionsDriver:
 
     async def _in_turn(self, crops: Sequence[Crop], batch: int, times: tuple[float, float]) -> Answer:
         """Run a query when it is its turn."""
-        await self._slots.take(next(self._arrivals))
+        await self._slots.acquire(next(self._arrivals))
         try:
-            return await self._under_way.until_answered(lambda: _Query(self._route, crops, batch, times))
+            return await self._in_flight.until_answered(lambda: _Query(self._route, crops, batch, times))
         finally:
-            self._slots.give()
+            self._slots.release()
 
     async def close(self) -> None:
         """Stop the queries that are under way, and wait until what they and others left behind is deleted."""
-        await self._under_way.close()
+        await self._in_flight.close()
         self._executions.close()
 
 
@@ -140,15 +140,15 @@ class _Query:
         self._batch = batch
         self._started, self._deadline = times
         self._name = query_id(secrets.token_hex(16), one_slot=stored <= ONE_SLOT)
-        self._under_way: set[asyncio.Task[Any]] = set()  # what may still write
+        self._in_flight: set[asyncio.Task[Any]] = set()  # what may still write
         self._left_s = route.straggling_s  # until nothing is written any more
         self._cleaned = False
         self.counts = StoreCounts()
 
     @property
-    def spent(self) -> Spent:
+    def overheads(self) -> Overheads:
         """What it took so far, as far as the driver knows."""
-        return Spent(counts=self.counts)
+        return Overheads(counts=self.counts)
 
     async def run(self) -> Answer:
         """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
@@ -166,7 +166,9 @@ class _Query:
         stages = stage_runs(output, outcome, (self._started, ended))
         retries = sum(entry.retries for entries in output.stages for entry in entries)
         carried = [0] * len(stages)
-        return Answer(self._name, self._started, ended, stages, outputs, carried, Spent(retries, counts=self.counts))
+        return Answer(
+            self._name, self._started, ended, stages, outputs, carried, Overheads(retries, counts=self.counts)
+        )
 
     async def _execute(self) -> Outcome:
         """Have an execution run; whoever gives up waiting has it stopped."""
@@ -183,8 +185,8 @@ class _Query:
     def _start(self, work: Coroutine[Any, Any, _Value]) -> asyncio.Task[_Value]:
         """Start what a query's end waits for before it deletes the query's keys."""
         task = asyncio.get_running_loop().create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
         return task
 
@@ -196,7 +198,7 @@ class _Query:
                 key = input_key(self._name, number)
                 store.put(key, protect(crop.data or b"", key), self._deadline - self._started + TTL_MARGIN_S)
 
-        await asyncio.shield(self._start(patiently(put, self._route.retry, self._deadline)))
+        await asyncio.shield(self._start(retry_store(put, self._route.retry, self._deadline)))
         self.counts += store.counts
 
     async def _outputs(self) -> list[Buffer]:
@@ -204,7 +206,7 @@ class _Query:
         store = CountingStore(self._route.store)
         keys = self._answer_keys()
         asked = [Range(key) for key in keys]
-        values = await patiently(lambda: store.get_many(asked), self._route.retry, self._deadline)
+        values = await retry_store(lambda: store.get_many(asked), self._route.retry, self._deadline)
         self.counts += store.counts
         return [verified(value, key) for value, key in zip(values, keys, strict=True)]
 
@@ -222,8 +224,8 @@ class _Query:
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its tasks have ended where some may still be on their way."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=STRAGGLER_S)
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=STRAGGLER_S)
         if self._left_s:
             await asyncio.sleep(self._left_s)
         await delete(self._route.store, self._keys(), self._route.retry)

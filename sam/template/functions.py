@@ -137,7 +137,7 @@ def _machine(plan: Plan, options: Options) -> Part:
 
 
 def _running(digest: str, options: Options) -> list[Part]:
-    """Return what a driver does with a plan's state machine (drivers/stepfunctions/executions.py)."""
+    """Return what a driver does with a plan's state machine (drivers/stepfunctions/client.py)."""
     machine = {"Ref": machine_id(digest)}
     if options.engine == "stepfunctions-express":
         return [allow(f"Machine{digest}", "states:StartSyncExecution", machine)]

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from drivers.driver import Asker
+from drivers.driver import RequestContext
 from serfer.api.http.problems import Problem, problem_of, problem_response
 from serfer.api.service import Question
 
@@ -42,9 +42,9 @@ class Once:
 def question_of(request: Request, model: str, allowed_s: float) -> Question:
     """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
     state = request.state
-    asker = Asker(getattr(state, "request_id", ""))
+    context = RequestContext(getattr(state, "request_id", ""))
     state.deadline = arrival(request) + allowed_s
-    return Question(model, state.deadline, allowed_s, asker, client_of(request))
+    return Question(model, state.deadline, allowed_s, context, client_of(request))
 
 
 def arrival(request: Request) -> float:

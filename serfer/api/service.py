@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from drivers.driver import Asker
+from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded, Decoders
 from serfer.api.http.problems import Problem
@@ -48,7 +48,7 @@ class Question:
     model: str
     deadline: float
     allowed_s: float
-    asker: Asker
+    context: RequestContext
     client: str = ""
 
     @property
@@ -161,7 +161,7 @@ class Service:
         pipeline = self.pipelines[question.model]
 
         def begin(left_s: float) -> Future[Result]:
-            return pipeline.submit(batch, deadline_s=left_s, asker=question.asker)
+            return pipeline.submit(batch, deadline_s=left_s, context=question.context)
 
         return await self._observed(question, self._in_turn(question, begin))
 
@@ -199,7 +199,7 @@ class Service:
                 top_k=top_k,
                 deadline_s=left_s,
                 decoded_s=decoded.busy_s,
-                asker=question.asker,
+                context=question.context,
                 key=key,
             )
 

@@ -14,7 +14,7 @@ import re
 from serfer.core.errors import InputError
 
 INPUT_STAGE = -1
-NOBODY = "0" * 32
+NO_QUERY = "0" * 32
 """A query that never was: whoever only wants to reach a store asks for its keys."""
 _QUERY = re.compile(r"[0-9a-f]{32}|\{[0-9a-f]{32}\}")
 _OUTPUT = re.compile(rf"serfer:(?:{_QUERY.pattern}):(-1|[0-9]{{1,9}}):[0-9]{{1,9}}", re.ASCII)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import aiohttp
 from numpy.typing import NDArray
 
-from drivers.driver import Asker
+from drivers.driver import RequestContext
 from drivers.instance import InstanceClient, open_http
 from drivers.target import Served
 from serfer.control.policies import DEFAULT, POLICIES, make_policy
@@ -122,9 +122,9 @@ class RunningPool:
         self._http = http
         self._registry = registry
 
-    async def run(self, batch: NDArray[Any], deadline_s: float, asker: Asker) -> Served | None:
+    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> Served | None:
         """Answer a query as `Pool.run` does."""
-        return await self.pool.run(batch, deadline_s, asker)
+        return await self.pool.run(batch, deadline_s, context)
 
     async def close(self) -> None:
         """End the controller, and let go of the instances."""

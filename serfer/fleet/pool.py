@@ -19,7 +19,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from drivers.driver import NOBODY, Answer, Asker, Driver
+from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from drivers.instance import Fault, FaultKind, InstanceClient
 from drivers.open_inference import Inferred
 from drivers.target import Served
@@ -34,7 +34,7 @@ _LEAST_S = 1.0  # and is given this long where the objective is short
 _SOON_S = 1.0  # when room on Lambda is looked for again
 _LONGEST_S = 60.0
 _MS_PER_S = 1000.0
-_SILENT = (FaultKind.UNREACHABLE, FaultKind.HUNG)
+_SILENT = (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Pool:
         self._paid_usd = 0.0
         self._hour = HourSum()
 
-    async def run(self, batch: NDArray[Any], deadline_s: float, asker: Asker = NOBODY) -> Served | None:
+    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext = NO_CONTEXT) -> Served | None:
         """Answer a query, or return None where it should run through the plan's functions.
 
         Raises CeilingError where the hour's dollars are spent, OverloadedError where no target has room, DeadlineError.
@@ -107,7 +107,7 @@ class Pool:
         if decision.targets[0] == SERVERLESS:
             self._pay(images)
             return None
-        query = _Query(batch, deadline, asker.request, SERVERLESS in decision.targets)
+        query = _Query(batch, deadline, context.request, SERVERLESS in decision.targets)
         return await self._ask_in_turn(decision.targets[0], query)
 
     def counted(self, driver: Driver) -> Driver:
@@ -220,8 +220,8 @@ class Pool:
             place.heard = self._clock()
         # One query's short deadline says nothing about an instance that answers others.
         hangs = max(patience_s, self._clock() - place.heard) >= self._hangs_s
-        gone = fault.kind is FaultKind.UNREACHABLE or (fault.kind is FaultKind.HUNG and hangs)
-        if (gone and not place.down) or fault.kind is FaultKind.WRONG:
+        gone = fault.kind is FaultKind.UNREACHABLE or (fault.kind is FaultKind.NO_RESPONSE and hangs)
+        if (gone and not place.down) or fault.kind is FaultKind.INVALID:
             tell(logging.WARNING, "instance failed", instance=place.name, fault=fault.kind.value, message=fault.message)
         place.down = place.down or gone
 
@@ -255,10 +255,12 @@ class _Counted:
         self._driver = driver
         self._count = count
 
-    async def run(self, crops: Sequence[Crop], batch: int, deadline_s: float, asker: Asker = NOBODY) -> Answer:
+    async def run(
+        self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
+    ) -> Answer:
         self._count(1)
         try:
-            return await self._driver.run(crops, batch, deadline_s, asker)
+            return await self._driver.run(crops, batch, deadline_s, context)
         finally:
             self._count(-1)
 

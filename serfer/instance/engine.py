@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import Asker
+from drivers.driver import RequestContext
 from drivers.target import Served
 from serfer.control.dispatch import Batching, Pace, Waiting, choose, promise
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
@@ -82,7 +82,7 @@ class Engine:
         """How many images wait to be computed."""
         return self._preparing + sum(entry.query.images for entry in self._queue)
 
-    async def run(self, batch: NDArray[Any], deadline_s: float, asker: Asker) -> Served:  # noqa: ARG002 - a Target's
+    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> Served:  # noqa: ARG002 - a Target's
         """Answer one query; see Target.
 
         Raises OverloadedError where it cannot be answered in `deadline_s` behind the others, DeadlineError where it was

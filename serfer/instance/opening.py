@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drivers.driver import NOBODY
+from drivers.driver import NO_CONTEXT
 from serfer.control.dispatch import Batching, Pace
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.plan import Plan
@@ -114,7 +114,7 @@ class EngineProbe(Probe):
     async def _try(self) -> str:
         image = np.zeros((1, self._shape.channels, self._shape.height, self._shape.width), np.float32)
         try:
-            await self._engine.run(image, _TRIAL_S, NOBODY)
+            await self._engine.run(image, _TRIAL_S, NO_CONTEXT)
         except SerferError as error:
             return str(error)
         return ""

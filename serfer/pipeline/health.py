@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serfer.core.errors import SerferError
-from serfer.core.keys import NOBODY, input_key, output_key
+from serfer.core.keys import NO_QUERY, input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import Warmed, WarmUp
@@ -87,7 +87,7 @@ class Probe:
 
 def probes(plan: Plan) -> list[str]:
     """Return keys that nobody has, of every store that the plan uses."""
-    return [input_key(NOBODY, 0), *(output_key(NOBODY, number, 0) for number in range(len(plan.stages)))]
+    return [input_key(NO_QUERY, 0), *(output_key(NO_QUERY, number, 0) for number in range(len(plan.stages)))]
 
 
 def _functions(plan: Plan) -> Sequence[tuple[tuple[int, int], str]]:

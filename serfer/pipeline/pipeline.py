@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import NOBODY, TTL_MARGIN_S, Answer, Asker, Driver, Spent
+from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Answer, Driver, Overheads, RequestContext
 from drivers.target import Served, Target
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.counts import StoreCounts
@@ -69,7 +69,7 @@ class _Asked:
     split: tuple[float, float]
     deadline_s: float
     key: str | None
-    asker: Asker
+    context: RequestContext
 
     @property
     def batch(self) -> int:
@@ -147,7 +147,7 @@ class Pipeline:
         batch: Any,  # noqa: ANN401 - as run's
         *,
         deadline_s: float = DEADLINE_S,
-        asker: Asker = NOBODY,
+        context: RequestContext = NO_CONTEXT,
     ) -> Future[Result]:
         """Start a query of what `run` takes and return its result to come, so that any number may be under way.
 
@@ -167,7 +167,7 @@ class Pipeline:
         found = self._found(key, len(array), (), 0, started)
         if found is not None:
             return _ready(found)
-        asked = _Asked(array, crops, (), 0, (started, _now()), deadline_s, key, asker)
+        asked = _Asked(array, crops, (), 0, (started, _now()), deadline_s, key, context)
         return self._loop.submit(self._answer(asked))
 
     def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
@@ -253,7 +253,7 @@ class Pipeline:
         names: Sequence[str] | None = None,
         top_k: int = 5,
         deadline_s: float = DEADLINE_S,
-        asker: Asker = NOBODY,
+        context: RequestContext = NO_CONTEXT,
     ) -> Future[Result]:
         """Decode what `classify` takes, in this thread, and return the result to come, as `submit` does.
 
@@ -277,7 +277,9 @@ class Pipeline:
                 f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
             )
         left_s = deadline_s - decoded_s
-        return self.ask_pixels(pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, asker=asker, key=key)
+        return self.ask_pixels(
+            pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, context=context, key=key
+        )
 
     @property
     def keeps_answers(self) -> bool:
@@ -302,7 +304,7 @@ class Pipeline:
         top_k: int,
         deadline_s: float,
         decoded_s: float,
-        asker: Asker = NOBODY,
+        context: RequestContext = NO_CONTEXT,
         key: str | None = None,
     ) -> Future[Result]:
         """Classify images that are decoded, as `pixels` returns them, and return the result to come.
@@ -312,7 +314,7 @@ class Pipeline:
         self._check(deadline_s)
         started = _now() - decoded_s
         crops = self._cut_now(pixels)
-        asked = _Asked(pixels, crops, names, top_k, (started, _now()), deadline_s, key, asker)
+        asked = _Asked(pixels, crops, names, top_k, (started, _now()), deadline_s, key, context)
         return self._loop.submit(self._answer(asked))
 
     def check_images(self, images: Sequence[Image], names: Sequence[str] | None, top_k: int) -> None:
@@ -335,7 +337,7 @@ class Pipeline:
             return None
         counts = StoreCounts(bytes_get=logits.nbytes, gets=1)
         now = _now()
-        answer = Answer("", started, now, (), (), (), Spent(counts=counts))
+        answer = Answer("", started, now, (), (), (), Overheads(counts=counts))
         images = self._images(names, logits, top_k)
         report = cached_report(self.plan, images, now - started, counts)
         result = self._last = Result(logits, report, 0, answer, (started, started), now)
@@ -350,7 +352,7 @@ class Pipeline:
     async def _answer(self, asked: _Asked) -> Result:
         started, served = _now(), None
         if self._target is not None:
-            served = await self._target.run(asked.array, asked.deadline_s, asked.asker)
+            served = await self._target.run(asked.array, asked.deadline_s, asked.context)
         if served is None:
             result = await self._by_functions(asked, started + asked.deadline_s)
         else:
@@ -370,7 +372,7 @@ class Pipeline:
             left_s = deadline - _now()
             if left_s <= 0:
                 raise DeadlineError("no answer by the deadline: it passed before the query could begin")
-        answer = await self._driver.run(crops, asked.batch, left_s, asked.asker)
+        answer = await self._driver.run(crops, asked.batch, left_s, asked.context)
         columns = [np.frombuffer(output, dtype="<f4").reshape(asked.batch, -1) for output in answer.outputs]
         logits = np.concatenate(columns, axis=1)
         images = self._images(asked.names, _finite(logits), asked.top_k)
@@ -388,7 +390,7 @@ class Pipeline:
         images = self._images(asked.names, _finite(served.logits), asked.top_k)
         answered = _now()
         report = gpu_report(self.plan, images, answered - asked.split[0], served.cost_usd)
-        answer = Answer("", started, answered, (), (), (), Spent())
+        answer = Answer("", started, answered, (), (), (), Overheads())
         return Result(served.logits, report, 0, answer, asked.split, answered, served)
 
     def _images(self, names: Sequence[str], logits: Logits, top_k: int) -> list[ImageAnswer]:

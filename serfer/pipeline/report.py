@@ -38,10 +38,10 @@ def make_report(
         stages=tuple(
             _stage_report(number, stage, run, answer.carried[number]) for number, (stage, run) in enumerate(pairs)
         ),
-        store=sum((report.counts for report in reports), answer.spent.counts),
-        retries=answer.spent.retries,
-        hedges=answer.spent.hedges,
-        restarts=answer.spent.restarts,
+        store=sum((report.counts for report in reports), answer.overheads.counts),
+        retries=answer.overheads.retries,
+        hedges=answer.overheads.hedges,
+        restarts=answer.overheads.restarts,
     )
 
 

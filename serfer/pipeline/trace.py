@@ -128,13 +128,13 @@ class _Spans:
             return self._span(_text(query.name), "query", query.asked, query.answered, {"from": query.target})
         first, last = answer.stages[0], answer.stages[-1]
         parts = [self._span("split", "split", query.asked, query.cut)]
-        if answer.spent.counts.puts:
+        if answer.overheads.counts.puts:
             parts.append(self._span("store crops", "split", answer.started, first.started))
         for number, (stage, run) in enumerate(zip(self.plan.stages, answer.stages, strict=True)):
             args = {"grid": str(stage.grid), "tasks": stage.grid.tiles, "memory_mb": stage.memory_mb}
             parts.append(self._span(f"stage-{number}", "stage", run.started, _end(run, answer), args))
         parts.append(self._span("merge", "merge", _end(last, answer), query.answered))
-        args = {"query": answer.query, "retries": answer.spent.retries, "hedges": answer.spent.hedges}
+        args = {"query": answer.query, "retries": answer.overheads.retries, "hedges": answer.overheads.hedges}
         return self._span(_text(query.name), "query", query.asked, query.answered, args, parts)
 
     def _attempt(self, stage: int, tile: int, run: TileRun, attempt: Attempt) -> Iterator[tuple[Row, Span]]:

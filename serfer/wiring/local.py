@@ -18,7 +18,7 @@ from botocore.credentials import Credentials
 
 from drivers.lambda_http import LambdaInvoker
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
-from drivers.stepfunctions.executions import Client, connect
+from drivers.stepfunctions.client import Client, connect
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.sigv4 import Access

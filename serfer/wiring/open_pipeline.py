@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivers.batching import plan_batching
 from drivers.driver import Driver
 from drivers.inprocess import InProcessInvoker
 from drivers.lambda_http import LambdaInvoker
-from drivers.lifecycle import patiently
+from drivers.lifecycle import retry_store
 from drivers.poll import PollInvoker
 from drivers.push import PushDriver
-from drivers.sharing import plan_sharing
+from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
-from drivers.stepfunctions.executions import connect
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import CACHE, INLINE, Plan
@@ -71,7 +71,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     (docs/reference/engines.md).
 
     `inline` is "planned" (what the plan says rides along does), "always" (whatever payloads can carry) or "never". With
-    `share`, queries that wait for the same tile of a fully connected stage may be one invocation (drivers/sharing.py);
+    `share`, queries that wait for the same tile of a fully connected stage may be one invocation (drivers/batching.py);
     with `hedge`, a task that is late gets a duplicate. Answers are kept, and given again to the same question, for
     `cache_s` seconds. `routing` sends queries to a pool of instances too (docs/how-to/routing.md). `faults` are what
     the local Lambda service does wrong on purpose.
@@ -141,7 +141,7 @@ async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
         url = choices.store or _default_store(choices.workers, parts)
         store = parts.enter_context(open_routed(plan, url, choices.objects))
         # A store that cannot be used is told of now, not by every query.
-        await patiently(lambda: store.exists(probes(plan)), _OPENING, math.inf)
+        await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
         invoker: InProcessInvoker | LambdaInvoker
         service, running = None, None
         if choices.workers == "inprocess":
@@ -197,7 +197,7 @@ def _driver(
         retry=Retry(throttled_attempts=opening.settings.throttled_attempts),
         concurrency=concurrency,
         hedge=choices.hedge,
-        sharing=plan_sharing(plan, facts.memory_per_vcpu, concurrency) if shares else None,
+        batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
     )
     parts.push_async_callback(tasks.close)
     parts.push_async_callback(driver.close)

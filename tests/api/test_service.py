@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from drivers.driver import Asker
+from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded
 from serfer.api.decoding.fair_slots import FairSlots
@@ -32,10 +32,10 @@ class Pipeline:
     def check_images(self, images, _names, _top_k):
         assert images
 
-    def ask_pixels(self, _pixels, _names, *, deadline_s, asker, **_):
+    def ask_pixels(self, _pixels, _names, *, deadline_s, context, **_):
         assert self.may_begin.wait(60)
         future = Future()
-        self.begun.append((future, deadline_s, asker))
+        self.begun.append((future, deadline_s, context))
         return future
 
     def health(self, *, start=False):
@@ -63,7 +63,7 @@ class NoDecoders:
 
 
 def question(deadline_s=60.0):
-    return Question("m", time.monotonic() + deadline_s, deadline_s, Asker("request-1"))
+    return Question("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"))
 
 
 async def until(condition):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.sharing import plan_sharing
+from drivers.batching import plan_batching
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import TASK_SECONDS, Platform, StageLoad, task_seconds
 from serfer.core.costs.operator_costs import Kind, Work, shipped_profiles
@@ -49,8 +49,8 @@ def test_every_prediction_is_what_so_many_threads_take_of_the_granted_time(memor
     heavy = replace(last.functions[0].weights, bytes=1 << 20)
     functions = (replace(last.functions[0], weights=heavy),)
     last = replace(last, tiles=(tile,), memory_mb=memory, functions=functions)
-    sharing = plan_sharing(replace(small_plan(), stages=(first, last)), PER_VCPU, concurrency=1)
-    assert sharing.stages[1].image_s == pytest.approx(expected)
+    batching = plan_batching(replace(small_plan(), stages=(first, last)), PER_VCPU, concurrency=1)
+    assert batching.stages[1].image_s == pytest.approx(expected)
 
 
 @given(MEMORY, MEMORY, SECONDS, SECONDS)

@@ -216,10 +216,10 @@ def test_a_connection_that_was_closed_meanwhile_is_no_fault(plan):
         (429, FaultKind.REFUSED),
         (503, FaultKind.REFUSED),
         (504, FaultKind.LATE),
-        (400, FaultKind.WRONG),
-        (401, FaultKind.WRONG),
-        (302, FaultKind.WRONG),
-        (500, FaultKind.WRONG),
+        (400, FaultKind.INVALID),
+        (401, FaultKind.INVALID),
+        (302, FaultKind.INVALID),
+        (500, FaultKind.INVALID),
     ],
 )
 def test_a_refusal_is_told_from_what_is_wrong(plan, status, kind):
@@ -251,7 +251,7 @@ def test_a_refusal_is_told_from_what_is_wrong(plan, status, kind):
 )
 def test_an_answer_that_is_none_is_wrong(plan, said):
     found, _ = ask_canned({INFERS: said}, plan)
-    assert found.kind is FaultKind.WRONG, found
+    assert found.kind is FaultKind.INVALID, found
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_an_answer_that_is_none_is_wrong(plan, said):
 )
 def test_a_model_that_does_not_suit_the_plan_is_wrong_and_asked_about_again(plan, about):
     found, server = ask_canned({ABOUT: about, INFERS: inferred(LOGITS)}, plan, times=2)
-    assert found.kind is FaultKind.WRONG
+    assert found.kind is FaultKind.INVALID
     assert [what for what, *_ in server.requests].count(ABOUT) == 2
 
 
@@ -297,7 +297,7 @@ def unused_tcp_port_():
 
 def test_an_instance_that_says_nothing_is_given_up(plan):
     found, _ = ask_canned({INFERS: None}, plan, patience_s=0.2)
-    assert found.kind is FaultKind.HUNG
+    assert found.kind is FaultKind.NO_RESPONSE
 
 
 def test_readiness_is_what_the_server_says(url, plan):
@@ -318,7 +318,7 @@ def test_an_instance_with_keys_is_asked_with_one(directory, plan, tmp_path):
         keys = KeyRing(tmp_path / "keys", lambda: 0.0)
         with running(make_app(service, Settings(), keys)) as guarded:
             assert isinstance(ask(guarded, plan, key=key), Inferred)
-            assert ask(guarded, plan).kind is FaultKind.WRONG
+            assert ask(guarded, plan).kind is FaultKind.INVALID
 
 
 def test_a_request_says_how_large_it_is():

@@ -199,7 +199,7 @@ class TestAWholeQuery:
             return None
 
         answer, _ = self.ask(store, script)
-        assert answer.spent.retries == 1
+        assert answer.overheads.retries == 1
         assert store.keys == set()
 
     def test_a_task_that_fails_for_good_ends_it(self, store):

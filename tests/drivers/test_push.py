@@ -165,7 +165,7 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     assert workers.crops == CROPS
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
     assert answer.carried == [40, 0, 0]
-    assert (answer.spent.retries, answer.spent.counts) == (0, StoreCounts())
+    assert (answer.overheads.retries, answer.overheads.counts) == (0, StoreCounts())
     assert len(store.ever) == 6
     assert store.keys == set()
 
@@ -213,7 +213,7 @@ def test_a_stage_waits_for_all_tiles_of_the_one_before(store):
 def test_a_task_that_fails_once_is_tried_again(store, kind):
     workers = Workers(store, failing(kind, 1))
     answer = ask(workers, store)
-    assert answer.spent.retries == 1
+    assert answer.overheads.retries == 1
     assert workers.tasks.count((1, 0)) == 2
     assert store.keys == set()
 
@@ -243,7 +243,7 @@ def test_a_task_that_fails_for_good_ends_the_query_and_leaves_nothing(store, kin
 
 def test_throttling_is_waited_out_where_failures_would_not_be(store):
     workers = Workers(store, failing(FailureKind.THROTTLED, 5))
-    assert ask(workers, store).spent.retries == 5
+    assert ask(workers, store).overheads.retries == 5
 
 
 def test_the_deadline_ends_a_query_whose_task_hangs(store):
@@ -342,7 +342,7 @@ def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
     answer = ask(workers, store, crops=crops, inline_limit=100)
     assert [crop.data for crop in sorted(workers.crops, key=lambda crop: crop.data is None)][-1] is None
     assert [seen[tile] for tile in range(4)] == [crop.data for crop in crops]
-    assert answer.spent.counts == StoreCounts(bytes_put=204, puts=1)
+    assert answer.overheads.counts == StoreCounts(bytes_put=204, puts=1)
     assert answer.carried == [12, 0, 0]
     assert store.keys == set()
 
@@ -404,7 +404,7 @@ def test_a_plan_of_one_stage_leaves_the_store_alone():
         def delete(self, keys):
             raise AssertionError(keys)
 
-    assert ask(Workers(MemoryStore(), tiles=(1,)), Untouchable(), crops=CROPS[:1], tiles=(1,)).spent.retries == 0
+    assert ask(Workers(MemoryStore(), tiles=(1,)), Untouchable(), crops=CROPS[:1], tiles=(1,)).overheads.retries == 0
 
 
 class TestInline:
@@ -462,12 +462,12 @@ class TestInline:
     def test_an_answer_that_is_too_large_is_read_from_the_store(self, store):
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
         assert [len(output) for output in answer.outputs] == [32 * 32] * 3
-        assert answer.spent.counts == StoreCounts(bytes_get=3 * (32 * 32 + 4), gets=3)
+        assert answer.overheads.counts == StoreCounts(bytes_get=3 * (32 * 32 + 4), gets=3)
         assert store.keys == set()
 
     def test_a_task_that_is_tried_again_is_the_same_task(self, store):
         workers = Workers(store, failing(FailureKind.TIMED_OUT, 2))
-        assert ask(workers, store, inline={0, 1}).spent.retries == 2
+        assert ask(workers, store, inline={0, 1}).overheads.retries == 2
         tried = [task for task in workers.sent if (task.stage, task.tile) == (1, 0)]
         assert len(tried) == 3
         assert all(task is tried[0] for task in tried)
@@ -531,7 +531,7 @@ def test_many_queries_at_once_keep_apart(store):
     answers = asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
     assert len({answer.query for answer in answers}) == 60
     assert all(bytes(answer.outputs[0]).startswith(answer.query[:24].encode()) for answer in answers)
-    assert {answer.spent.retries for answer in answers} == {0, 3}
+    assert {answer.overheads.retries for answer in answers} == {0, 3}
     assert store.keys == set()
 
 
@@ -614,9 +614,9 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
         workers = Workers(store, script)
         pushing = driver(workers, store)
         for _ in range(20):
-            assert (await pushing.run(CROPS, 1, PATIENCE)).spent.hedges == 0
+            assert (await pushing.run(CROPS, 1, PATIENCE)).overheads.hedges == 0
         answer = await pushing.run(CROPS, 1, PATIENCE)
-        assert (answer.spent.hedges, answer.spent.retries) == (1, 0)
+        assert (answer.overheads.hedges, answer.overheads.retries) == (1, 0)
         assert answer.ended - answer.started < PATIENCE / 10
         await pushing.close()
         assert store.keys == set()
@@ -666,7 +666,7 @@ class TestLostPieces:
         workers = Workers(store, self.losing(2, error=error))
         answer = ask(workers, store)
         assert answer.outputs == [written(workers.sent[-1])]
-        assert (answer.spent.restarts, answer.spent.retries) == (2, 0)
+        assert (answer.overheads.restarts, answer.overheads.retries) == (2, 0)
         assert len({task.query for task in workers.sent}) == 3
         assert store.keys == set()
 
@@ -687,7 +687,7 @@ class TestLostPieces:
         workers = Workers(store, script)
         answer = ask(workers, store, batch=batch)
         assert answer.outputs == [written(workers.sent[-1])]
-        assert (len(altered), answer.spent.restarts) == (1, 1)
+        assert (len(altered), answer.overheads.restarts) == (1, 1)
         assert store.keys == set()
 
     def test_an_answer_that_is_gone_before_it_is_read_is_made_again(self):
@@ -703,7 +703,7 @@ class TestLostPieces:
         store = Forgetful()
         answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
         assert [len(output) for output in answer.outputs] == [32 * 32] * 3
-        assert answer.spent.restarts == 1
+        assert answer.overheads.restarts == 1
         assert store.keys == set()
 
     def test_a_store_that_loses_everything_is_told_of(self, store):
@@ -720,7 +720,7 @@ class TestLostPieces:
             return await failed(task, number) or await lost(task, number)
 
         answer = ask(Workers(store, script), store)
-        assert (answer.spent.restarts, answer.spent.retries) == (1, 1)
+        assert (answer.overheads.restarts, answer.overheads.retries) == (1, 1)
 
 
 class TestStoreThatComesBack:
@@ -748,7 +748,7 @@ class TestStoreThatComesBack:
     def test_crops_are_put_again(self):
         store = self.Shaky(3)
         answer = ask(Workers(store), store, crops=[Crop("float32", b"x" * 200)] * 4, inline_limit=100)
-        assert answer.spent.counts.puts == 4
+        assert answer.overheads.counts.puts == 4
         assert store.left < 0
         assert store.keys == set()
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from drivers.sharing import Sharing
+from drivers.batching import Batching
 from serfer.core.run import Failure, FailureKind
 from tests.drivers.test_push import CROPS, PATIENCE, TILES, WatchedStore, Workers, driver, failing, written
 
@@ -37,8 +37,8 @@ def store():
 
 def ask(workers, store, bundles, queries=1, **settings):
     async def main():
-        sharing = Sharing({}, 1, passing_s=0.0, bundles=bundles)
-        pushing = driver(workers, store, concurrency=2, sharing=sharing, **settings)
+        batching = Batching({}, 1, passing_s=0.0, bundles=bundles)
+        pushing = driver(workers, store, concurrency=2, batching=batching, **settings)
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(queries)))
         await pushing.close()
         return answers
@@ -77,7 +77,7 @@ def test_every_query_of_a_burst_is_answered_and_no_slot_is_lost(store):
 def test_a_tile_that_fails_is_tried_again_alone(store):
     workers = Bundles(store, failing(FailureKind.FAILED_IN_CODE, 1, stage=0, tile=1))
     [answer] = ask(workers, store, (2, 1, 1))
-    assert answer.spent.retries == 1
+    assert answer.overheads.retries == 1
     assert [(0, 1)] in workers.together
 
 
@@ -92,7 +92,7 @@ def test_when_the_invocation_fails_each_of_its_tiles_is_tried_again_alone(store)
 
     workers = Bundles(store, fail=once)
     [answer] = ask(workers, store, (2, 1, 1))
-    assert answer.spent.retries == 2
+    assert answer.overheads.retries == 2
     assert [[(task.stage, task.tile)] for task in failed if [(task.stage, task.tile)] in workers.together] == [
         [(0, 0)],
         [(0, 1)],

@@ -12,8 +12,8 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
+from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
-from drivers.stepfunctions.executions import connect
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.costs.aws import shipped_aws
@@ -182,8 +182,8 @@ def test_a_query_is_answered_from_the_store_and_leaves_nothing(store, kind):
     assert answer.query == service.queries[0]
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
     assert answer.carried == [0, 0, 0]
-    assert answer.spent.counts == StoreCounts(bytes_put=40 + 4 * 4, bytes_get=2 + 2 * 4, puts=4, gets=2)
-    assert (answer.spent.retries, answer.spent.hedges, answer.spent.restarts) == (0, 0, 0)
+    assert answer.overheads.counts == StoreCounts(bytes_put=40 + 4 * 4, bytes_get=2 + 2 * 4, puts=4, gets=2)
+    assert (answer.overheads.retries, answer.overheads.hedges, answer.overheads.restarts) == (0, 0, 0)
     assert len(store.ever) == 4 + sum(TILES)
     assert store.keys == set()
 
@@ -203,7 +203,7 @@ def test_times_lie_within_the_query_one_stage_after_the_other(store, kind):
 
 def test_what_a_state_machine_tells_makes_a_report_and_a_trace(store):
     answer = ask(Service(store, {(1, 2): ["ValueError", "ValueError"]}), store)
-    assert answer.spent.retries == 2
+    assert answer.overheads.retries == 2
     [*failed, last] = answer.stages[1].tiles[2].attempts
     assert [type(attempt.result) for attempt in failed] == [Failure, Failure]
     assert last.result == answer.stages[1].tiles[2].report
@@ -250,8 +250,8 @@ def test_a_query_whose_pieces_are_lost_begins_anew_under_another_name(store, kin
     service = Service(store, {(1, 0): ["MissingKeyError"], (2, 1): [None, "MissingKeyError"]})
     answer = ask(service, store, kind)
     assert answer.outputs == [b"0", b"1"]
-    assert answer.spent.restarts == 1
-    assert answer.spent.counts.puts == 8
+    assert answer.overheads.restarts == 1
+    assert answer.overheads.counts.puts == 8
     assert len(set(service.queries)) == 2
     assert store.keys == set()
 

@@ -11,8 +11,8 @@ from botocore.credentials import Credentials
 from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
 from drivers.stepfunctions.asl import compile_plan, local_functions
+from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
-from drivers.stepfunctions.executions import connect
 from serfer.core.errors import TaskFailedError
 from serfer.core.exactness import difference
 from serfer.core.run import Retry
@@ -29,7 +29,7 @@ from storage import open_store
 from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import batch, split_small
 
-NOBODY = Credentials("local", "local")
+CREDENTIALS = Credentials("local", "local")
 FLAKY = Path(__file__).with_name("flaky")
 RETRY = Retry(attempts=2)
 
@@ -116,7 +116,7 @@ def ask(stack, machines, redis):
 
     def asked(kind, images):
         machine = machines[kind]
-        client = connect(REGION, endpoint=machine.endpoint, credentials=NOBODY)
+        client = connect(REGION, endpoint=machine.endpoint, credentials=CREDENTIALS)
         with open_store(redis) as store:
             return stack.ask(StepFunctionsDriver(stack.plan, store, client, machine.arn, kind=kind), images)
 
@@ -183,7 +183,7 @@ def test_more_tiles_than_a_map_runs_side_by_side(tmp_path, settings, redis):
     stack = Stack(directory, settings, redis, tmp_path / "failures")
     try:
         with stack.machine("standard") as machine, open_store(redis) as store:
-            client = connect(REGION, endpoint=machine.endpoint, credentials=NOBODY)
+            client = connect(REGION, endpoint=machine.endpoint, credentials=CREDENTIALS)
             driver = StepFunctionsDriver(stack.plan, store, client, machine.arn, kind="standard")
             logits, answer = stack.ask(driver, batch())
     finally:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import serfer
-from drivers.driver import NOBODY
+from drivers.driver import NO_CONTEXT
 from drivers.target import Served
 from serfer.api.observability.timeline import served_report
 from serfer.api.service import Answered
@@ -33,8 +33,8 @@ class Whole:
         self.asked = []
         self.closed = 0
 
-    async def run(self, array, deadline_s, asker):
-        self.asked.append((array, deadline_s, asker))
+    async def run(self, array, deadline_s, context):
+        self.asked.append((array, deadline_s, context))
         await asyncio.sleep(self.slow_s)
         return Served(self._run(array), "one", 3, 1.5, 2e-6) if self.takes else None
 
@@ -71,9 +71,9 @@ def test_an_instance_answers_with_no_stages_and_its_own_price(open_with, plan, i
     report = pipeline.last_report
     assert (report.target, report.stages, report.cost_usd, report.store.puts) == ("gpu", (), 2e-6, 0)
     assert pipeline.last.served.batch == 3
-    asked, deadline_s, asker = target.asked[0]
+    asked, deadline_s, context = target.asked[0]
     assert np.array_equal(asked, images)
-    assert (deadline_s, asker) == (7, NOBODY)
+    assert (deadline_s, context) == (7, NO_CONTEXT)
 
 
 def test_pictures_are_classified_and_their_answer_is_explained_and_traced(open_with, plan, examples):

@@ -102,7 +102,7 @@ def test_what_an_instance_fails_goes_through_the_functions_in_time(kind):
         assert await made.ask() is None
         assert made.pool.faults == {kind: 1}
         assert made.pool.stock().paid_usd == pytest.approx(1e-4)
-        gone = kind in (FaultKind.UNREACHABLE, FaultKind.HUNG)
+        gone = kind in (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
         assert made.pool.serving == (0 if gone else 1)  # what is gone gets no more queries
         await made.ask()
         assert len(made.net.asked) == (1 if gone else 2)
@@ -113,7 +113,7 @@ def test_what_an_instance_fails_goes_through_the_functions_in_time(kind):
 def test_a_query_in_a_hurry_takes_no_instance_from_the_others():
     async def scene():
         made = Made()
-        made.net.fail(A, FaultKind.HUNG)
+        made.net.fail(A, FaultKind.NO_RESPONSE)
         assert await made.ask(deadline_s=0.01) is None
         assert made.pool.serving == 1  # it was waited for no longer than half of that
 
@@ -123,7 +123,7 @@ def test_a_query_in_a_hurry_takes_no_instance_from_the_others():
 def test_an_instance_that_is_silent_hangs_however_short_each_query_waits_for_it():
     async def scene():
         made = Made()
-        made.net.fail(A, FaultKind.HUNG)
+        made.net.fail(A, FaultKind.NO_RESPONSE)
         made.net.gate.clear()
         asked = [asyncio.create_task(made.ask(deadline_s=seconds)) for seconds in (0.5, 30.0)]
         await asyncio.sleep(0)
@@ -242,7 +242,7 @@ def test_what_an_instance_fails_is_refused_where_there_is_no_money_for_the_funct
 def test_a_query_whose_time_is_over_is_not_begun_anew():
     async def scene():
         made = Made()
-        made.net.fail(A, FaultKind.HUNG)
+        made.net.fail(A, FaultKind.NO_RESPONSE)
         made.net.gate.clear()
         asked = asyncio.create_task(made.ask(deadline_s=5.0))
         await asyncio.sleep(0)

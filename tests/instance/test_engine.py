@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from drivers.driver import NOBODY
+from drivers.driver import NO_CONTEXT
 from serfer.control.batching import Profile
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.exactness import difference
@@ -16,7 +16,7 @@ LONG = 60.0
 
 
 def ask(engine, images, deadline_s=LONG):
-    return asyncio.ensure_future(engine.run(images, deadline_s, NOBODY))
+    return asyncio.ensure_future(engine.run(images, deadline_s, NO_CONTEXT))
 
 
 async def queued(engine, images):
@@ -121,7 +121,7 @@ def test_a_deadline_that_passes_is_told_at_once_and_the_query_costs_nothing(engi
         with network.held():
             first = await first_of(engine, network)
             with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
-                await engine.run(batch(2), 0.05, NOBODY)
+                await engine.run(batch(2), 0.05, NO_CONTEXT)
             assert engine.waiting == 0
         await first
         await engine.close()
@@ -138,7 +138,7 @@ def test_who_would_be_late_is_refused_at_once_and_told_when_to_come_again(engine
             waiting = [ask(engine, batch(8), 20.0), ask(engine, batch(8), 20.0)]
             await queued(engine, 16)
             with pytest.raises(OverloadedError, match="too much to do") as refused:
-                await engine.run(batch(), 20.0, NOBODY)
+                await engine.run(batch(), 20.0, NO_CONTEXT)
             in_time = ask(engine, batch(), 30.0)
             await queued(engine, 17)
         await asyncio.gather(first, *waiting, in_time)
@@ -170,7 +170,7 @@ def test_those_who_can_no_longer_be_answered_in_time_are_refused_before_they_cos
 def test_an_engine_with_nothing_to_do_tries_whatever_it_believes(engine_of):
     async def main():
         engine = engine_of(profile=Profile(((1, 1e6),)))
-        served = await engine.run(batch(), LONG, NOBODY)
+        served = await engine.run(batch(), LONG, NO_CONTEXT)
         await engine.close()
         return served
 
@@ -184,7 +184,7 @@ def test_a_free_engine_waits_for_its_window(engine_of, network):
         await queued(engine, 7)
         assert network.sizes == []
         served = await asyncio.gather(*asked, ask(engine, batch()))  # the eighth makes it full
-        soon = await engine_of(window_s=0.01).run(batch(), LONG, NOBODY)
+        soon = await engine_of(window_s=0.01).run(batch(), LONG, NO_CONTEXT)
         await engine.close()
         return served, soon
 
@@ -199,10 +199,10 @@ def test_a_batch_that_fails_fails_its_queries_and_no_others(engine_of, network):
     async def main():
         engine = engine_of()
         with pytest.raises(TaskFailedError, match=r"^the network failed: CUDA out of memory$"):
-            await engine.run(batch(), LONG, NOBODY)
+            await engine.run(batch(), LONG, NO_CONTEXT)
         assert engine.trouble
         network.error = None
-        await engine.run(batch(), LONG, NOBODY)
+        await engine.run(batch(), LONG, NO_CONTEXT)
         assert not engine.trouble
         await engine.close()
 
@@ -219,7 +219,7 @@ def test_images_that_wait_are_bounded_in_bytes_but_one_query_always_has_room(eng
             large = ask(engine, batch(5))
             await queued(engine, 5)
             with pytest.raises(OverloadedError, match="all the memory"):
-                await engine.run(batch(), LONG, NOBODY)
+                await engine.run(batch(), LONG, NO_CONTEXT)
         await asyncio.gather(first, large)
         await engine.close()
 
@@ -239,7 +239,7 @@ def test_closing_ends_what_waits_and_lets_what_runs_end(engine_of, network):
         assert (await first).batch == 1
         await closing
         with pytest.raises(UnavailableError, match="closing"):
-            await engine.run(batch(), LONG, NOBODY)
+            await engine.run(batch(), LONG, NO_CONTEXT)
 
     asyncio.run(main())
     assert network.sizes == [1]
@@ -248,7 +248,7 @@ def test_closing_ends_what_waits_and_lets_what_runs_end(engine_of, network):
 def test_a_query_of_pixels_is_normalised_as_the_plan_says(engine_of, whole):
     async def main():
         engine = engine_of()
-        served = await engine.run(pixels(2), LONG, NOBODY)
+        served = await engine.run(pixels(2), LONG, NO_CONTEXT)
         await engine.close()
         return served
 

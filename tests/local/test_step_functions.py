@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.credentials import Credentials
 
-from drivers.stepfunctions.executions import connect
+from drivers.stepfunctions.client import connect
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access

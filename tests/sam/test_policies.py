@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from drivers.stepfunctions import executions
+from drivers.stepfunctions import client
 from sam.names import STACK, digest12
 from serfer.core.errors import MissingKeyError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, query_id, reply_key
@@ -52,10 +52,10 @@ ALLOWED = {
         "s3:ListBucket": "storage/s3/store.py: what is missing is 403 without it; and _look_at_bucket",
         "s3express:CreateSession": "storage/s3/express.py",
         "elasticache:Connect": "storage/redis/iam.py",
-        "states:StartExecution": "drivers/stepfunctions/executions.py, Standard",
-        "states:DescribeExecution": "drivers/stepfunctions/executions.py, Standard",
-        "states:StopExecution": "drivers/stepfunctions/executions.py, Standard",
-        "states:StartSyncExecution": "drivers/stepfunctions/executions.py, Express",
+        "states:StartExecution": "drivers/stepfunctions/client.py, Standard",
+        "states:DescribeExecution": "drivers/stepfunctions/client.py, Standard",
+        "states:StopExecution": "drivers/stepfunctions/client.py, Standard",
+        "states:StartSyncExecution": "drivers/stepfunctions/client.py, Express",
         "lambda:GetLayerVersion": "user-data.sh: an instance gets its code",
         "autoscaling:DescribeAutoScalingGroups": "serfer/fleet/provisioners/auto_scaling.py: members",
         "ec2:DescribeInstances": "serfer/fleet/provisioners/auto_scaling.py: their addresses",
@@ -300,7 +300,7 @@ def test_what_a_provisioner_calls_is_what_drivers_may():
 
 
 def test_the_methods_that_drivers_call_of_step_functions_are_those_that_they_may():
-    called = {name for name in vars(executions.Client) if not name.startswith("_")} - {"close"}
+    called = {name for name in vars(client.Client) if not name.startswith("_")} - {"close"}
     actions = {f"states:{''.join(part.capitalize() for part in name.split('_'))}" for name in called}
     assert actions == {action for action in ALLOWED["DriverRole"] if action.startswith("states:")}
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drivers.driver import Answer, Spent
+from drivers.driver import Answer, Overheads
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.counts import StoreCounts
 from serfer.core.report import ImageAnswer, Prediction
@@ -32,7 +32,7 @@ def done(init_ms, total_ms, counts=None, output=None):
 def answer():
     first = StageRun(10.0, [done(500.0, 20.0, StoreCounts(100, 0, 1)), done(0.0, 30.2, StoreCounts(200, 0, 1))], 10.7)
     last = StageRun(10.7, [done(0.0, 5.0, StoreCounts(0, 300, 0, 4), b"x" * 28)], 10.75)
-    return Answer("q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], Spent(2, 3, 1, StoreCounts(1000, 0, 1)))
+    return Answer("q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], Overheads(2, 3, 1, StoreCounts(1000, 0, 1)))
 
 
 def test_a_report_adds_up_what_the_tasks_said(plan, answer):

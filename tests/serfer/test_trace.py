@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.driver import Answer, Spent
+from drivers.driver import Answer, Overheads
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
@@ -43,7 +43,7 @@ def query(*stages, name="a.jpg", asked=None, puts=0):
     ]
     start, end = runs[0].started, runs[-1].ended
     came = start - 0.005 if asked is None else asked
-    answer = Answer("q", start - 0.001, end, runs, [], [0, 0], Spent(counts=StoreCounts(puts=puts)))
+    answer = Answer("q", start - 0.001, end, runs, [], [0, 0], Overheads(counts=StoreCounts(puts=puts)))
     return TracedQuery(name, came, start - 0.002, end + 0.001, answer)
 
 
@@ -84,7 +84,7 @@ def queries(draw):
         found = [draw(tiles(released)) for _ in stage.tiles]
         now = max(map(last, found))
         runs.append(StageRun(released, found, now))
-    answer = Answer("q", begun, now, runs, [], [0, 0], Spent(counts=StoreCounts(puts=draw(st.integers(0, 1)))))
+    answer = Answer("q", begun, now, runs, [], [0, 0], Overheads(counts=StoreCounts(puts=draw(st.integers(0, 1)))))
     return TracedQuery("a.jpg", asked, cut, now + draw(SECONDS), answer)
 
 

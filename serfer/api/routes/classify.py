@@ -142,7 +142,7 @@ async def _now(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> 
 
 async def _answer(routes: Classifying, asked: _Asked, images: Sequence[Upload], watch: Watch | None = None) -> bytes:
     """Return the body of the answer; whoever watches wants it explained."""
-    question = replace(asked.question, asker=replace(asked.question.asker, watch=watch))
+    question = replace(asked.question, context=replace(asked.question.context, watch=watch))
     data, names = [image.data for image in images], [image.name for image in images]
     answered = await routes.service.classify(question, data, names, asked.top_k)
     asked.request.state.answered = answered

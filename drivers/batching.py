@@ -25,7 +25,7 @@ _SPARE_SHARE = 0.5  # of the time that a query has to spare: predictions are not
 _MS_PER_S = 1000
 
 
-def may_share(stage: Stage) -> bool:
+def batchable(stage: Stage) -> bool:
     """Say whether a batch costs a stage little more than one image.
 
     It does for an untiled stage, and for columns of vectors, if they do few multiplications with each weight.
@@ -36,7 +36,7 @@ def may_share(stage: Stage) -> bool:
 
 
 @dataclass(frozen=True)
-class Terms:
+class BatchTerms:
     """On what terms tasks of a stage share, in predicted seconds.
 
     One image more makes a task at most `image_s` longer; a query still takes `rest_s` from the stage's start to its
@@ -48,7 +48,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Batching:
     """The stages whose tasks share invocations, of at most `most` images each, and on what terms.
 
     `passing_s` is the predicted time in which one query goes through the whole plan. `bundles` says how many tiles of
@@ -56,12 +56,12 @@ class Sharing:
     invocations than can be under way.
     """
 
-    stages: Mapping[int, Terms]
+    stages: Mapping[int, BatchTerms]
     most: int
     passing_s: float
     bundles: tuple[int, ...] = ()
 
-    def patience(self, stage: int, images: int, left_s: float) -> int:
+    def max_queue_jumps(self, stage: int, images: int, left_s: float) -> int:
         """Return how many younger queries may go first, where a query of so many images has `left_s` seconds left."""
         fit = self.most // images - 1
         spare = _SPARE_SHARE * (left_s - self.stages[stage].rest_s)
@@ -70,16 +70,16 @@ class Sharing:
         return min(fit, int(spare / self.passing_s)) if self.passing_s else fit
 
 
-def plan_sharing(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int = MOST_IMAGES) -> Sharing:
+def plan_batching(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int = MOST_IMAGES) -> Batching:
     """Return how tasks of a plan's stages share invocations, of which `concurrency` are under way at once."""
     rounds = [-(-stage.grid.tiles // concurrency) for stage in plan.stages]
     seconds = [stage.predicted_ms / _MS_PER_S * times for stage, times in zip(plan.stages, rounds, strict=True)]
     terms = {
-        number: Terms(max(_image_s(stage, tile, memory_per_vcpu) for tile in stage.tiles), sum(seconds[number:]))
+        number: BatchTerms(max(_image_s(stage, tile, memory_per_vcpu) for tile in stage.tiles), sum(seconds[number:]))
         for number, stage in enumerate(plan.stages)
-        if may_share(stage)
+        if batchable(stage)
     }
-    return Sharing(terms, most, sum(seconds), tuple(rounds))
+    return Batching(terms, most, sum(seconds), tuple(rounds))
 
 
 def _image_s(stage: Stage, tile: Tile, memory_per_vcpu: int) -> float:
@@ -89,7 +89,7 @@ def _image_s(stage: Stage, tile: Tile, memory_per_vcpu: int) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting:
+class Pending:
     """An attempt that waits for a slot; the lowest `age` is the oldest.
 
     `answered` are the bytes of tensors that its answer will carry; `deadline` is its query's, on the driver's clock.
@@ -101,17 +101,17 @@ class Waiting:
     deadline: float
 
 
-_W = TypeVar("_W", bound=Waiting)
+_W = TypeVar("_W", bound=Pending)
 
 
-class Groups(Generic[_W]):
+class BatchQueue(Generic[_W]):
     """The attempts that wait for a slot and may share, by stage and tile; a query has one of a tile at most.
 
     No payload and no answer of a shared invocation has more than `limit` bytes of tensors.
     """
 
-    def __init__(self, sharing: Sharing, limit: int) -> None:
-        self.sharing = sharing
+    def __init__(self, batching: Batching, limit: int) -> None:
+        self.batching = batching
         self._limit = limit
         self._groups: defaultdict[tuple[int, int], dict[str, _W]] = defaultdict(dict)
 
@@ -128,11 +128,11 @@ class Groups(Generic[_W]):
 
         The oldest come first, as far as there is room and time. Whoever cannot wait for the others' images goes alone.
         """
-        group, terms = self._groups[first.task.stage, first.task.tile], self.sharing.stages[first.task.stage]
+        group, terms = self._groups[first.task.stage, first.task.tile], self.batching.stages[first.task.stage]
         group.pop(first.task.query, None)
         chosen, asked = [first], _asked(first, now, terms)
         for other in sorted(group.values(), key=lambda one: one.age):
-            if asked.images == self.sharing.most:
+            if asked.images == self.batching.most:
                 break
             together = asked + _asked(other, now, terms)
             if self._fits(together, terms):
@@ -140,9 +140,9 @@ class Groups(Generic[_W]):
                 asked = together
         return chosen
 
-    def _fits(self, asked: _Asked, terms: Terms) -> bool:
+    def _fits(self, asked: _Asked, terms: BatchTerms) -> bool:
         sizes = max(asked.carried, asked.answered) <= self._limit
-        return asked.images <= self.sharing.most and sizes and asked.images * terms.image_s <= asked.allowed_s
+        return asked.images <= self.batching.most and sizes and asked.images * terms.image_s <= asked.allowed_s
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class _Asked:
         )
 
 
-def _asked(one: Waiting, now: float, terms: Terms) -> _Asked:
+def _asked(one: Pending, now: float, terms: BatchTerms) -> _Asked:
     spare_s = one.deadline - now - terms.rest_s
     allowed_s = spare_s + one.task.batch * terms.image_s
     return _Asked(one.task.batch, one.task.carried, one.answered, allowed_s)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from drivers.stepfunctions.asl import THROTTLED
-from drivers.stepfunctions.executions import Outcome
+from drivers.stepfunctions.client import Outcome
 from drivers.stepfunctions.output import Entry, Output
 from serfer.core.errors import DeadlineError, QueryError, SerferError
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun, query_error

@@ -11,7 +11,7 @@ import heapq
 import itertools
 
 
-class Slots:
+class PrioritySemaphore:
     """A semaphore whose waiters are served by their `age`, the lowest first, and in order of arrival within it."""
 
     def __init__(self, limit: int) -> None:
@@ -19,21 +19,21 @@ class Slots:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
 
-    async def take(self, age: int) -> None:
+    async def acquire(self, priority: int) -> None:
         """Wait for a slot; cancelling gives up waiting."""
         if self._free and not self._waiting:
             self._free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (age, next(self._arrivals), turn))
+        heapq.heappush(self._waiting, (priority, next(self._arrivals), turn))
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give()  # the slot came just as nobody wanted it any more
+                self.release()  # the slot came just as nobody wanted it any more
             raise
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Give a slot back: to the oldest who waits, if anybody does."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)

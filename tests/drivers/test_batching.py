@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.sharing import Groups, Sharing, Terms, Waiting, may_share, plan_sharing
+from drivers.batching import Batching, BatchQueue, BatchTerms, Pending, batchable, plan_batching
 from serfer.core.geometry import Grid
 from serfer.core.wire import Crop, Task
 from tests.core.plans import small_plan
@@ -27,17 +27,17 @@ def connected(grid=(1, 1), macs=480, *, flat=True):
 
 class TestWhichStages:
     def test_an_untiled_stage_that_uses_each_weight_a_few_times(self):
-        assert may_share(connected())
-        assert may_share(connected(macs=8 * 480))
+        assert batchable(connected())
+        assert batchable(connected(macs=8 * 480))
 
     def test_columns_of_a_fully_connected_layer(self):
-        assert may_share(connected((1, 4)))
+        assert batchable(connected((1, 4)))
 
     def test_not_one_that_computes_much_with_each_weight(self):
-        assert not may_share(connected(macs=9 * 480))
+        assert not batchable(connected(macs=9 * 480))
 
     def test_not_tiles_of_a_map(self):
-        assert not may_share(connected((1, 4), flat=False))
+        assert not batchable(connected((1, 4), flat=False))
 
     def test_one_whose_few_weights_stand_in_its_graph(self):
         stage = connected(macs=16)
@@ -45,48 +45,48 @@ class TestWhichStages:
         functions = tuple(
             replace(one, weights=replace(one.weights, bytes=0), graphs=(graph,)) for one in stage.functions
         )
-        assert may_share(replace(stage, functions=functions))
+        assert batchable(replace(stage, functions=functions))
 
 
 def test_the_terms_of_a_plan_are_its_predictions():
     tile = replace(SMALL.stages[1].tiles[0], serial_ms=1.0, parallel_ms=4.0)
     last = replace(connected(), tiles=(tile,), memory_mb=2 * 1769, predicted_ms=30.0)
     plan = replace(SMALL, stages=(replace(SMALL.stages[0], predicted_ms=50.0), last))
-    sharing = plan_sharing(plan, 1769, concurrency=2, most=5)
-    assert sharing.stages == {1: Terms(image_s=pytest.approx(0.003), rest_s=pytest.approx(0.03))}
-    assert (sharing.most, sharing.passing_s) == (5, pytest.approx(0.08))
-    one_by_one = plan_sharing(plan, 1769, concurrency=1)
+    batching = plan_batching(plan, 1769, concurrency=2, most=5)
+    assert batching.stages == {1: BatchTerms(image_s=pytest.approx(0.003), rest_s=pytest.approx(0.03))}
+    assert (batching.most, batching.passing_s) == (5, pytest.approx(0.08))
+    one_by_one = plan_batching(plan, 1769, concurrency=1)
     assert one_by_one.passing_s == pytest.approx(0.13)
 
 
 class TestPatience:
-    sharing = Sharing({3: Terms(image_s=0.01, rest_s=1.0)}, most=8, passing_s=0.5)
+    batching = Batching({3: BatchTerms(image_s=0.01, rest_s=1.0)}, most=8, passing_s=0.5)
 
     def test_is_for_as_many_queries_as_an_invocation_takes_besides(self):
-        assert self.sharing.patience(3, 1, left_s=100.0) == 7
-        assert self.sharing.patience(3, 3, left_s=100.0) == 1
+        assert self.batching.max_queue_jumps(3, 1, left_s=100.0) == 7
+        assert self.batching.max_queue_jumps(3, 3, left_s=100.0) == 1
 
     def test_is_none_where_nobody_else_fits(self):
-        assert self.sharing.patience(3, 5, left_s=100.0) == 0
-        assert self.sharing.patience(3, 500, left_s=100.0) == 0
+        assert self.batching.max_queue_jumps(3, 5, left_s=100.0) == 0
+        assert self.batching.max_queue_jumps(3, 500, left_s=100.0) == 0
 
     def test_is_less_the_less_time_is_left(self):
-        assert [self.sharing.patience(3, 1, left) for left in (4.5, 3.0, 2.0, 1.9, 1.0, 0.0, -5.0)] == [
+        assert [self.batching.max_queue_jumps(3, 1, left) for left in (4.5, 3.0, 2.0, 1.9, 1.0, 0.0, -5.0)] == [
             3, 2, 1, 0, 0, 0, 0,
         ]  # fmt: skip
 
     def test_is_bounded_by_room_alone_where_nothing_is_predicted(self):
-        assert replace(self.sharing, passing_s=0.0).patience(3, 1, left_s=2.0) == 7
+        assert replace(self.batching, passing_s=0.0).max_queue_jumps(3, 1, left_s=2.0) == 7
 
 
 def waiting(number, *, age=0, batch=1, carried=0, answered=0, deadline=100.0):
     crop = Crop("uint8", bytes(carried))
-    return Waiting(age, Task("d" * 64, f"{number:032x}", 1, 0, batch, 60.0, crop), answered, deadline)
+    return Pending(age, Task("d" * 64, f"{number:032x}", 1, 0, batch, 60.0, crop), answered, deadline)
 
 
 def company(first, others, *, most=4, limit=1000, image_s=0.0, now=0.0):
     """Return the ages of those that share the invocation of `first`."""
-    groups = Groups(Sharing({1: Terms(image_s, rest_s=10.0)}, most, 1.0), limit)
+    groups = BatchQueue(Batching({1: BatchTerms(image_s, rest_s=10.0)}, most, 1.0), limit)
     for one in [first, *others]:
         groups.enter(one)
     return [one.age for one in groups.take(first, now)]
@@ -98,7 +98,7 @@ class TestCompany:
         assert company(waiting(0, age=4), others) == [4, 1, 2, 3]
 
     def test_is_only_for_the_same_stage_and_tile(self):
-        groups = Groups(Sharing({1: Terms(0.0, 0.0)}, 4, 1.0), 1000)
+        groups = BatchQueue(Batching({1: BatchTerms(0.0, 0.0)}, 4, 1.0), 1000)
         one, other = waiting(0), waiting(1)
         groups.enter(one)
         for change in ({"tile": 1}, {"stage": 2}):
@@ -117,7 +117,7 @@ class TestCompany:
         assert company(waiting(0, **{size: 400}), others) == [0, 2]
 
     def test_leaves_who_gave_up_alone(self):
-        groups = Groups(Sharing({1: Terms(0.0, 0.0)}, 4, 1.0), 1000)
+        groups = BatchQueue(Batching({1: BatchTerms(0.0, 0.0)}, 4, 1.0), 1000)
         one, other = waiting(0), waiting(1)
         groups.enter(one)
         groups.enter(other)
@@ -126,7 +126,7 @@ class TestCompany:
         assert groups.take(one, 0.0) == [one]
 
     def test_is_taken_once(self):
-        groups = Groups(Sharing({1: Terms(0.0, 0.0)}, 2, 1.0), 1000)
+        groups = BatchQueue(Batching({1: BatchTerms(0.0, 0.0)}, 2, 1.0), 1000)
         all_of_them = [waiting(number, age=number) for number in range(5)]
         for one in all_of_them:
             groups.enter(one)
@@ -152,7 +152,7 @@ class TestCompany:
     st.sampled_from([0.0, 0.5, 3.0]),
 )
 def test_everybody_goes_once_and_whoever_shares_keeps_to_the_bounds(asked, most, image_s):
-    groups = Groups(Sharing({1: Terms(image_s, rest_s=10.0)}, most, 1.0), limit=100)
+    groups = BatchQueue(Batching({1: BatchTerms(image_s, rest_s=10.0)}, most, 1.0), limit=100)
     everybody = [
         waiting(age, age=age, batch=batch, carried=carried, answered=answered, deadline=deadline)
         for age, (batch, carried, answered, deadline) in enumerate(asked)

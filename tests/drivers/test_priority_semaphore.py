@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.slots import Slots
+from drivers.priority_semaphore import PrioritySemaphore
 
 
 def run(main):
@@ -14,19 +14,19 @@ def run(main):
 
 def test_the_oldest_goes_first_and_within_an_age_the_first_come():
     async def main():
-        slots, served = Slots(1), []
+        slots, served = PrioritySemaphore(1), []
 
         async def work(age, name):
-            await slots.take(age)
+            await slots.acquire(age)
             served.append(name)
-            slots.give()
+            slots.release()
 
-        await slots.take(0)
+        await slots.acquire(0)
         waiting = [
             asyncio.create_task(work(age, f"{age}{name}")) for age, name in [(2, "a"), (1, "a"), (1, "b"), (0, "a")]
         ]
         await asyncio.sleep(0)
-        slots.give()
+        slots.release()
         await asyncio.gather(*waiting)
         assert served == ["0a", "1a", "1b", "2a"]
 
@@ -36,18 +36,18 @@ def test_the_oldest_goes_first_and_within_an_age_the_first_come():
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
 def test_never_more_at_once_than_allowed_and_every_slot_comes_back(limit, work):
     async def main():
-        slots, busy, most = Slots(limit), 0, 0
+        slots, busy, most = PrioritySemaphore(limit), 0, 0
 
         async def task(age):
             nonlocal busy, most
-            await slots.take(age)
+            await slots.acquire(age)
             busy += 1
             most = max(most, busy)
             try:
                 await asyncio.sleep(0)
             finally:
                 busy -= 1
-                slots.give()
+                slots.release()
 
         tasks = [(asyncio.create_task(task(age)), dropped) for age, dropped in work]
         await asyncio.sleep(0)
@@ -62,6 +62,6 @@ def test_never_more_at_once_than_allowed_and_every_slot_comes_back(limit, work):
     async def checked():
         slots = await main()
         for _ in range(limit):
-            await asyncio.wait_for(slots.take(0), 1)
+            await asyncio.wait_for(slots.acquire(0), 1)
 
     run(checked())

@@ -102,7 +102,7 @@ class Executions:
         self._threads = ThreadPoolExecutor(
             at_once if kind == "express" else min(at_once, _CALLS), thread_name_prefix="serfer-step-functions"
         )
-        self._under_way = 0
+        self._in_flight = 0
         self.polls = 0
 
     async def run(self, name: str, text: str, expected_s: float) -> Outcome:
@@ -111,11 +111,11 @@ class Executions:
         Cancelling stops a Standard execution; an Express one cannot be stopped, so its end is waited for. Raises
         UnavailableError where Step Functions does not answer, or refuses.
         """
-        self._under_way += 1
+        self._in_flight += 1
         try:
             return await self._run(name, text, expected_s)
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
 
     def close(self) -> None:
         """Close the connections; whoever still waits for a call waits for nothing."""
@@ -145,7 +145,7 @@ class Executions:
         polls = 0
         while True:
             polls += 1
-            await asyncio.sleep(max(_POLLING.wait(polls), self._under_way / _POLLS_PER_S))
+            await asyncio.sleep(max(_POLLING.wait(polls), self._in_flight / _POLLS_PER_S))
             said = await self._call(self._client.describe_execution, executionArn=arn)
             self.polls += 1
             if said["status"] != "RUNNING":

@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drivers import push
-from drivers.sharing import Sharing, Terms
+from drivers.batching import Batching, BatchTerms
 from serfer.core.errors import DeadlineError, SerferError, TaskFailedError, UsageError
 from serfer.core.run import Failure, FailureKind
 from tests.drivers.test_push import CROPS, PATIENCE, TILES, WatchedStore, Workers, driver, written
 
 MOST = 8
-SHARING = Sharing({2: Terms(image_s=0.0, rest_s=0.0)}, MOST, passing_s=0.0)
+BATCHING = Batching({2: BatchTerms(image_s=0.0, rest_s=0.0)}, MOST, passing_s=0.0)
 OOPS = Failure(FailureKind.TIMED_OUT, "Sandbox.Timedout", "on purpose")
 
 
@@ -64,7 +64,7 @@ def burst(workers, store, queries=40, **settings):
     """Run a burst and return the answers; checks that each query got its own, and that nothing is left."""
 
     async def main():
-        pushing = driver(workers, store, **{"concurrency": 2, "sharing": SHARING, **settings})
+        pushing = driver(workers, store, **{"concurrency": 2, "batching": BATCHING, **settings})
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(queries)))
         await pushing.close()
         await all_slots_are_back(pushing, settings.get("concurrency", 2))
@@ -81,9 +81,9 @@ def burst(workers, store, queries=40, **settings):
 async def all_slots_are_back(pushing, concurrency):
     slots = pushing._route.slots
     for _ in range(concurrency):
-        await asyncio.wait_for(slots.take(0), 1)
+        await asyncio.wait_for(slots.acquire(0), 1)
     for _ in range(concurrency):
-        slots.give()
+        slots.release()
     together = pushing._route.together
     assert not together or not any(together.groups._groups.values())
 
@@ -98,7 +98,7 @@ def test_a_burst_over_few_slots_makes_fewer_invocations_than_tasks(store):
 
 def test_without_sharing_every_task_is_an_invocation(store):
     workers = SharedWorkers(store)
-    burst(workers, store, sharing=None)
+    burst(workers, store, batching=None)
     assert (workers.groups, workers.alone[2]) == ([], 40)
 
 
@@ -119,7 +119,7 @@ def test_no_query_lets_more_younger_ones_pass_than_share_an_invocation(store):
     ended = []
 
     async def main():
-        pushing = driver(SharedWorkers(store), store, concurrency=2, sharing=SHARING)
+        pushing = driver(SharedWorkers(store), store, concurrency=2, batching=BATCHING)
 
         async def query(number):
             await pushing.run(CROPS, 1, PATIENCE)
@@ -145,14 +145,14 @@ def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered
     workers = SharedWorkers(store, script)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
         await pushing.close()
         return answers
 
     answers = run(main())
-    assert {answer.query for answer in answers if answer.spent.retries} == failed
-    assert sum(answer.spent.retries for answer in answers) == 1
+    assert {answer.query for answer in answers if answer.overheads.retries} == failed
+    assert sum(answer.overheads.retries for answer in answers) == 1
 
 
 def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
@@ -162,14 +162,14 @@ def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
     workers = SharedWorkers(store, fail=fail)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
         await pushing.close()
         return answers
 
     answers = run(main())
     first, *others = workers.groups
-    assert {answer.query for answer in answers if answer.spent.retries} == set(first)
+    assert {answer.query for answer in answers if answer.overheads.retries} == set(first)
     assert not set(first) & {query for group in others for query in group}
     assert store.keys == set()
 
@@ -181,7 +181,7 @@ def test_what_was_throttled_may_share_again(store):
     workers = SharedWorkers(store, fail=fail)
     answers = burst(workers, store, queries=60)
     first, *others = workers.groups
-    assert sum(answer.spent.retries for answer in answers) == len(first)
+    assert sum(answer.overheads.retries for answer in answers) == len(first)
     assert set(first) & {query for group in others for query in group}
 
 
@@ -200,7 +200,7 @@ def test_an_invocation_that_always_fails_ends_only_its_own_queries(store):
     workers = SharedWorkers(store, script, fail=fail)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
         queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
         answers = await asyncio.gather(*queries, return_exceptions=True)
         await pushing.close()
@@ -220,7 +220,7 @@ def test_a_bug_in_an_invoker_reaches_every_query_that_shared(store):
     workers = SharedWorkers(store, fail=fail)
 
     async def main():
-        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
         queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
         answers = await asyncio.gather(*queries, return_exceptions=True)
         await pushing.close()
@@ -234,7 +234,7 @@ def test_a_bug_in_an_invoker_reaches_every_query_that_shared(store):
 
 def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store):
     """Its keys are deleted after the shared invocation, which may still write them."""
-    sharing = Sharing({1: Terms(0.0, 0.0)}, MOST, 0.0)
+    batching = Batching({1: BatchTerms(0.0, 0.0)}, MOST, 0.0)
 
     async def main():
         shared, leave = asyncio.Event(), asyncio.Event()
@@ -244,7 +244,7 @@ def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store)
             await leave.wait()
 
         workers = SharedWorkers(store, fail=fail)
-        pushing = driver(workers, store, concurrency=2, sharing=sharing)
+        pushing = driver(workers, store, concurrency=2, batching=batching)
         queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(20)]
         await shared.wait()
         for query in queries:
@@ -266,7 +266,7 @@ def test_a_query_whose_deadline_passes_while_it_waits_goes_nowhere(store):
                 await asyncio.sleep(0.03)
 
         workers = SharedWorkers(store, script)
-        pushing = driver(workers, store, concurrency=1, sharing=SHARING)
+        pushing = driver(workers, store, concurrency=1, batching=BATCHING)
         deadlines = [0.1 if number % 2 else PATIENCE for number in range(12)]
         queries = (pushing.run(CROPS, 1, deadline) for deadline in deadlines)
         answers = await asyncio.gather(*queries, return_exceptions=True)
@@ -288,13 +288,15 @@ def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
             await leave.wait()
 
         workers = SharedWorkers(store, fail=fail)
-        pushing = driver(workers, store, concurrency=2, sharing=SHARING)
+        pushing = driver(workers, store, concurrency=2, batching=BATCHING)
         for _ in range(20):
             await pushing.run(CROPS, 1, PATIENCE)
         before = workers.alone[2]
         answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(3)))
-        assert workers.alone[2] == before + sum(answer.spent.hedges for answer in answers) + 3 - len(workers.groups[0])
-        assert sum(answer.spent.hedges for answer in answers) == len(workers.groups[0])
+        assert workers.alone[2] == before + sum(answer.overheads.hedges for answer in answers) + 3 - len(
+            workers.groups[0]
+        )
+        assert sum(answer.overheads.hedges for answer in answers) == len(workers.groups[0])
         leave.set()
         await pushing.close()
         await all_slots_are_back(pushing, 2)
@@ -305,7 +307,7 @@ def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
 
 def test_an_invoker_that_knows_no_shared_invocations_is_refused(store):
     with pytest.raises(UsageError, match="Workers cannot run several queries' tasks as one"):
-        driver(Workers(store), store, sharing=SHARING)
+        driver(Workers(store), store, batching=BATCHING)
 
 
 @settings(max_examples=40, deadline=None)
@@ -341,8 +343,8 @@ def test_whatever_happens_every_query_ends_with_its_own_answer_or_an_error_and_e
 
     async def main():
         workers = SharedWorkers(store, turns, fail=turns)
-        sharing = Sharing({stage: Terms(0.0, 0.0) for stage in stages}, most, 0.0)
-        pushing = driver(workers, store, concurrency=concurrency, sharing=sharing, inline=inline)
+        batching = Batching({stage: BatchTerms(0.0, 0.0) for stage in stages}, most, 0.0)
+        pushing = driver(workers, store, concurrency=concurrency, batching=batching, inline=inline)
         queries = [asyncio.create_task(pushing.run(CROPS, batch, PATIENCE)) for batch in batches]
         for number in cancelled & set(range(len(queries))):
             for _ in range(chances.randrange(30)):
@@ -365,8 +367,8 @@ def test_whatever_happens_every_query_ends_with_its_own_answer_or_an_error_and_e
     assert store.keys == set()
 
 
-@pytest.mark.parametrize("sharing", [None, SHARING])
-def test_no_query_outlives_its_answer(store, sharing, monkeypatch):
+@pytest.mark.parametrize("batching", [None, BATCHING])
+def test_no_query_outlives_its_answer(store, batching, monkeypatch):
     living = weakref.WeakSet()
 
     class Watched(push._Query):
@@ -377,11 +379,11 @@ def test_no_query_outlives_its_answer(store, sharing, monkeypatch):
     monkeypatch.setattr(push, "_Query", Watched)
 
     async def main():
-        pushing, left = driver(SharedWorkers(store), store, concurrency=3, sharing=sharing), []
+        pushing, left = driver(SharedWorkers(store), store, concurrency=3, batching=batching), []
         for _ in range(2):
             for _ in range(25):
                 await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
-            await asyncio.gather(*pushing._under_way._cleanups)
+            await asyncio.gather(*pushing._in_flight._cleanups)
             gc.collect()
             left.append(len(living))
         await pushing.close()

@@ -6,7 +6,8 @@ of a number, `Annotated[float, Bounds(0.0, 1e9)]`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -43,64 +44,116 @@ def structure(
     lenient: bool = False,
     error: type[SerferError] = PlanError,
 ) -> T:
-    """Build a `kind` (dataclass, tuple, optional or scalar) from plain JSON or TOML values.
+    """Build a `kind` (dataclass, tuple, mapping from strings, optional or scalar) from plain JSON or TOML values.
 
     Raises `error` that names the place, as in `stages[1].tiles[0].input.rows`. Fields that a dataclass does not have
-    are refused, or passed over if `lenient`: a newer version may write more.
+    are refused, or passed over if `lenient`: a newer version may write more. Fields that have a default may be absent.
     """
-    built: T = _Builder(error, lenient).build(kind, value, where)
+    form: Any = kind
+    try:
+        built: T = _builder(form, lenient)(value)
+    except _MismatchError as mismatch:
+        raise error(f"{where}{mismatch.path} {mismatch.fault}") from None
     return built
 
 
-@dataclass(frozen=True)
-class _Builder:
-    error: type[SerferError]
-    lenient: bool
+class _MismatchError(Exception):
+    """A value that is not of its kind; the path is put together on the way out, so that good values pay for none."""
 
-    def build(self, kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type form, a JSON value
-        origin = get_origin(kind)
-        if origin is Annotated:
-            return self._bounded(kind, value, where)
-        if origin in (Union, UnionType):
-            options = [option for option in get_args(kind) if option is not NoneType]
-            return None if value is None else self.build(options[0], value, where)
-        if origin is tuple:
-            return self._tuple(get_args(kind), value, where)
-        if isinstance(kind, type) and is_dataclass(kind):
-            return self._dataclass(kind, value, where)
+    def __init__(self, fault: str) -> None:
+        super().__init__(fault)
+        self.fault, self.path = fault, ""
+
+
+_Builder = Callable[[Any], Any]
+
+
+@cache
+def _builder(kind: Any, lenient: bool) -> _Builder:  # noqa: ANN401, FBT001 - a type form; a key of the cache
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _bounded(_builder(arguments[0], lenient), arguments[1])
+    if origin in (Union, UnionType):
+        (inner,) = (_builder(option, lenient) for option in arguments if option is not NoneType)
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        item = _builder(arguments[0], lenient)
+        return lambda value: tuple([_at(index, item, one) for index, one in enumerate(_list(value))])
+    if origin is tuple:
+        return _fixed_tuple([_builder(argument, lenient) for argument in arguments])
+    if origin is Mapping:
+        item = _builder(arguments[1], lenient)
+        return lambda value: {name: _at(name, item, one) for name, one in _object(value).items()}
+    return _dataclass(kind, lenient=lenient) if is_dataclass(kind) else _scalar(kind)
+
+
+def _at(key: str | int, builder: _Builder, value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return builder(value)
+    except _MismatchError as mismatch:
+        mismatch.path = (f"[{key}]" if isinstance(key, int) else f".{key:.40}") + mismatch.path
+        raise
+
+
+def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
+    if not isinstance(value, dict):
+        raise _MismatchError(f"should be an object, not {type(value).__name__}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
+    if not isinstance(value, list):
+        raise _MismatchError(f"should be a list, not {type(value).__name__}")
+    return value
+
+
+def _scalar(kind: type) -> _Builder:
+    def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
-            raise self.error(f"{where} is a number that is too large")
+            raise _MismatchError("is a number that is too large")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(f"{where} should be {_KINDS[kind]}, not {type(value).__name__}")
+            raise _MismatchError(f"should be {_KINDS[kind]}, not {type(value).__name__}")
         return value
 
-    def _bounded(self, kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type form, a JSON value
-        base, bounds = get_args(kind)
-        number = self.build(base, value, where)
+    return build
+
+
+def _bounded(base: _Builder, bounds: Bounds) -> _Builder:
+    def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        number = base(value)
         if not bounds.min <= number <= bounds.max:
-            raise self.error(f"{where} should be {bounds.min:g} to {bounds.max:g}, not {number:g}")
+            raise _MismatchError(f"should be {bounds.min:g} to {bounds.max:g}, not {number:g}")
         return number
 
-    def _tuple(self, items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:  # noqa: ANN401 - same
-        if not isinstance(value, list):
-            raise self.error(f"{where} should be a list, not {type(value).__name__}")
-        kinds = items[:1] * len(value) if items[-1] is Ellipsis else items
-        if len(kinds) != len(value):
-            raise self.error(f"{where} should have {len(kinds)} items, not {len(value)}")
-        pairs = enumerate(zip(kinds, value, strict=True))
-        return tuple(self.build(kind, item, f"{where}[{index}]") for index, (kind, item) in pairs)
+    return build
 
-    def _dataclass(self, kind: type, value: Any, where: str) -> Any:  # noqa: ANN401 - any JSON value
-        if not isinstance(value, dict):
-            raise self.error(f"{where} should be an object, not {type(value).__name__}")
-        known = _fields(kind)
-        if missing := known.keys() - value.keys():
-            raise self.error(f"{where} lacks {_listed(missing)}")
-        if not self.lenient and (unknown := value.keys() - known.keys()):
-            raise self.error(f"{where} has unknown {_listed(unknown)}; known are {', '.join(known)}")
-        return kind(**{name: self.build(hint, value[key], f"{where}.{key}") for key, (name, hint) in known.items()})
+
+def _fixed_tuple(items: list[_Builder]) -> _Builder:
+    def build(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any JSON value
+        if len(_list(value)) != len(items):
+            raise _MismatchError(f"should have {len(items)} items, not {len(value)}")
+        return tuple([_at(index, item, one) for index, (item, one) in enumerate(zip(items, value, strict=True))])
+
+    return build
+
+
+def _dataclass(kind: Any, *, lenient: bool) -> _Builder:  # noqa: ANN401 - a dataclass
+    known = _fields(kind)
+    builders = [(key, name, _builder(hint, lenient)) for key, (name, hint) in known.items()]
+    optional = {one.name for one in fields(kind) if (one.default, one.default_factory) != (MISSING, MISSING)}
+    required = {key for key, name, _ in builders if name not in optional}
+
+    def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        given = _object(value).keys()
+        if missing := required - given:
+            raise _MismatchError(f"lacks {_listed(missing)}")
+        if not lenient and (unknown := given - known.keys()):
+            raise _MismatchError(f"has unknown {_listed(unknown)}; known are {', '.join(known)}")
+        return kind(**{name: _at(key, builder, value[key]) for key, name, builder in builders if key in given})
+
+    return build
 
 
 def _listed(keys: set[str]) -> str:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -122,3 +123,22 @@ def test_errors_name_bounds_and_keys_and_are_of_the_callers_kind(key, value, mes
         structure(Bounded, {"share": 1.0, "lambda": 1, key: value}, "it", error=InputError)
     assert str(caught.value) == message
     assert type(caught.value) is InputError
+
+
+@dataclass(frozen=True)
+class Optional:
+    needed: int
+    extra: int = 7
+    named: Mapping[str, float] = field(default_factory=dict)
+
+
+def test_what_has_a_default_may_be_absent():
+    assert structure(Optional, {"needed": 1}, "root") == Optional(1, 7, {})
+    with pytest.raises(PlanError, match=r"root lacks 'needed'$"):
+        structure(Optional, {"extra": 1}, "root")
+
+
+def test_mappings_hold_values_of_one_kind_under_any_name():
+    assert structure(Optional, {"needed": 1, "named": {"a": 1, "b": 2.5}}, "root").named == {"a": 1.0, "b": 2.5}
+    with pytest.raises(PlanError, match=r"root\.named\.a should be a number, not str"):
+        structure(Optional, {"needed": 1, "named": {"a": "x"}}, "root")

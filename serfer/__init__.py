@@ -17,7 +17,9 @@ from serfer import torchvision_import
 
 if TYPE_CHECKING:
     from serfer.client.client import AsyncClient as AsyncClient
+    from serfer.client.client import AsyncJob as AsyncJob
     from serfer.client.client import Client as Client
+    from serfer.client.client import Job as Job
     from serfer.core.errors import AlteredPieceError as AlteredPieceError
     from serfer.core.errors import BrokenPlanError as BrokenPlanError
     from serfer.core.errors import CeilingError as CeilingError
@@ -49,7 +51,10 @@ if TYPE_CHECKING:
     from serfer.core.errors import WrongAnswerError as WrongAnswerError
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
+    from serfer.core.report import QueryReport as QueryReport
+    from serfer.core.served import ServedReport as ServedReport
     from serfer.pipeline.pipeline import Pipeline as Pipeline
+    from serfer.pipeline.pipeline import Result as Result
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
     from splitter.split import split as split
 
@@ -62,6 +67,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AlteredPieceError",
     "AsyncClient",
+    "AsyncJob",
     "BrokenPlanError",
     "CeilingError",
     "Client",
@@ -69,6 +75,7 @@ __all__ = [
     "ImageError",
     "ImageTooLargeError",
     "InputError",
+    "Job",
     "KeyRefusedError",
     "LambdaThrottledError",
     "LambdaUnavailableError",
@@ -82,8 +89,11 @@ __all__ = [
     "PlanWarning",
     "Preprocess",
     "QueryError",
+    "QueryReport",
     "RequestRefusedError",
+    "Result",
     "SerferError",
+    "ServedReport",
     "ServiceDeadlineError",
     "ServiceError",
     "ServiceUnavailableError",
@@ -101,10 +111,15 @@ __all__ = [
 
 _HOMES = {
     "AsyncClient": ("serfer.client.client", "AsyncClient"),
+    "AsyncJob": ("serfer.client.client", "AsyncJob"),
     "Client": ("serfer.client.client", "Client"),
+    "Job": ("serfer.client.client", "Job"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
+    "QueryReport": ("serfer.core.report", "QueryReport"),
+    "Result": ("serfer.pipeline.pipeline", "Result"),
+    "ServedReport": ("serfer.core.served", "ServedReport"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "split": ("splitter.split", "split"),
 }

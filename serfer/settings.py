@@ -25,46 +25,86 @@ _MOST_BYTES = 4 * 1024 * 1024
 
 
 class Settings(BaseSettings):
-    """Settings with their defaults; every field `x` is set by the variable SERFER_X."""
+    """Settings with their defaults; every field `x` is set by the variable SERFER_X (docs/reference/settings.md)."""
 
     model_config = SettingsConfigDict(env_prefix="SERFER_", env_ignore_empty=True, frozen=True)
 
     cache_dir: Path = Field(default_factory=lambda: Path.home() / ".cache" / "serfer")
+    """Where split zoo models and function packages are kept."""
     aws_file: Path | None = None
+    """AWS prices and quotas of your own, in the format of `serfer/core/costs/aws.toml`."""
     profiles_file: Path | None = None
+    """Operator profiles of your own, from `serfer profile`; otherwise those shipped."""
     max_image_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    """The largest image file that commands and the Python API read."""
     max_image_pixels: int = Field(default=100_000_000, gt=0)
+    """The largest image that commands and the Python API decode."""
     state_machine: str = Field(
         default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w.-]{1,80}(:[\w.-]{1,128})?$"
     )
+    """The ARN of the plan's state machine, for `--workers aws --driver stepfunctions` without `--stack`."""
     function_prefix: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,40}$")
+    """The first part of deployed functions' names: the name of the stack."""
     function_alias: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
+    """The alias of deployed functions."""
     api_max_body_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
+    """The largest body of a request."""
     api_max_pixels: int = Field(default=24_000_000, gt=0)
+    """The largest image of a request."""
     api_max_request_pixels: int = Field(default=96_000_000, gt=0)
+    """The most pixels of all images of a request together."""
     api_decoders: int = Field(default=2, gt=0, le=1000)
+    """Images decoded at once, each in a process that takes up to 20 bytes a pixel (in a driver function: one)."""
     api_decode_cpu_s: float = Field(default=10.0, gt=0, le=3600)
+    """Processor time that decoding the images of a request may take."""
     api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
+    """The most images of a request."""
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    """What the bodies of all requests in a driver may take together."""
     api_body_timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """How long a body may take to arrive."""
     api_header_timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """How long headers may take to arrive."""
     throttled_attempts: int = Field(default=12, gt=0, le=12)
+    """Attempts of a task for which Lambda has no room, before the query ends with 429; a driver function makes 5 at
+    most.
+    """
     api_in_flight: int = Field(default=16, gt=0, le=10_000)
+    """Queries that a driver runs at once (`--in-flight`)."""
     api_queue: int = Field(default=64, ge=0, le=10_000)
+    """Queries that wait for their turn in a driver (`--queue`)."""
     api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)
+    """The deadline of a query that names none."""
     api_drain_s: float = Field(default=5.0, ge=0, le=900)
+    """How long a driver still takes requests after SIGTERM (`--drain-s`); drivers of `serfer up` have 2 s."""
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
+    """How long asynchronous results and answers by idempotency key are kept."""
     keys_file: Path | None = None
+    """The file of API keys (`--keys`)."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Host names, separated by commas, that requests without API keys may be for (`--allow-host`)."""
     route: str = Field(default="serverless", max_length=40)
+    """Where queries run: `serverless`, `auto`, `gpu`, or a policy by name (`--route`)."""
     instances: str | None = None
+    """The pool of instances: `local`, `static:URL,URL` or `ec2:GROUP` (`--instances`)."""
     scenario_file: Path | None = None
+    """Prices and speeds of functions and instances (`--scenario`)."""
     max_usd_per_hour: float | None = Field(default=None, gt=0)
+    """What any hour may cost (`--max-usd-per-hour`)."""
     instance_key: SecretStr = SecretStr("")
+    """The API key that a pool's instances are asked with."""
     local_concurrency: int = Field(default=16, gt=0)
+    """Local invocations at once, shared by the drivers of `serfer up`; if not set, a driver of `serve` or `up` has one
+    for each core.
+    """
     local_url: str = Field(default="", pattern=r"^$|^http://[A-Za-z0-9.:\[\]-]+$")
+    """A local Lambda service that is running already, for `--workers local --store URL`."""
     local_access: SecretStr = SecretStr("")
+    """Credentials of the local Lambda service, `ACCESS_KEY_ID:SECRET`, the secret of at least 16 characters; random for
+    each run if not set.
+    """
     local_port: int = Field(default=0, ge=0, le=65535)
+    """The port of the local Lambda service; 0 is any free one."""
 
     @field_validator("cache_dir", "aws_file", "profiles_file", "keys_file", "scenario_file")
     @classmethod

@@ -1,5 +1,6 @@
 """Documents: their links lead somewhere, their commands exist, and the index has them all."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import typer
 
+import serfer
+from serfer.api.http.problems import PROBLEM_TYPES
 from serfer.cli.main import COMMANDS, app
 
 ROOT = Path(__file__).parents[1]
@@ -16,6 +19,11 @@ LINK = re.compile(r"\]\(([^)#\s:]*)(#[^)\s]*)?\)")
 IN_TEXT = re.compile(
     r"\b(?:docs|serfer|splitter|drivers|lambdas|storage|sam|bench|tests|examples)/[\w./-]+\.(?:md|py|toml|yaml|sh)\b"
 )
+
+
+_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
 
 
 def anchor(heading):
@@ -37,6 +45,23 @@ def test_files_that_are_named_exist(page):
     named = set(IN_TEXT.findall(page.read_text(encoding="utf-8")))
     of_the_reader = {"serfer/control/policies/half_hour.py"}
     assert [name for name in sorted(named - of_the_reader) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", generate.PARTS)
+def test_generated_parts_agree_with_the_code(page):
+    written = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert written == generate.regenerated(page), "run .venv/bin/python docs/generate.py"
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in serfer.__all__ if name[0] != "_" and not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_every_problem_type_is_in_the_reference():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "serfer" / "api").rglob("*.py")]
+    slugs = {slug for text in sources for slug in re.findall(r'slug(?:=|: str \| None = )"(\w+)"', text)}
+    assert slugs <= PROBLEM_TYPES.keys()
 
 
 def test_every_page_is_in_an_index():

@@ -29,6 +29,17 @@ from serfer.core.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 OVERLOADED = "overloaded"  # the type of a 429 for lack of room, not for a quota
+PROBLEM_TYPES = {
+    OVERLOADED: (
+        429,
+        "no room before the request's deadline, for running or for decoding, or no environment at Lambda",
+    ),
+    "quota": (429, "the API key's quota is used up"),
+    "ceiling": (429, "the dollars that an hour may cost are spent"),
+    "unavailable": (503, "the store or the functions do not answer, or a function failed again and again"),
+    "host": (403, "without API keys: the request is for another host, or from another site's page"),
+}
+"""Every problem type: the last part of urn:serfer:problem:TYPE, with its status and meaning."""
 _PROTOCOL = re.compile(r"/v2(/|$)")  # paths of the Open Inference Protocol
 _RETRY_S = "1"  # after something was unavailable: it may be back soon, and asking is cheap
 _OUTSIDE = (
@@ -73,7 +84,7 @@ def problem_of(error: Exception) -> Problem:
         return Problem(
             HTTPStatus.TOO_MANY_REQUESTS,
             _BUSY,
-            slug="overloaded",
+            slug=OVERLOADED,
             headers={"Retry-After": str(1 + secrets.randbelow(3))},
         )
     for kind, status in _OUTSIDE:

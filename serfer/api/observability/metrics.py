@@ -1,4 +1,4 @@
-"""What Prometheus reads at GET /metrics; docs/reference/api.md lists every name.
+"""What Prometheus reads at GET /metrics; docs/reference/metrics.md lists every name.
 
 Labels have few values, none of them a client's: routes are templates, models those that are served, and whatever else
 is "other". So nobody outside can make a series, and no name, key or image can stand in one.
@@ -58,11 +58,14 @@ class Metrics:
         make = _Maker(self.registry)
         self._requests = make.counter("serfer_http_requests", "Requests answered.", ["route", "method", "status"])
         self._seconds = make.histogram(
-            "serfer_http_request_seconds", "From a request's head to its last byte.", ["route"]
+            "serfer_http_request_seconds", "Seconds from a request's head to its last byte.", ["route"]
         )
         self._bytes = make.counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
         build = Gauge(
-            "serfer_build_info", "What is served, always 1.", ["version", "model", "plan"], registry=self.registry
+            "serfer_build_info",
+            "Version, model and plan digest; always 1.",
+            ["version", "model", "plan"],
+            registry=self.registry,
         )
         for model, plan in plans.items():
             build.labels(__version__, model, plan).set(1)
@@ -95,19 +98,21 @@ class _Queries:
         make = _Maker(registry)
         stage = ["model", "stage"]
         self.queries = make.counter("serfer_queries", "Queries that ended.", ["model", "target", "outcome"])
-        self.seconds = make.histogram("serfer_query_seconds", "From decoding to the answer.", ["model"])
+        self.seconds = make.histogram("serfer_query_seconds", "Seconds from decoding to the answer.", ["model"])
         self.queue = Histogram(
-            "serfer_queue_seconds", "What queries waited for their turn.", registry=registry, buckets=_SECONDS
+            "serfer_queue_seconds", "Seconds that queries waited for their turn.", registry=registry, buckets=_SECONDS
         )
-        self.stages = make.histogram("serfer_stage_seconds", "Wall time of stages.", stage)
+        self.stages = make.histogram("serfer_stage_seconds", "Wall time of stages, seconds.", stage)
         self.tasks = make.counter("serfer_tasks", "Tasks that answered queries.", stage)
         self.cold = make.counter("serfer_cold_starts", "Tasks that waited for a new environment.", stage)
-        self.bytes = make.counter("serfer_store_bytes", "Bytes put and got.", ["model", "direction"])
+        self.bytes = make.counter(
+            "serfer_store_bytes", "Bytes written to and read from the store.", ["model", "direction"]
+        )
         self.operations = make.counter("serfer_store_operations", "Store operations.", ["model", "operation"])
-        self.usd = make.counter("serfer_usd", "What Lambda charges, or would.", ["model"])
+        self.usd = make.counter("serfer_usd", "Dollars that Lambda charges, or would charge.", ["model"])
         self.retries = Counter("serfer_retries", "Tasks tried again.", registry=registry)
         self.hedges = Counter("serfer_hedges", "Late tasks that got a duplicate.", registry=registry)
-        self.restarts = Counter("serfer_restarts", "Queries begun anew.", registry=registry)
+        self.restarts = Counter("serfer_restarts", "Queries restarted after lost or altered pieces.", registry=registry)
 
     def answered(self, model: str, answered: Answered) -> None:
         report = answered.result.report
@@ -175,8 +180,8 @@ class _Maker:
         return _Known(Histogram(name, words, labels, registry=self._registry, buckets=_SECONDS).labels)
 
 
-class _Now(Collector):
-    """What is true of a service while it is scraped; `ready` is what it was when last seen."""
+class ServiceMetrics(Collector):
+    """Gauges of a service, as they are when scraped; `ready` is as of the last look."""
 
     def __init__(self, metrics: Metrics, service: Service) -> None:
         self._metrics = metrics
@@ -184,13 +189,16 @@ class _Now(Collector):
         self._ready = False
 
     def collect(self) -> Iterator[Metric]:
+        """Yield everything as it is now."""
         service, admission = self._service, self._service.admission
         yield GaugeMetricFamily("serfer_queue_length", "Queries that wait for their turn.", admission.waiting)
-        yield GaugeMetricFamily("serfer_in_flight", "Queries that run.", admission.running)
-        yield GaugeMetricFamily("serfer_rate", "Queries a second when busy; 0 if not known.", admission.rate or 0.0)
-        yield GaugeMetricFamily("serfer_draining", "1 while no new queries should come.", float(service.draining))
-        yield GaugeMetricFamily("serfer_ready", "1 if store and functions are there.", float(self._ready))
-        shed = CounterMetricFamily("serfer_shed", "Requests answered 429.", labels=["reason"])
+        yield GaugeMetricFamily("serfer_in_flight", "Queries in flight.", admission.running)
+        yield GaugeMetricFamily(
+            "serfer_rate", "Queries a second that depart while others wait; 0 if not known.", admission.rate or 0.0
+        )
+        yield GaugeMetricFamily("serfer_draining", "1 while the driver drains.", float(service.draining))
+        yield GaugeMetricFamily("serfer_ready", "1 if store and functions answer.", float(self._ready))
+        shed = CounterMetricFamily("serfer_shed", "Requests answered with 429.", labels=["reason"])
         shed.add_metric(["overloaded"], admission.shed + service.decoders.slots.refused)
         shed.add_metric(["quota"], self._metrics.over_quota)
         yield shed
@@ -205,7 +213,7 @@ class _Now(Collector):
 def metrics_router(metrics: Metrics, service: Service) -> APIRouter:
     """Return the route of /metrics, which tells of `service` too."""
     router = APIRouter(tags=["operation"])
-    now = _Now(metrics, service)
+    now = ServiceMetrics(metrics, service)
     metrics.registry.register(now)
 
     @router.get("/metrics", response_class=Response)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a pool of instances; docs/reference/api.md lists every name."""
+"""What Prometheus reads of a pool of instances; docs/reference/metrics.md lists every name."""
 
 from __future__ import annotations
 
@@ -26,18 +26,27 @@ class PoolMetrics(Collector):
         """Yield everything as it is now."""
         status, pool = self._controller.status, self._pool
         states = {"wanted": status.wanted, "on": status.on, "serving": pool.serving}
-        yield _gauges("serfer_pool_instances", "Instances wanted, there, and used here.", "state", states)
+        yield _gauges(
+            "serfer_pool_instances",
+            "Instances that the policy wants, that are on, and that serve this driver.",
+            "state",
+            states,
+        )
         yield GaugeMetricFamily("serfer_pool_leading", "1 while this driver leads.", float(status.leads))
         usd = {"serverless": status.serverless_usd, "gpu": status.instances_usd}
-        yield _gauges("serfer_pool_hour_usd", "Dollars of the last hour, of all drivers.", "target", usd)
+        yield _gauges("serfer_pool_hour_usd", "Dollars spent in the last hour by all drivers.", "target", usd)
         decisions = {reason.name.lower(): pool.router.counts[reason] for reason in Reason}
-        yield _counters("serfer_route_decisions", "Where queries were sent, by why.", "reason", decisions)
+        yield _counters("serfer_route_decisions", "Routing decisions by reason.", "reason", decisions)
         faults = {kind.value: pool.faults[kind] for kind in FaultKind}
-        yield _counters("serfer_instance_faults", "Queries that an instance did not answer.", "kind", faults)
+        yield _counters(
+            "serfer_instance_faults", "Queries that an instance did not answer, by kind of fault.", "kind", faults
+        )
         changes = {name: self._controller.changes[name] for name in _CHANGES}
         yield _counters("serfer_pool_changes", "Instances that this driver started and stopped.", "change", changes)
         troubles = {name: self._controller.troubles[name] for name in _TROUBLES}
-        yield _counters("serfer_pool_troubles", "What the pool's loop met and went on from.", "of", troubles)
+        yield _counters(
+            "serfer_pool_troubles", "Errors that the pool's loop survived, by their source.", "of", troubles
+        )
 
 
 def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:

@@ -1,0 +1,244 @@
+"""Write the generated parts of reference pages from the code: `.venv/bin/python docs/generate.py`.
+
+A part stands between two comments in its page; tests/test_docs.py fails where a page differs from what this writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import typer
+
+import serfer
+from drivers.instance import FaultKind
+from serfer.api.entrypoints import variables
+from serfer.api.http.problems import PROBLEM_TYPES, problem_of
+from serfer.api.observability.metrics import Metrics, ServiceMetrics
+from serfer.api.observability.pool_metrics import PoolMetrics
+from serfer.cli.main import COMMANDS, app
+from serfer.core.errors import OverloadedError, SerferError, ServiceError
+from serfer.settings import Settings
+
+DOCS = Path(__file__).parent
+_UNITS = {"bytes": "bytes", "pixels": "pixels", "s": "s", "ms": "ms", "hour": "$"}
+_BOUNDS = {"gt": "&gt;", "ge": "&ge;", "le": "&le;"}
+_WIDE = 100
+_INTERNAL = (
+    "self",
+    "transport",
+    "sleep",
+    "clock",
+    "asker",
+    "context",
+    "faults",
+)  # parameters of tests and of SerFer itself
+_MADE_BY_SERFER = ("Pipeline",)  # by open(), so its constructor is not public
+_PUBLIC = {
+    "Pipeline": ("run", "classify", "submit", "ask", "pixels", "warm", "health", "last", "last_report", "close"),
+}
+
+
+def commands() -> Iterator[str]:
+    """Describe every command with its options, as `--help` does."""
+    root = typer.main.get_command(app)
+    context = root.make_context("serfer", [], resilient_parsing=True)
+    for name in COMMANDS:
+        yield from _command(root.get_command(context, name), context, name)  # type: ignore[attr-defined]
+
+
+def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: ANN401 - typer's own types are private
+    context = type(parent)(command, parent=parent, info_name=name)
+    inner = getattr(command, "commands", {})
+    yield f"{'##' if parent.parent is None else '###'} {context.command_path}\n"
+    yield inspect.cleandoc(command.help) + "\n"
+    if not inner:
+        yield f"    {' '.join(command.get_usage(context).removeprefix('Usage: ').split())}\n"
+        records = [param.get_help_record(context) for param in command.params]
+        rows = [(f"`{option}`", " ".join(meaning.split())) for option, meaning in filter(None, records)]
+        yield _table(("option", "meaning"), rows)
+    for other in inner:
+        yield from _command(inner[other], context, other)
+
+
+def settings() -> Iterator[str]:
+    """List the fields of Settings with type, bounds, unit, default and meaning."""
+    rows, meanings = [], _attribute_docstrings(Settings)
+    for name, field in Settings.model_fields.items():
+        bounds = (
+            f"{sign} {getattr(item, key):,}"
+            for item in field.metadata
+            for key, sign in _BOUNDS.items()
+            if hasattr(item, key)
+        )
+        default = str(field.get_default(call_default_factory=True)).replace(str(Path.home()), "~")
+        default = "" if default in ("None", "", "()") else f"`{default}`"
+        unit = _UNITS.get(name.rpartition("_")[2], "")
+        rows.append(
+            (
+                f"`SERFER_{name.upper()}`",
+                f"{_type(field.annotation)} {', '.join(bounds)}",
+                unit,
+                default,
+                meanings[name],
+            )
+        )
+    yield _table(("variable", "type", "unit", "default", "meaning"), rows)
+
+
+def driver_variables() -> Iterator[str]:
+    """List the variables of a driver in AWS, from the text of the module that reads them."""
+    found = re.findall(r"^(SERFER_\w+) +(.*(?:\n +\S.*)*)", variables.__doc__ or "", re.MULTILINE)
+    yield _table(("variable", "meaning"), [(f"`{name}`", " ".join(meaning.split())) for name, meaning in found])
+
+
+def problem_types() -> Iterator[str]:
+    """List the types of problem details."""
+    rows = [(f"`urn:serfer:problem:{slug}`", str(status), meaning) for slug, (status, meaning) in PROBLEM_TYPES.items()]
+    yield _table(("type", "status", "meaning"), rows)
+
+
+def errors() -> Iterator[str]:
+    """List every error that `serfer` exports with its bases, exit code and HTTP status."""
+    rows = []
+    for name in serfer.__all__:
+        error = getattr(serfer, name)
+        if isinstance(error, type) and issubclass(error, SerferError):
+            instance = error("", retry_after_s=1.0) if issubclass(error, OverloadedError) else error("")
+            bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
+            status = "" if issubclass(error, ServiceError) else str(problem_of(instance).status)  # a client's own
+            rows.append((f"`{name}`", bases, str(error.exit_code), status, " ".join((error.__doc__ or "").split())))
+    yield _table(("error", "is a", "exit code", "HTTP status", "meaning"), rows)
+
+
+def metrics() -> Iterator[str]:
+    """List every metric with its type and labels."""
+    admission = SimpleNamespace(waiting=0, running=0, rate=0.0, shed=0)
+    decoders = SimpleNamespace(slots=SimpleNamespace(refused=0))
+    status = SimpleNamespace(wanted=0, on=0, leads=False, serverless_usd=0.0, instances_usd=0.0)
+    counts = Counter[Any]()
+    pool = SimpleNamespace(serving=0, router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 0))
+    controller: Any = SimpleNamespace(status=status, changes=counts, troubles=counts)
+    service: Any = SimpleNamespace(admission=admission, draining=False, decoders=decoders)
+    running: Any = SimpleNamespace(pool=pool, controller=controller)
+    made = Metrics({"": ""})
+    rows = []
+    for source in (*made.registry._collector_to_names, ServiceMetrics(made, service), PoolMetrics(running)):  # noqa: SLF001
+        for metric in source.collect():
+            labels = getattr(source, "_labelnames", ()) or dict.fromkeys(
+                name for sample in metric.samples for name in sample.labels
+            )
+            name = metric.name + "_total" * (metric.type == "counter")
+            shown = ", ".join(f"`{label}`" for label in labels if label != "le")
+            rows.append((f"`{name}`", metric.type, shown, metric.documentation))
+    yield _table(("metric", "type", "labels", "meaning"), rows)
+
+
+def python_api() -> Iterator[str]:
+    """Describe every name that `serfer` exports, errors apart, and the records that they return."""
+    public = {name: getattr(serfer, name) for name in serfer.__all__}
+    for name, value in public.items():
+        if inspect.isfunction(value):
+            yield f"## serfer.{name}\n"
+            yield from _callable(f"serfer.{name}", value)
+    for name, value in public.items():
+        if isinstance(value, type) and not issubclass(value, Exception):
+            yield from _class(name, value)
+
+
+def _class(name: str, described: type) -> Iterator[str]:
+    yield f"## serfer.{name}\n"
+    made_by_user = "__init__" in vars(described) and not is_dataclass(described)
+    if made_by_user and name not in _MADE_BY_SERFER:
+        yield f"```python\n{_signature(f'serfer.{name}', described)}\n```\n"
+    yield (inspect.getdoc(described) or "") + "\n"
+    if is_dataclass(described):
+        rows = [(f"`{field.name}`", f"`{field.type}`") for field in fields(described) if not field.name.startswith("_")]
+        yield _table(("field", "type"), rows)
+    chosen = _PUBLIC.get(name) or [member for member in vars(described) if not member.startswith("_")]
+    for member in chosen:
+        value = inspect.getattr_static(described, member)
+        if isinstance(value, property):
+            yield f"### {name}.{member}\n\n{inspect.getdoc(value)}\n"
+        elif isinstance(value, types.FunctionType | classmethod):
+            yield f"### {name}.{member}\n"
+            yield from _callable(f"{name}.{member}", getattr(described, member))
+
+
+def _callable(name: str, described: Callable[..., Any]) -> Iterator[str]:
+    prefix = "async " if inspect.iscoroutinefunction(described) else ""
+    yield f"```python\n{prefix}{_signature(name, described)}\n```\n"
+    yield (inspect.getdoc(described) or "") + "\n"
+
+
+def _signature(name: str, described: Callable[..., Any]) -> str:
+    """Write a call with its parameters, one a line where they are many; parameters of tests are left out."""
+    signature = inspect.signature(described)
+    kept = [value for value in signature.parameters.values() if value.name not in _INTERNAL]
+    whole = str(signature.replace(parameters=kept))
+    whole = re.sub(r"(: |-> )'([^']*)'", r"\1\2", whole).removesuffix(" -> None")
+    if len(name + whole) <= _WIDE:
+        return name + whole
+    inside, _, returned = whole[1:].rpartition(")")
+    parts = re.split(r", (?=\*|\w+: )", inside)
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returned}"
+
+
+def _attribute_docstrings(described: type) -> dict[str, str]:
+    """Return the strings that stand below the fields of a class, by field."""
+    described_class: Any = ast.parse(inspect.getsource(described)).body[0]
+    pairs: Any = pairwise(described_class.body)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _type(annotation: Any) -> str:  # noqa: ANN401 - what an annotation may be
+    """Name a setting's type for a reader."""
+    names = {"Path": "path", "str": "text", "int": "integer", "float": "number", "SecretStr": "secret", "NoneType": ""}
+    if isinstance(annotation, types.UnionType):
+        return "".join(_type(part) for part in annotation.__args__)
+    return names.get(getattr(annotation, "__name__", ""), "names")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join("| " + " | ".join(cell.strip().replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
+    "reference/commands.md": {"commands": commands},
+    "reference/settings.md": {"settings": settings, "driver variables": driver_variables},
+    "reference/api.md": {"problem types": problem_types},
+    "reference/metrics.md": {"metrics": metrics},
+    "reference/python.md": {"python": python_api, "errors": errors},
+}
+
+
+def regenerated(page: str) -> str:
+    """Return the text of a page with its generated parts written anew."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for name, part in PARTS[page].items():
+        begin, end = f"<!-- {name} begin: written by docs/generate.py -->\n", f"<!-- {name} end -->"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f"{page} has no part {name}: {begin}{end}")
+        text = before + begin + "\n" + "\n".join(part()) + "\n" + end + after
+    return text
+
+
+if __name__ == "__main__":
+    for page in PARTS:
+        (DOCS / page).write_text(regenerated(page), encoding="utf-8")

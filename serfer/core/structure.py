@@ -6,6 +6,7 @@ of a number, `Annotated[float, Bounds(0.0, 1e9)]`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
@@ -21,18 +22,32 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The smallest and the largest value that a number may have; NaN is outside of any bounds."""
+    """The smallest and the largest value that a number may have, the smallest itself not if `above`.
+
+    NaN is outside of any bounds, and so are infinities.
+    """
 
     min: float
-    max: float
+    max: float = sys.float_info.max
+    above: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        return self.min <= number <= self.max and not (self.above and number == self.min)
+
+    def __str__(self) -> str:
+        if self.max == sys.float_info.max:
+            return f"finite and above {self.min:g}" if self.above else f"finite and {self.min:g} or more"
+        return f"{self.min:g} to {self.max:g}"
 
 
 def unstructure(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Turn dataclasses into dicts and tuples into lists, all the way down."""
+    """Turn dataclasses into dicts and tuples into lists, within lists and dicts too."""
     if is_dataclass(value) and not isinstance(value, type):
         return {key: unstructure(getattr(value, name)) for key, (name, _) in _fields(type(value)).items()}
     if isinstance(value, tuple | list):
         return [unstructure(item) for item in value]
+    if isinstance(value, dict):
+        return {key: unstructure(item) for key, item in value.items()}
     return value
 
 
@@ -123,8 +138,8 @@ def _scalar(kind: type) -> _Builder:
 def _bounded(base: _Builder, bounds: Bounds) -> _Builder:
     def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         number = base(value)
-        if not bounds.min <= number <= bounds.max:
-            raise _MismatchError(f"should be {bounds.min:g} to {bounds.max:g}, not {number:g}")
+        if number not in bounds:
+            raise _MismatchError(f"should be {bounds}, not {number:g}")
         return number
 
     return build

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.linear_model import LinearRegression
 
-from serfer.core.costs.operator_costs import PRICED, Kind, Profile, Profiles, Work, counts
+from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, Work, counts
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
@@ -463,7 +463,7 @@ def fit(samples: Iterable[Sample], shares: Mapping[Kind, float], extra: Overhead
 
 
 def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float, watching: float) -> Profile:
-    names = sorted(PRICED[kind])
+    names = sorted(COUNTED[kind])
     rows = np.array(
         [[counts(sample.work, sample.batch)[name] for name in names] for sample in samples], dtype=np.float64
     )
@@ -474,7 +474,7 @@ def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float, watching: fl
         kept = seconds < _SLOWED * (rows @ prices + 2 * _RESOLUTION)
     error = np.abs(rows[kept] @ prices - seconds[kept]).sum() / seconds[kept].sum()
     return Profile(
-        prices_ns={name: float(price * _NS) for name, price in zip(names, prices, strict=True)},
+        coefficients_ns={name: float(price * _NS) for name, price in zip(names, prices, strict=True)},
         parallel=float(parallel),
         samples=int(kept.sum()),
         error=float(error),

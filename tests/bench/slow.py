@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from serfer.core.costs.operator_costs import shipped_profiles
 
-_PRICES_NS = {"macs": 15.0, "taps": 15.0, "read": 3.0, "written": 3.0, "weights": 0.3, "operator": 300_000.0}
+_NS = {"macs": 15.0, "taps": 15.0, "read": 3.0, "written": 3.0, "weights": 0.3, "operator": 300_000.0}
 
 
 def slow_profiles(times=1.0, parallel=0.5):
@@ -12,7 +12,9 @@ def slow_profiles(times=1.0, parallel=0.5):
     shipped = shipped_profiles()
     kinds = {
         kind: replace(
-            one, parallel=parallel, prices_ns={name: times * _PRICES_NS.get(name, 0.0) for name in one.prices_ns}
+            one,
+            parallel=parallel,
+            coefficients_ns={name: times * _NS.get(name, 0.0) for name in one.coefficients_ns},
         )
         for kind, one in shipped.kinds.items()
     }

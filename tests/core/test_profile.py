@@ -101,7 +101,7 @@ def changed(path, value):
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[]", "not a JSON object"),
+        ("[]", "should be an object"),
         (" " * 2**21, "characters"),
         (changed(["format"], 2), "format 2"),
         (changed(["machine"], None), "machine"),
@@ -122,6 +122,6 @@ def test_bad_profiles_are_refused_by_name(text, named):
         parse_profiles(text)
 
 
-def test_a_safety_offset_is_no_negative_share():
+def test_a_negative_safety_offset_is_refused():
     with pytest.raises(InputError, match="safety"):
         parse_profiles(TEXT, safety=-0.1)

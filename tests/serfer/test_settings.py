@@ -119,8 +119,8 @@ def test_the_users_own_prices_stand_in_for_the_shipped_ones(tmp_path):
         (None, "cannot be read: No such file"),
         (b"\xff\xfe", "not UTF-8 text"),
         (b"= =", "not TOML"),
-        (b"[lambda]\ncolour = 1", "unknown values: colour"),
-        (b"[lambda]\nprice_request = -1", "no positive number"),
+        (b"[lambda]\ncolour = 1", "unknown 'colour'"),
+        (b"[lambda]\nprice_request = -1", "price_request should be"),
     ],
 )
 def test_a_file_of_prices_that_cannot_be_used_is_refused(tmp_path, content, words):

@@ -98,7 +98,7 @@ def test_profiles_are_measured_fitted_and_read_again(monkeypatch):
     said = []
     profiles = measure(said.append, networks=(), drawn_rounds=1)
     assert parse_profiles(dump_profiles(profiles)).kinds.keys() == profiles.kinds.keys()
-    assert all(one.samples and min(one.prices_ns.values()) >= 0 for one in profiles.kinds.values())
+    assert all(one.samples and min(one.coefficients_ns.values()) >= 0 for one in profiles.kinds.values())
     assert "drawn" in said[0]
 
 

@@ -1,8 +1,9 @@
-"""What operators cost on one vCPU: prices fitted to measurements, added up along a task (INFless, section 3.3).
+"""What operators cost on one vCPU: coefficients fitted to measurements, added up along a task (INFless, section 3.3).
 
 An operator's time is the sum of its counts (multiply-accumulates, elements read, calls of the innermost loop, ...)
-times the prices of its kind. A price is never negative and every count grows with the region, so a larger region never
-costs less. Along a task all operators add up, branches too: ONNX Runtime runs a task's operators one after another.
+times the coefficients of its kind. A coefficient is never negative and every count grows with the region, so a larger
+region never costs less. Along a task all operators add up, branches too: ONNX Runtime runs a task's operators one after
+another.
 The tiles of a stage run side by side, so among them the maximum is taken; the planner does that.
 
 More images at once cost more of everything but weights. What vCPUs change is in
@@ -15,13 +16,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
-from typing import Any
+from typing import Annotated
 
 from serfer.core.costs.vcpus import compute_seconds
 from serfer.core.errors import InputError
+from serfer.core.structure import Bounds, structure, unstructure
 
 FORMAT = 1
 BLOCK = 16
@@ -33,6 +36,7 @@ _NEAR = 1 << 17  # elements that stay in the second-level cache on the way to th
 _NEAR_WEIGHTS = 1 << 20  # weights that are still in some cache when the next query comes
 _MAX_CHARACTERS = 1 << 20
 _NS = 1e9
+_NAME = "the operator profiles"
 
 
 class Kind(StrEnum):
@@ -91,7 +95,7 @@ _ONCE = frozenset({"operator", "weights", "far weights"})  # what a batch does n
 
 
 def counts(work: Work, batch: int = 1) -> Counts:
-    """Return what a kind's prices are multiplied with, for `batch` images."""
+    """Return what a kind's coefficients are multiplied with, for `batch` images."""
     one = _COUNTS.get(work.kind, _moved)(work)
     return {name: value if name in _ONCE else batch * value for name, value in one.items()}
 
@@ -171,18 +175,28 @@ _COUNTS: Mapping[Kind, Callable[[Work], Counts]] = {
     Kind.PRODUCT: _product,
     Kind.POOL: _pool,
 }
-PRICED: Mapping[Kind, frozenset[str]] = {kind: frozenset(counts(Work(kind))) for kind in Kind}
+COUNTED: Mapping[Kind, frozenset[str]] = {kind: frozenset(counts(Work(kind))) for kind in Kind}
 """The counts of each kind."""
+
+
+Measure = Annotated[float, Bounds(0.0)]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The prices of a kind in nanoseconds, how much of its time more threads divide, and what it was fitted to."""
+    """What each count of a kind costs in nanoseconds, how much of its time more threads divide, and the fit.
 
-    prices_ns: Mapping[str, float]
-    parallel: float
+    It was fitted to `samples` measurements, from which it is off by `error` (median, a share).
+    """
+
     samples: int
-    error: float
+    error: Measure
+    parallel: Annotated[float, Bounds(0.0, 1.0)]
+    coefficients_ns: Mapping[str, Measure] = field(metadata={"key": "prices_ns"})
+
+    def ns(self, found: Counts) -> float:
+        """Return nanoseconds of an operator with these counts."""
+        return sum([value * self.coefficients_ns[name] for name, value in found.items()])
 
 
 @dataclass(frozen=True)
@@ -218,43 +232,42 @@ class Profiles:
 
     def _parts(self, work: Work, batch: int) -> tuple[float, float]:
         profile = self.kinds[work.kind]
-        serial, parallel = self._shared(profile, sum(self._priced(profile, counts(work, batch))))
+        serial, parallel = self._shared(profile, profile.ns(counts(work, batch)))
         if work.reordered:
             reorder = self.kinds[work.to]
             moved = counts(Work(work.to, read=work.reordered, written=work.reordered), batch)
-            more = self._shared(reorder, sum(self._priced(reorder, moved)))
+            more = self._shared(reorder, reorder.ns(moved))
             serial, parallel = serial + more[0], parallel + more[1]
         return serial, parallel
-
-    @staticmethod
-    def _priced(profile: Profile, found: Counts) -> list[float]:
-        return [value * profile.prices_ns[name] for name, value in found.items()]
 
     def _shared(self, profile: Profile, ns: float) -> tuple[float, float]:
         scale = (1 + self.safety) / _NS
         return ns * (1 - profile.parallel) * scale, ns * profile.parallel * scale
 
 
+@dataclass(frozen=True)
+class _File:
+    format: int
+    machine: str
+    runtime: str
+    date: str
+    run_ns: Measure
+    kinds: Mapping[str, Profile]
+
+
 def dump_profiles(profiles: Profiles) -> str:
-    """Write profiles as JSON that a reader can follow: prices with four digits, in nanoseconds."""
+    """Write profiles as JSON that a reader can follow: coefficients with four digits, in nanoseconds."""
     kinds = {
-        str(kind): {
-            "samples": one.samples,
-            "error": _short(one.error),
-            "parallel": _short(one.parallel),
-            "prices_ns": {name: _short(price) for name, price in one.prices_ns.items()},
-        }
+        str(kind): Profile(
+            one.samples,
+            _short(one.error),
+            _short(one.parallel),
+            {name: _short(ns) for name, ns in one.coefficients_ns.items()},
+        )
         for kind, one in profiles.kinds.items()
     }
-    document = {
-        "format": FORMAT,
-        "machine": profiles.machine,
-        "runtime": profiles.runtime,
-        "date": profiles.date,
-        "run_ns": _short(profiles.run_ns),
-        "kinds": kinds,
-    }
-    return json.dumps(document, indent=2) + "\n"
+    file = _File(FORMAT, profiles.machine, profiles.runtime, profiles.date, _short(profiles.run_ns), kinds)
+    return json.dumps(unstructure(file), indent=2) + "\n"
 
 
 def _short(value: float) -> float:
@@ -262,7 +275,7 @@ def _short(value: float) -> float:
 
 
 def parse_profiles(text: str, safety: float = 0.0) -> Profiles:
-    """Read profiles from JSON text; raises InputError that names what is missing, unknown or no sensible number."""
+    """Read profiles from JSON text; raises InputError that names what is missing, unknown or out of bounds."""
     if len(text) > _MAX_CHARACTERS:
         raise InputError(f"the operator profiles have {len(text):,} characters, more than {_MAX_CHARACTERS:,}")
     if not 0 <= safety < math.inf:
@@ -271,58 +284,24 @@ def parse_profiles(text: str, safety: float = 0.0) -> Profiles:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the operator profiles are not JSON: {error}") from error
-    table = _table(document, "", {"format", "machine", "runtime", "date", "run_ns", "kinds"})
-    if table["format"] != FORMAT:
-        raise InputError(f"the operator profiles have format {table['format']!r}; this version reads {FORMAT}")
-    kinds = _table(table["kinds"], "kinds", {str(kind) for kind in Kind})
-    return Profiles(
-        machine=_text(table, "machine"),
-        runtime=_text(table, "runtime"),
-        date=_text(table, "date"),
-        run_ns=_number(table["run_ns"], "run_ns"),
-        kinds={kind: _profile(kind, kinds[kind]) for kind in Kind},
-        safety=safety,
-    )
+    if isinstance(document, dict) and document.get("format", FORMAT) != FORMAT:
+        raise InputError(f"the operator profiles have format {document['format']!r}; this version reads {FORMAT}")
+    file = structure(_File, document, _NAME, error=InputError)
+    _check_names("kinds", file.kinds.keys(), {str(kind) for kind in Kind})
+    for kind in Kind:
+        _check_names(f"kinds.{kind}.prices_ns", file.kinds[kind].coefficients_ns.keys(), COUNTED[kind])
+    if not (file.machine and file.runtime and file.date):
+        raise InputError(f"{_NAME} should name their machine, runtime and date")
+    kinds = {kind: file.kinds[kind] for kind in Kind}
+    return Profiles(file.machine, file.runtime, file.date, file.run_ns, kinds, safety)
+
+
+def _check_names(where: str, names: AbstractSet[str], expected: AbstractSet[str]) -> None:
+    if names != expected:
+        missing, extra = sorted(expected - names), sorted(names - expected)
+        raise InputError(f"{_NAME}.{where} lacks {missing} or has unknown {extra}")
 
 
 def shipped_profiles(safety: float = 0.0) -> Profiles:
     """Return the profiles that ship with SerFer."""
     return parse_profiles(files("serfer.core.costs").joinpath("profiles.json").read_text(encoding="utf-8"), safety)
-
-
-def _profile(kind: Kind, value: object) -> Profile:
-    where = f"kinds.{kind}"
-    table = _table(value, where, {"samples", "error", "parallel", "prices_ns"})
-    prices = _table(table["prices_ns"], f"{where}.prices_ns", PRICED[kind])
-    parallel = _number(table["parallel"], f"{where}.parallel")
-    if parallel > 1:
-        raise InputError(f"the operator profiles give {where}.parallel as {parallel}: it is a share, at most 1")
-    return Profile(
-        prices_ns={name: _number(price, f"{where}.prices_ns.{name}") for name, price in prices.items()},
-        parallel=parallel,
-        samples=int(_number(table["samples"], f"{where}.samples")),
-        error=_number(table["error"], f"{where}.error"),
-    )
-
-
-def _table(value: object, where: str, names: set[str] | frozenset[str]) -> dict[str, Any]:
-    what = f"{where} of the operator profiles" if where else "the operator profiles' document"
-    if not isinstance(value, dict):
-        raise InputError(f"{what} is not a JSON object")
-    if set(value) != names:
-        missing, extra = sorted(names - set(value)), sorted(set(value) - names)
-        raise InputError(f"{what} lacks {missing} or has unknown {extra}")
-    return value
-
-
-def _text(table: dict[str, Any], name: str) -> str:
-    value = table[name]
-    if not isinstance(value, str) or not value:
-        raise InputError(f"the operator profiles give no {name}")
-    return value
-
-
-def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InputError(f"the operator profiles give {where} no number from 0 up")
-    return float(value)

@@ -42,7 +42,10 @@ def parse_plan(text: str) -> Plan:
         raise PlanError("plan.json is not a plan: it says no format; split the model again")
     if value["format"] != FORMAT:
         found = repr(value["format"])[:_SHOWN]
-        raise PlanError(f"plan.json has format {found}, this version reads {FORMAT}; split the model again")
+        raise PlanError(
+            f"plan.json has format {found}, this version reads {FORMAT}: write the plan again, with serfer split and "
+            "the model that it was made from"
+        )
     plan = structure(Plan, value, "plan.json")
     if _digest(plan) != plan.digest:
         raise PlanError("plan.json was edited: its digest does not match; split the model again")

@@ -1,0 +1,42 @@
+"""Plan directories that earlier versions wrote: today's format answers as recorded, others are refused with advice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import serfer
+from serfer.cli.main import app
+from serfer.cli.terminal import _exit_code, _Interrupt
+from serfer.core.plan import FORMAT
+from serfer.plan_directory import load_plan
+
+PLANS = Path(__file__).parents[1] / "data" / "plans"
+TODAY = PLANS / f"v{FORMAT}"
+DIGEST = "8d3e0b1441d3e8fa4246012f65f68e50bb065df51823e4912adaddffe47809f5"
+
+
+def test_every_format_is_recorded():
+    assert sorted(path.name for path in PLANS.glob("v*")) == [f"v{number}" for number in range(1, FORMAT + 1)]
+
+
+def test_the_recorded_plan_is_unchanged():
+    assert load_plan(TODAY).digest == DIGEST
+
+
+@pytest.mark.parametrize("inline", ["planned", "never"])
+def test_the_recorded_plan_answers_bit_for_bit(inline):
+    with serfer.open(TODAY, inline=inline) as pipeline:
+        answer = pipeline.run(np.load(TODAY / "input.npy"))
+    assert answer.tobytes() == np.load(TODAY / "answer.npy").tobytes()
+
+
+@pytest.mark.parametrize("number", range(1, FORMAT))
+def test_an_older_format_is_refused_with_advice(number):
+    with pytest.raises(serfer.PlanError, match=rf"format {number}, this version reads {FORMAT}: .* serfer split"):
+        serfer.open(PLANS / f"v{number}")
+
+
+def test_an_older_format_ends_a_command_with_exit_code_3(capsys):
+    assert _exit_code(app, ["explain", str(PLANS / "v1")], _Interrupt()) == serfer.PlanError.exit_code == 3
+    assert "serfer split" in capsys.readouterr().err

@@ -324,7 +324,7 @@ class _Query:
     def _may_share(self, stage: int, tile: int) -> _Together | None:
         """Say how an attempt may share its invocation; one that failed or is late has to go alone."""
         together, known = self._route.together, self._run.stages[stage].tiles[tile]
-        if together is None or stage not in together.groups.batching.stages or known.failures or known.hedged:
+        if together is None or stage not in together.groups.batching.stages or known.alone:
             return None
         return together
 

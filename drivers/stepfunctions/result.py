@@ -11,7 +11,7 @@ from drivers.stepfunctions.asl import THROTTLED
 from drivers.stepfunctions.client import Outcome
 from drivers.stepfunctions.output import Entry, Output
 from serfer.core.errors import DeadlineError, QueryError, SerferError
-from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun, query_error
+from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun, TileState, query_error
 
 _SHOWN = 500  # characters of an error that nobody foresaw
 _MS_PER_S = 1000
@@ -100,4 +100,4 @@ def _tile_run(entry: Entry, asked: float, ended: float) -> TileRun:
     """Return a tile's run; when the tries before the last one were made is not known."""
     failed = [Attempt(number, asked, asked, asked, _RETRIED) for number in range(entry.retries)]
     last = Attempt(entry.retries, asked, asked, max(asked, ended), entry.report)
-    return TileRun([*failed, last], entry.report, failures=entry.retries)
+    return TileRun([*failed, last], entry.report, TileState.DONE, failures=entry.retries)

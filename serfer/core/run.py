@@ -1,19 +1,29 @@
 """The life of a query, as a machine without clock or network: events and the time go in, actions come out.
 
-        start                  all tiles done             last stage done
-    ──────────▶ stage 0 running ──────────▶ stage 1 ... ──────────▶ answered
-                  │    ▲  tile failed: wait, then invoke again
-                  ├────┤  tile is late: invoke it a second time, the first answer wins
-                  └────┘  tile failed too often, deadline passed, cancelled ──────────▶ failed
-                          what it reads is gone, or was altered ──────────▶ lost: the driver restarts the query
+    start ──▶ stage 0 ──▶ stage 1 ... ──▶ finished: the last stage's reports, or an error
 
-Everything that decides a query's fate stands in this file. The push driver, the simulator and the tests drive the same
-machine. Whatever happens, a run ends exactly once, with Finish; its keys are then the driver's to delete.
+A stage ends when all its tiles are DONE, and the run when its last stage does, when a tile has FAILED, at the deadline,
+or when it is cancelled. A tile's task (TRANSITIONS; a test compares the two):
+
+    RUNNING ── answered ──▶ DONE
+    RUNNING ── late ──▶ HEDGED       a duplicate is invoked, the first answer counts
+    RUNNING ── failed ──▶ WAITING    for the time of its retry
+    RUNNING ── gave up ──▶ FAILED    its retries are used up, or what it reads is lost
+    HEDGED ── answered ──▶ DONE
+    HEDGED ── one failed ──▶ RUNNING
+    HEDGED ── gave up ──▶ FAILED
+    WAITING ── due ──▶ RUNNING
+    WAITING ── answered ──▶ DONE     by an attempt that had been given up
+
+The push driver, the simulator and the tests drive the same machine. Whatever happens, a run ends exactly once, with
+Finish; its keys are then the driver's to delete. Decided elsewhere: the restart of a query whose data the store has
+lost (drivers/lifecycle.py), the deadline and retries of a state machine (drivers/stepfunctions), which tasks share an
+invocation, and in which order they get a slot (drivers/dispatch.py), when a task is late (serfer/core/hedging.py).
 
 Every event names the attempt that it is about. An attempt may end late or twice, since one that was given up may still
 run: events about attempts of a stage that is over, of a tile that is done, or that ended before, are accepted and
-change nothing, and so is everything after Finish. An event about what was never invoked, or that comes before the
-start, is a bug of the driver's and raises ImpossibleEventError.
+change nothing, and so is everything after Finish. An event about what was never invoked, a second TaskStarted of an
+attempt, and any event before the start are bugs of the driver and raise ImpossibleEventError.
 """
 
 from __future__ import annotations
@@ -73,7 +83,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TaskStarted:
-    """An invocation is on its way: it waited for nothing but its function from here on."""
+    """An invocation was sent: from here on it waits for its function alone."""
 
     stage: int
     tile: int
@@ -102,12 +112,12 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The time that a WakeAt named has come."""
+    """The time of a WakeAt has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nobody waits for the answer any more."""
+    """The caller no longer waits for the answer."""
 
 
 Event = TaskStarted | TaskDone | TaskFailed | TimePassed | Cancelled
@@ -124,7 +134,7 @@ class Invoke:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give up an attempt whose answer nobody needs any more."""
+    """Give up an attempt whose answer is no longer needed."""
 
     stage: int
     tile: int
@@ -165,10 +175,10 @@ class Retry:
 
 
 class Hedging(Protocol):
-    """Says when a task is late, and whether a second one may be spent on it."""
+    """When a task is late, and the budget of duplicates."""
 
     def late_after(self, stage: int) -> float | None:
-        """Return after how many seconds a task of a stage is late; None where that is not known."""
+        """Return after how many seconds a task of a stage is late; None if that is unknown."""
         ...
 
     def spend(self) -> bool:
@@ -190,22 +200,81 @@ class Attempt:
     result: Report | Failure | None = None
 
 
+class TileState(enum.Enum):
+    """Where a tile's task is."""
+
+    RUNNING = "running"
+    HEDGED = "hedged"
+    WAITING = "waiting"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Change(enum.Enum):
+    """What moves a tile's task from one state to another."""
+
+    ANSWERED = "answered"
+    LATE = "late"
+    ATTEMPT_FAILED = "failed"
+    ONE_FAILED = "one failed"
+    GAVE_UP = "gave up"
+    DUE = "due"
+
+
+TRANSITIONS = {
+    TileState.RUNNING: {
+        Change.ANSWERED: TileState.DONE,
+        Change.LATE: TileState.HEDGED,
+        Change.ATTEMPT_FAILED: TileState.WAITING,
+        Change.GAVE_UP: TileState.FAILED,
+    },
+    TileState.HEDGED: {
+        Change.ANSWERED: TileState.DONE,
+        Change.ONE_FAILED: TileState.RUNNING,
+        Change.GAVE_UP: TileState.FAILED,
+    },
+    TileState.WAITING: {Change.DUE: TileState.RUNNING, Change.ANSWERED: TileState.DONE},
+    TileState.DONE: {},
+    TileState.FAILED: {},
+}
+
+
 @dataclass(slots=True)
 class TileRun:
-    """What is known of one tile's task: its attempts, and the report of the one that answered first."""
+    """What is known of one tile's task: its attempts, and the report of the one that answered first.
+
+    `due` is the time of its retry while it is WAITING.
+    """
 
     attempts: list[Attempt]
     report: Report | None = None
+    state: TileState = TileState.RUNNING
     failures: int = 0
-    refusals: int = 0  # failures that say nothing about the task
+    unavailable: int = 0  # failures that say nothing about the task
     throttles: int = 0  # those of them for which Lambda had no room
-    due: float | None = None
+    due: float = math.inf
     hedged: bool = False
+
+    def move(self, change: Change) -> None:
+        """Take a transition; a KeyError is a bug of the machine's."""
+        self.state = TRANSITIONS[self.state][change]
 
     @property
     def open(self) -> list[Attempt]:
         """The attempts that may still answer."""
         return [attempt for attempt in self.attempts if attempt.ended is None]
+
+    @property
+    def alone(self) -> bool:
+        """Whether its invocation is not to be shared: it failed before, or is late."""
+        return self.failures > 0 or self.hedged
+
+    def late_at(self, late_after: float | None) -> float:
+        """Return when its only attempt is late; inf while there are two or none, or it has not started."""
+        if late_after is None or self.hedged or self.state is not TileState.RUNNING:
+            return math.inf
+        started = self.attempts[-1].started
+        return math.inf if started is None else started + late_after
 
 
 @dataclass(slots=True)
@@ -224,7 +293,7 @@ class StageRun:
 
 
 class ImpossibleEventError(RuntimeError):
-    """The driver sent an event that cannot be: about an attempt that was never invoked, or before the start."""
+    """An event that no driver can have seen: about what was never invoked, a second start, or before the start."""
 
 
 class Run:
@@ -271,9 +340,9 @@ class Run:
         self._check(event)
         match event:
             case TaskStarted(stage, tile, attempt):
-                return self._begun(stage, tile, attempt, now)
+                return self._started_attempt(stage, tile, attempt, now)
             case TaskDone(stage, tile, attempt, report):
-                return self._done(stage, tile, attempt, report, now)
+                return self._answered(stage, tile, attempt, report, now)
             case TaskFailed(stage, tile, attempt, failure):
                 return self._failed(stage, tile, attempt, failure, now)
             case TimePassed():
@@ -305,35 +374,34 @@ class Run:
         tile.attempts.append(Attempt(len(tile.attempts), now))
         return Invoke(stage, number, tile.attempts[-1].number)
 
-    def _current(self, stage: int, tile: int, attempt: int) -> tuple[TileRun, Attempt] | None:
-        """Return the tile and the attempt that an event is about, or None for a late duplicate."""
-        if stage != len(self.stages) - 1:
-            return None
+    def _open_tile(self, stage: int, tile: int) -> TileRun | None:
+        """Return the tile that an event is about, or None if its answer is known: the event is a late duplicate."""
         current = self.stages[stage].tiles[tile]
-        if current.report is not None or current.attempts[attempt].ended is not None:
-            return None
-        return current, current.attempts[attempt]
+        return None if stage != len(self.stages) - 1 or current.state is TileState.DONE else current
 
-    def _begun(self, stage: int, tile: int, attempt: int, now: float) -> list[Action]:
-        current = self._current(stage, tile, attempt)
-        if current is None or current[1].started is not None:
+    def _started_attempt(self, stage: int, tile: int, attempt: int, now: float) -> list[Action]:
+        run = self._open_tile(stage, tile)
+        if run is None or run.attempts[attempt].ended is not None:
             return []
-        current[1].started = now
-        late = self._late_after(current[0], stage)
-        if late is None or now + late >= self._late_at:
+        if run.attempts[attempt].started is not None:
+            raise ImpossibleEventError(f"stage {stage}, tile {tile}: attempt {attempt} started twice")
+        run.attempts[attempt].started = now
+        late_at = run.late_at(self._late_after(stage))
+        if late_at >= self._late_at:
             return []  # the timer of a task that began before looks after this one too
-        self._late_at = now + late
-        return [WakeAt(self._late_at)]
+        self._late_at = late_at
+        return [WakeAt(late_at)]
 
-    def _late_after(self, tile: TileRun, stage: int) -> float | None:
-        return None if tile.hedged or self._hedging is None else self._hedging.late_after(stage)
+    def _late_after(self, stage: int) -> float | None:
+        return self._hedging.late_after(stage) if self._hedging else None
 
-    def _done(self, stage: int, tile: int, attempt: int, report: Report, now: float) -> list[Action]:
-        if stage != len(self.stages) - 1 or self.stages[stage].tiles[tile].report is not None:
+    def _answered(self, stage: int, tile: int, attempt: int, report: Report, now: float) -> list[Action]:
+        run = self._open_tile(stage, tile)
+        if run is None:
             return []
-        run = self.stages[stage].tiles[tile]
+        run.move(Change.ANSWERED)
         done = run.attempts[attempt]
-        run.report, run.due, done.ended, done.result = report, None, now, report
+        run.report, done.ended, done.result = report, now, report
         drops = [Drop(stage, tile, other.number) for other in run.open]
         self.stages[stage].waiting -= 1
         if self.stages[stage].waiting:
@@ -342,31 +410,30 @@ class Run:
         return [*drops, *(self._release(now) if stage + 1 < len(self._tiles) else self._finish(None))]
 
     def _failed(self, stage: int, tile: int, attempt: int, failure: Failure, now: float) -> list[Action]:
-        current = self._current(stage, tile, attempt)
-        if current is None:
+        run = self._open_tile(stage, tile)
+        if run is None or run.attempts[attempt].ended is not None:
             return []
-        run, ended = current
-        ended.ended, ended.result = now, failure
-        if failure.error_type in _LOST:
-            return self._finish(_error(stage, tile, failure))
+        run.attempts[attempt].ended, run.attempts[attempt].result = now, failure
         run.throttles += failure.kind is FailureKind.THROTTLED
         if failure.unavailable:
-            run.refusals += 1
+            run.unavailable += 1
         else:
             run.failures += 1
-        if run.open or run.due is not None:
-            return []  # another attempt may still answer
-        if self._gives_up(run):
-            return self._finish(_error(stage, tile, failure))
-        wait = self._retry.backoff.wait(run.failures + run.refusals, self._random.random())
-        run.due = now + wait
+        lost = failure.error_type in _LOST
+        if run.state is TileState.HEDGED and not lost:
+            run.move(Change.ONE_FAILED)
+            return []
+        if lost or self._retries_used_up(run):
+            run.move(Change.GAVE_UP)
+            return self._finish(query_error(failure, f"stage {stage}, tile {tile}: "))
+        run.move(Change.ATTEMPT_FAILED)
+        run.due = now + self._retry.backoff.wait(run.failures + run.unavailable, self._random.random())
         return [WakeAt(run.due)]
 
-    def _gives_up(self, run: TileRun) -> bool:
-        """Say whether a task has failed as often as it may."""
+    def _retries_used_up(self, run: TileRun) -> bool:
         return (
             run.failures >= self._retry.attempts
-            or run.refusals >= self._retry.unavailable_attempts
+            or run.unavailable >= self._retry.unavailable_attempts
             or run.throttles >= self._retry.throttled_attempts
         )
 
@@ -377,46 +444,27 @@ class Run:
             return self._finish(DeadlineError(f"no answer by the deadline of {allowed_ms:.0f} ms: {where}; allow more"))
         actions: list[Action] = []
         stage = len(self.stages) - 1
+        late_after = self._late_after(stage)
         for number, tile in enumerate(self.stages[stage].tiles):
-            if tile.due is not None and tile.due <= now:
-                tile.due = None
+            if tile.state is TileState.WAITING and tile.due <= now:
+                tile.move(Change.DUE)
                 self.retries += 1
                 actions.append(self._again(stage, number, now))
-            elif self._is_late(stage, tile, now) and self._may_hedge():
+            elif self._hedging and tile.late_at(late_after) <= now and self._hedging.spend():
+                tile.move(Change.LATE)
                 tile.hedged = True
                 self.hedges += 1
                 actions.append(self._again(stage, number, now))
-        self._late_at = self._next_late(now)
+        late = (tile.late_at(late_after) for tile in self.stages[stage].tiles)
+        self._late_at = min((time for time in late if time > now), default=math.inf)
         if not actions:
             return [WakeAt(self._next_time())]
         return actions if self._late_at == math.inf else [*actions, WakeAt(self._late_at)]
 
-    def _is_late(self, stage: int, tile: TileRun, now: float) -> bool:
-        """Say whether a task has been on its way for too long."""
-        if tile.report is not None:
-            return False
-        late = self._late_after(tile, stage)
-        begun = [attempt.started for attempt in tile.open if attempt.started is not None]
-        return late is not None and len(begun) == 1 == len(tile.open) and now >= begun[0] + late
-
-    def _may_hedge(self) -> bool:
-        """Take a duplicate out of the budget, and say whether there was one."""
-        return self._hedging is not None and self._hedging.spend()
-
     def _next_time(self) -> float:
         """Return when there is something to do if no event comes: a timer that fired too early is set again."""
-        due = [tile.due for tile in self.stages[-1].tiles if tile.due is not None]
+        due = (tile.due for tile in self.stages[-1].tiles if tile.state is TileState.WAITING)
         return min([self._deadline, self._late_at, *due])
-
-    def _next_late(self, now: float) -> float:
-        """Return when the next task that is on its way will be late; inf for none."""
-        number, times = len(self.stages) - 1, [math.inf]
-        for tile in self.stages[-1].tiles:
-            late = self._late_after(tile, number) if tile.report is None else None
-            if late is not None:
-                begun = [attempt.started for attempt in tile.open if attempt.started is not None]
-                times += [start + late for start in begun if start + late > now]
-        return min(times)
 
     def _finish(self, error: SerferError | None) -> list[Action]:
         self.finished = True
@@ -437,7 +485,3 @@ def query_error(failure: Failure, where: str) -> SerferError:
     if failure.kind is FailureKind.UNREACHABLE:
         return LambdaUnavailableError(f"{failure.kind.value}: {text}")
     return TaskFailedError(f"{failure.kind.value}: {text}")
-
-
-def _error(stage: int, tile: int, failure: Failure) -> SerferError:
-    return query_error(failure, f"stage {stage}, tile {tile}: ")

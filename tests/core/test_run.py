@@ -1,11 +1,13 @@
 import heapq
 import itertools
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serfer.core import run as run_module
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     AlteredPieceError,
@@ -21,6 +23,7 @@ from serfer.core.errors import (
     UnavailableError,
 )
 from serfer.core.run import (
+    TRANSITIONS,
     Cancelled,
     Drop,
     Failure,
@@ -33,6 +36,7 @@ from serfer.core.run import (
     TaskDone,
     TaskFailed,
     TaskStarted,
+    TileRun,
     TimePassed,
     WakeAt,
 )
@@ -50,6 +54,10 @@ def failed(stage, tile, kind=FailureKind.FAILED_IN_CODE, error_type="", message=
 
 def done(stage, tile, report=REPORT, attempt=0):
     return TaskDone(stage, tile, attempt, report)
+
+
+def done_by(stage, tile, attempt):
+    return done(stage, tile, Report(f"{stage} {tile}", *REPORT_FIELDS), attempt)
 
 
 def finishes(actions):
@@ -81,13 +89,15 @@ class Late:
 class Driver:
     """Carries a run's actions out on a virtual clock, as badly as `chance` has it.
 
-    Answers come in any order, twice, late, as failures, or (`lost`) never; timers fire early, late or twice.
+    Answers come in any order, twice, late, as failures, after their own failures, or (`lost`) never; timers fire early,
+    late or twice; what a task reads may be `gone`.
     """
 
-    def __init__(self, tiles, deadline, seed, retry, rates, hedging=None):
+    def __init__(self, tiles, deadline, seed, retry, rates, hedging=None, gone=0.0):
         self.tiles, self.retry = tiles, retry
         chance = self.chance = random.Random(seed)  # noqa: S311 - no secret
         self.failure, self.throttle, self.lost = rates
+        self.gone = gone
         self.run = Run(tiles, deadline, seed=chance.randrange(1000), retry=retry, hedging=hedging)
         self.queue, self.order = [], itertools.count()
         self.now, self.deadline = 0.0, deadline
@@ -147,13 +157,16 @@ class Driver:
         self.later(0, TaskStarted(stage, tile, attempt))
         if roll < self.failure:
             kind = self.chance.choice([kind for kind in KINDS if kind is not FailureKind.THROTTLED])
-            event = failed(stage, tile, kind, attempt=attempt)
+            name = "MissingKeyError" if self.chance.random() < self.gone else ""
+            event = failed(stage, tile, kind, name, attempt=attempt)
+            if self.chance.random() < 0.2:
+                self.later(delay + self.chance.random(), done_by(stage, tile, attempt))
         elif roll < self.failure + self.throttle:
             event = failed(stage, tile, FailureKind.THROTTLED, attempt=attempt)
         elif roll < self.failure + self.throttle + self.lost:
             return
         else:
-            event = TaskDone(stage, tile, attempt, Report(f"{stage} {tile}", *REPORT_FIELDS))
+            event = done_by(stage, tile, attempt)
         for copy in range(self.chance.choice([1, 1, 2, 3])):
             self.later(delay + copy * self.chance.random() * 5, event)
 
@@ -167,11 +180,12 @@ class Driver:
     lost=st.sampled_from([0, 0, 0.05, 0.5]),
     late=st.sampled_from([None, None, 0.0, 0.3, 1.5]),
     attempts=st.integers(1, 4),
+    gone=st.sampled_from([0, 0, 0.05]),
 )
-def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadline, rates, lost, late, attempts):
+def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadline, rates, lost, late, attempts, gone):
     retry = Retry(attempts=attempts, unavailable_attempts=5)
     hedging = None if late is None else Late(late, budget=7)
-    driver = Driver(tiles, deadline, seed, retry, (*rates, lost), hedging).drive()
+    driver = Driver(tiles, deadline, seed, retry, (*rates, lost), hedging, gone).drive()
     assert len(driver.finish) == 1
     assert driver.run.finished
     assert driver.ended <= deadline + LATEST
@@ -190,6 +204,8 @@ def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadl
         assert all(stage.ended is not None for stage in driver.run.stages)
     elif isinstance(error, DeadlineError):
         assert driver.now >= deadline
+    elif isinstance(error, MissingKeyError):
+        assert gone
     else:
         assert isinstance(error, TaskFailedError | LambdaUnavailableError)
         assert any(
@@ -205,6 +221,27 @@ def test_without_failures_every_tile_is_invoked_exactly_once(seed, tiles):
     driver = Driver(tiles, 1e6, seed, Retry(), (0, 0, 0)).drive()
     assert set(driver.attempts.values()) == {1}
     assert driver.finish == [Finish(None)]
+
+
+def test_the_diagram_is_the_table_of_transitions():
+    drawn = re.findall(r"^    ([A-Z]+) ── ([a-z ]+) ──▶ ([A-Z]+)", run_module.__doc__, re.MULTILINE)
+    table = [
+        (state.name, change.value, after.name) for state, row in TRANSITIONS.items() for change, after in row.items()
+    ]
+    assert sorted(drawn) == sorted(table)
+
+
+def test_every_transition_is_taken_by_some_run(monkeypatch):
+    taken, move = set(), TileRun.move
+
+    def noted(tile, change):
+        taken.add((tile.state, change))
+        move(tile, change)
+
+    monkeypatch.setattr(TileRun, "move", noted)
+    for seed in range(200):
+        Driver([4, 1], 1000.0, seed, Retry(attempts=2), (0.3, 0.1, 0.05), Late(0.3), gone=0.1).drive()
+    assert taken == {(state, change) for state, row in TRANSITIONS.items() for change in row}
 
 
 def started(tiles=(2, 1), deadline=100.0, now=0.0, **retry):
@@ -243,6 +280,13 @@ def test_a_run_starts_once():
     run, _ = started()
     with pytest.raises(ImpossibleEventError):
         run.start(1.0)
+
+
+def test_an_attempt_starts_once():
+    run, _ = started()
+    run.handle(TaskStarted(0, 0, 0), 1.0)
+    with pytest.raises(ImpossibleEventError, match="twice"):
+        run.handle(TaskStarted(0, 0, 0), 2.0)
 
 
 def test_what_is_late_or_twice_is_accepted_and_changes_nothing():

@@ -155,6 +155,19 @@ def python_api() -> Iterator[str]:
             yield from _class(name, value)
 
 
+def records() -> Iterator[str]:
+    """List the architecture decision records."""
+    rows = []
+    for path in sorted((DOCS / "adr").glob("0*.md")):
+        text = path.read_text(encoding="utf-8")
+        number, title = text.splitlines()[0].removeprefix("# ").split(". ", 1)
+        found = re.search(r"^Date: (\S+)\. Status: ((?:.+\n)+)", text, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"{path} lacks its line 'Date: YYYY-MM-DD. Status: ...'")
+        rows.append((f"[{number}]({path.name})", title, found[1], " ".join(found[2].split()).removesuffix(".")))
+    yield _table(("", "decision", "date", "status"), rows)
+
+
 def _class(name: str, described: type) -> Iterator[str]:
     yield f"## serfer.{name}\n"
     made_by_user = "__init__" in vars(described) and not is_dataclass(described)
@@ -223,6 +236,7 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/api.md": {"problem types": problem_types},
     "reference/metrics.md": {"metrics": metrics},
     "reference/python.md": {"python": python_api, "errors": errors},
+    "adr/index.md": {"records": records},
 }
 
 

@@ -164,7 +164,7 @@ def test_profiles_come_from_the_option_or_the_variable_or_ship(tmp_path, mine):
         (None, "cannot be read: No such file"),
         (b"\xff\xfe", "not UTF-8 text"),
         (b"no json", "are not JSON"),
-        (b"[]", "not a JSON object"),
+        (b"[]", "should be an object"),
         (b"{}", "lacks"),
         (dump_profiles(shipped_profiles()).replace('"format": 1', '"format": 99').encode(), "have format 99"),
         (b" " * (4 * 1024 * 1024 + 1), "more than 4,194,304 bytes"),

@@ -25,7 +25,7 @@ from serfer.settings import load_settings
 from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.e2e.small import batch
-from tests.serfer.moto_server import ACCESS, MotoServer
+from tests.moto_server import ACCESS, MotoServer
 
 MOTO = Access(ACCESS["AWS_ACCESS_KEY_ID"], ACCESS["AWS_SECRET_ACCESS_KEY"])
 

@@ -16,7 +16,7 @@ from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner, relea
 from serfer.fleet.reconciler import Roster
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
-from tests.serfer.moto_server import ACCESS, REGION, MotoServer
+from tests.moto_server import ACCESS, REGION, MotoServer
 
 GROUP = "shop-gpu"
 

@@ -11,7 +11,7 @@ from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.settings import Settings
 from serfer.wiring.deployed import Deployment, deployed_names, find_deployment
 from tests.core.plans import small_plan
-from tests.serfer.moto_server import MotoServer
+from tests.moto_server import MotoServer
 
 PLAN = small_plan()
 DIGEST = PLAN.digest[:12]

@@ -11,7 +11,7 @@ from serfer.cli.terminal import _exit_code, _Interrupt
 from serfer.core.plan import FORMAT
 from serfer.plan_directory import load_plan
 
-PLANS = Path(__file__).parents[1] / "data" / "plans"
+PLANS = Path(__file__).parent / "data" / "plans"
 TODAY = PLANS / f"v{FORMAT}"
 DIGEST = "8d3e0b1441d3e8fa4246012f65f68e50bb065df51823e4912adaddffe47809f5"
 

@@ -82,11 +82,11 @@ def service(
     as_json: JsonOption = False,
 ) -> None:
     """Price HTTP against the pipeline, and the balancer against one driver; overload it (docs/reference/api.md)."""
-    from bench.serving.service import Doses, measure, text  # noqa: PLC0415 - only this command needs it
+    from bench.serving.service import SampleSizes, measure, text  # noqa: PLC0415 - only this command needs it
 
     directory = plan_directory(plan, model or (None if plan else "alexnet"))
     with status_line() as progress:
-        found = measure(directory, load_settings(), Doses(pairs, rounds, queries, overload_s), progress)
+        found = measure(directory, load_settings(), SampleSizes(pairs, rounds, queries, overload_s), progress)
     if as_json:
         print_json(asdict(found))
     else:
@@ -409,10 +409,10 @@ def burst(
 ) -> None:
     """Send all queries at once to each system, in turn, and measure each one's latency."""
     from bench.load.burst import Burst  # noqa: PLC0415 - only this command needs it
-    from bench.load.offer import Choice, measure  # noqa: PLC0415 - same
+    from bench.load.measure import Options, measure  # noqa: PLC0415 - same
 
     times = (service_ms, warm_up, patience_s, deadline_ms / 1000)
-    choice = Choice(model, plan, system, rounds, workers, concurrency, order, *times)
+    choice = Options(model, plan, system, rounds, workers, concurrency, order, *times)
     with status_line() as progress:
         found = measure(Burst(queries), choice, directory, load_settings(), progress)
     _show_load(found, as_json=as_json)
@@ -439,11 +439,11 @@ def uniform(
     as_json: JsonOption = False,
 ) -> None:
     """Send queries at a rate to each system, in turn, whatever becomes of those before, and measure latencies."""
-    from bench.load.offer import Choice, measure  # noqa: PLC0415 - only this command needs it
+    from bench.load.measure import Options, measure  # noqa: PLC0415 - only this command needs it
     from bench.load.uniform import Uniform  # noqa: PLC0415 - same
 
     times = (service_ms, warm_up, patience_s, deadline_ms / 1000)
-    choice = Choice(model, plan, system, rounds, workers, concurrency, order, *times)
+    choice = Options(model, plan, system, rounds, workers, concurrency, order, *times)
     with status_line() as progress:
         found = measure(Uniform(rps, seconds, pattern, seed), choice, directory, load_settings(), progress)
     _show_load(found, as_json=as_json)
@@ -538,7 +538,7 @@ def micro(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the parts of the hot path on a plan: processor time, and bytes that each allocates."""
-    from bench.load.offer import network  # noqa: PLC0415 - same
+    from bench.load.measure import network  # noqa: PLC0415 - same
     from bench.pipeline import micro as measuring  # noqa: PLC0415 - only this command needs it
 
     settings = load_settings()
@@ -566,12 +566,12 @@ def chaos_bench(
     as_json: JsonOption = False,
 ) -> None:
     """Kill workers, driver and store, refuse, double and delay invocations while queries run: nothing may be lost."""
-    from bench.chaos import chaos  # noqa: PLC0415 - only this command needs it
+    from bench.chaos import scenarios  # noqa: PLC0415 - only this command needs it
 
-    scenarios = chaos.chosen(only, driver, store)
+    chosen = scenarios.chosen(only, driver, store)
     with status_line() as progress:
-        suite = chaos.prepared(chaos.Choice(model, plan, queries, store, seconds), load_settings(), progress)
-        found = [*chaos.measure(scenarios, suite)]
+        suite = scenarios.prepared(scenarios.Options(model, plan, queries, store, seconds), load_settings(), progress)
+        found = [*scenarios.measure(chosen, suite)]
     _show_table(found, directory, as_json=as_json)
     if failed := [one.scenario for one in found if one.problems]:
         raise SerferError(f"{len(failed)} of {len(found)} scenarios went wrong: {', '.join(failed)}")

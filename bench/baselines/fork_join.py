@@ -14,8 +14,7 @@ import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import boto3
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, package, queries_at_once
 from bench.baselines.handlers.payload import from_json, to_json
+from bench.core.system import System
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import TaskFailedError
 from serfer.core.plan import Plan
@@ -53,8 +53,8 @@ def held_groups(plan: Plan, master_mb: int) -> list[tuple[int, int]]:
     return held
 
 
-class ForkJoin:
-    """A system under load (bench/load/systems.py): `in_flight` threads each have the master answer a query.
+class ForkJoin(System):
+    """A system under load: `in_flight` threads each have the master answer a query.
 
     By default there are as many as never have an invocation refused, and the master has the memory of the plan's
     largest function. Raises what opening a pipeline raises.
@@ -95,14 +95,6 @@ class ForkJoin:
         self._queries.shutdown(wait=False, cancel_futures=True)
         self._stack.close()
         self._queries.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def _master(self) -> str:

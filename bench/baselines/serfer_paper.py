@@ -10,8 +10,6 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +18,7 @@ from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, pack
 from bench.baselines.driver_process import Configuration, DriverProcess
 from bench.baselines.handlers.objects import Array
 from bench.baselines.poll_driver import Mechanics
+from bench.core.system import System
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan
 from serfer.local.lambda_.function import FunctionConfig
@@ -27,13 +26,13 @@ from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
 
 
-class SerFerPaper:
-    """A system under load (bench/load/systems.py) with one driver process for each of `in_flight` queries.
+class SerFerPaper(System):
+    """A system under load with one driver process for each of `in_flight` queries.
 
     By default there are as many as never have an event refused. Raises what opening a pipeline raises.
     """
 
-    def __init__(self, directory: Path, mechanics: Mechanics, settings: Settings, in_flight: int | None = None) -> None:
+    def __init__(self, directory: Path, settings: Settings, mechanics: Mechanics, in_flight: int | None = None) -> None:
         self.name = mechanics.name
         self.plan = load_plan(directory)
         check_artefacts(self.plan, directory)
@@ -72,14 +71,6 @@ class SerFerPaper:
         for driver in self._drivers:
             driver.close()
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start_drivers(self, configuration: Configuration) -> None:
         for _ in range(self.in_flight):

@@ -1,4 +1,4 @@
-"""What is done to a scene while its queries run."""
+"""What goes wrong in a testbed while its queries run."""
 
 from __future__ import annotations
 
@@ -6,59 +6,60 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from bench.chaos.clients import Crowd, TwoDrivers
-from bench.chaos.testbed import Scene
+from bench.chaos.clients import Clients, TwoDrivers
+from bench.chaos.testbed import Testbed
 
-Disturbance = Callable[[Scene, Crowd], str]
+Fault = Callable[[Testbed, Clients], str]
+"""Acts while queries run, and returns a remark on what it did."""
 _BETWEEN_KILLS, _AT_A_TIME = 0.1, 3
 _RESTARTS = (0.25, 0.5)
 _DEATH = 1 / 3
 _PATIENCE_S = 5.0
 
 
-def kill_workers(scene: Scene, crowd: Crowd) -> str:
-    """Kill a few workers each time another tenth of the queries has ended; say how many."""
+def kill_workers(testbed: Testbed, clients: Clients) -> str:
+    """Kill a few workers each time another tenth of the queries has ended."""
     killed = 0
     due = 0.0
-    while crowd.wait(due):
-        killed += scene.kill_workers(_AT_A_TIME)
-        due = crowd.share_ended + _BETWEEN_KILLS
+    while clients.wait(due):
+        killed += testbed.kill_workers(_AT_A_TIME)
+        due = clients.share_ended + _BETWEEN_KILLS
     return f"{killed} workers killed"
 
 
-def restart_store(scene: Scene, crowd: Crowd) -> str:
-    """Restart the store, empty, after a quarter of the queries and after a half; say how often."""
+def restart_store(testbed: Testbed, clients: Clients) -> str:
+    """Restart the store, empty, after a quarter of the queries and after a half."""
     restarts = 0
     for share in _RESTARTS:
-        if crowd.wait(share):
-            scene.restart_store()
+        if clients.wait(share):
+            testbed.restart_store()
             restarts += 1
     return f"the store restarted {restarts} times"
 
 
-def lose_driver(pair: TwoDrivers) -> Disturbance:
+def kill_driver(pair: TwoDrivers) -> Fault:
     """Return what kills the first of two drivers after a third of the queries."""
 
-    def disturb(_scene: Scene, crowd: Crowd) -> str:
-        crowd.wait(_DEATH)
-        return pair.lose_the_first(_PATIENCE_S)
+    def inject(_testbed: Testbed, clients: Clients) -> str:
+        clients.wait(_DEATH)
+        return pair.kill_first(_PATIENCE_S)
 
-    return disturb
+    return inject
 
 
-class Disturbed:
-    """Runs a disturbance in a thread while queries run; what goes wrong with it is raised at the end."""
+class FaultInjection:
+    """Runs a fault in a thread while queries run; an error in it is raised at the end."""
 
-    def __init__(self, disturb: Disturbance | None, scene: Scene, crowd: Crowd) -> None:
+    def __init__(self, fault: Fault | None, testbed: Testbed, clients: Clients) -> None:
         self.remark = ""
-        self._disturb, self._scene, self._crowd = disturb, scene, crowd
+        self._fault, self._testbed, self._clients = fault, testbed, clients
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="serfer-bench-chaos")
 
     def _run(self) -> None:
         try:
-            self.remark = self._disturb(self._scene, self._crowd) if self._disturb else ""
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is seen
+            self.remark = self._fault(self._testbed, self._clients) if self._fault else ""
+        except Exception as error:  # noqa: BLE001 - whatever it is, __exit__ raises it
             self._error = error
 
     def __enter__(self) -> Self:
@@ -66,7 +67,7 @@ class Disturbed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._crowd.go_home()
+        self._clients.stop()
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""The plans of the chaos suite: every stage hands on through the store, so that what befalls the store befalls it."""
+"""The plans of the chaos suite: every stage hands on through the store, so that faults of the store reach it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.load.offer import network
+from bench.load.measure import network
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import Plan, dump_plan, sealed
 from serfer.core.plan.layout import PLAN_FILE

@@ -1,7 +1,7 @@
-"""A driver in a process of its own, which can be killed: it works on somebody else's store and Lambda service.
+"""A driver in a process of its own, which can be killed; store and Lambda service are the caller's.
 
-    here:  DriverApart.ask ── [number, pixels] ──▶ there: Pipeline.submit ──▶ store, Invoke API
-           futures          ◀── [number, logits, account, problem] ──
+    here:  RemoteDriver.submit ── [number, pixels] ──▶ there: Pipeline.submit ──▶ store, Invoke API
+           futures             ◀── [number, logits, budget, problem] ──
 
 A frame is its length in 4 bytes and msgpack; any number of queries may be under way.
 """
@@ -16,14 +16,13 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.chaos.budget import InvocationBudget, Reply, reply_of
 from bench.core.frames import pipe_of, read_frame, write_frame
-from bench.load.account import Account, Reply, reply_of
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import QueryError
 from serfer.local.die_with_parent import dying_with_me
@@ -47,8 +46,8 @@ class Configuration:
     deadline_s: float
 
 
-class DriverApart:
-    """The process, which dies with the thread that makes it; one thread at a time may ask.
+class RemoteDriver:
+    """The process, which dies with the thread that makes it; one thread at a time may submit.
 
     Raises QueryError where it does not come up.
     """
@@ -70,7 +69,7 @@ class DriverApart:
         )
         self._lock = threading.Lock()
         self._open: dict[int, Future[Reply]] = {}
-        self._asked = 0
+        self._sent = 0
         self._ended = False
         self._reader = threading.Thread(target=self._receive, name="serfer-bench-driver")
         self._send(asdict(configuration))
@@ -80,11 +79,11 @@ class DriverApart:
             self.close()
             raise QueryError("the driver's process did not start")
 
-    def ask(self, batch: NDArray[Any]) -> Future[Reply]:
+    def submit(self, batch: NDArray[Any]) -> Future[Reply]:
         """Start a query; it ends with QueryError in the driver's own words, or when the driver is dead."""
         answer: Future[Reply] = Future()
         with self._lock:
-            number, self._asked = self._asked, self._asked + 1
+            number, self._sent = self._sent, self._sent + 1
             if self._ended:
                 answer.set_exception(QueryError("the driver's process has ended"))
                 return answer
@@ -92,76 +91,72 @@ class DriverApart:
         self._send([number, batch.dtype.str, batch.shape, np.ascontiguousarray(batch).data])
         return answer
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def kill(self) -> None:
-        """Kill the process as `kill -9` does, and wait until everybody who waits for it has heard."""
+        """Kill the process as `kill -9` does, and wait until all of its queries have ended."""
         self._process.send_signal(signal.SIGKILL)
         self.close()
 
     def close(self) -> None:
         """Close the process's input, at whose end it ends, and wait for it; a second call does nothing."""
-        with suppress(BrokenPipeError):  # of a question that it never read
+        with suppress(BrokenPipeError):  # of a query that it never read
             pipe_of(self._process.stdin).close()
         self._process.wait()
         self._reader.join()
         pipe_of(self._process.stdout).close()
 
     def _send(self, value: Any) -> None:  # noqa: ANN401 - any plain value
-        with suppress(BrokenPipeError):  # it has died: the reader tells whoever waits
+        with suppress(BrokenPipeError):  # it has died: the reader ends its queries
             write_frame(pipe_of(self._process.stdin), value)
 
     def _receive(self) -> None:
-        """Hand out answers until there are no more."""
+        """End queries with their answers until there are no more."""
         while (frame := read_frame(pipe_of(self._process.stdout))) is not None:
-            number, shape, logits, account, served_s, problem = frame
+            number, shape, logits, budget, served_s, problem = frame
             with self._lock:
                 answer = self._open.pop(number)
             if problem:
                 answer.set_exception(QueryError(problem))
             else:
-                found = np.frombuffer(logits, dtype="<f4").reshape(shape)
-                answer.set_result(Reply(found, Account(*account), served_s))
+                values = np.frombuffer(logits, dtype="<f4").reshape(shape)
+                answer.set_result(Reply(values, InvocationBudget(*budget), served_s))
         with self._lock:
             self._ended, left = True, [*self._open.values()]
         for answer in left:
             answer.set_exception(QueryError("the driver's process has ended"))
 
 
-class _Shared(Settings):
+class _LimitedSettings(Settings):
     """Settings of a driver that has no more invocations at once than the local Lambda service takes."""
 
     def facts(self) -> AwsFacts:
-        """Return the facts with the service's limit in the place of an account's."""
+        """Return the facts with the service's limit in place of an account's."""
         facts = super().facts()
         return replace(facts, functions=replace(facts.functions, concurrency=self.local_concurrency))
 
 
 def main() -> None:
     """Answer queries until standard input ends."""
-    questions, answers, lock = sys.stdin.buffer, sys.stdout.buffer, threading.Lock()
+    queries, answers, lock = sys.stdin.buffer, sys.stdout.buffer, threading.Lock()
 
-    def tell(number: int, done: Future[Result]) -> None:
+    def reply(number: int, done: Future[Result]) -> None:
         if not done.cancelled():
             with lock:
                 write_frame(answers, [number, *_answer(done)])
 
-    asked = Configuration(**read_frame(questions))
-    settings = _Shared(local_concurrency=asked.concurrency)
+    configuration = Configuration(**read_frame(queries))
+    settings = _LimitedSettings(local_concurrency=configuration.concurrency)
     with open_pipeline(
-        asked.directory, store=asked.store, workers="aws", driver=asked.driver, settings=settings
+        configuration.directory,
+        store=configuration.store,
+        workers="aws",
+        driver=configuration.driver,
+        settings=settings,
     ) as pipeline:
         write_frame(answers, "ready")
-        while (question := read_frame(questions)) is not None:
-            number, dtype, shape, data = question
-            query = pipeline.submit(np.frombuffer(data, dtype).reshape(shape), deadline_s=asked.deadline_s)
-            query.add_done_callback(lambda done, number=number: tell(number, done))  # type: ignore[misc]
+        while (query := read_frame(queries)) is not None:
+            number, dtype, shape, data = query
+            answer = pipeline.submit(np.frombuffer(data, dtype).reshape(shape), deadline_s=configuration.deadline_s)
+            answer.add_done_callback(lambda done, number=number: reply(number, done))  # type: ignore[misc]
 
 
 def _answer(done: Future[Result]) -> list[Any]:
@@ -169,7 +164,7 @@ def _answer(done: Future[Result]) -> list[Any]:
         return [[], b"", [], 0.0, f"{type(problem).__name__}: {problem}"]
     reply = reply_of(done.result())
     logits = np.ascontiguousarray(reply.logits, "<f4")
-    return [logits.shape, logits.data, astuple(reply.account), reply.served_s, ""]
+    return [logits.shape, logits.data, astuple(reply.budget), reply.served_s, ""]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a chaos scenario plays on: a Redis, a Lambda service, workers and a driver of its own, and ways to hurt them."""
+"""The testbed of a chaos scenario: a Redis, a Lambda service, workers and a driver of its own, and faults to inject."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +20,9 @@ import psutil
 import redis
 from numpy.typing import NDArray
 
-from bench.chaos.remote_driver import Configuration, DriverApart
+from bench.chaos.budget import Reply, reply_of
+from bench.chaos.remote_driver import Configuration, RemoteDriver
 from bench.core.processes import descendants, used_s
-from bench.load.account import Reply, reply_of
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
 from serfer.local.lambda_.access import fetch, random_access
 from serfer.local.lambda_.faults import Faults
@@ -35,7 +36,7 @@ from serfer.settings import Settings, access_setting
 from serfer.wiring.open_pipeline import open_pipeline
 
 _KEYS = "serfer:*"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _ANSWER_S = 10.0
 _TRIES = 8
 _MS_PER_S = 1000.0
@@ -43,7 +44,7 @@ _MS_PER_S = 1000.0
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under what queries run: faults of the service, a driver (empty: any), what `wrap` makes of the store's URL."""
+    """Under what queries run: faults of the service, a driver, what `wrap` makes of the store's URL."""
 
     faults: Faults | None = None
     driver: str = ""
@@ -53,7 +54,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Left:
-    """Keys in the store: how many, how many of them for ever, and the longest that one of the others has to live."""
+    """Keys in the store, those of them without a time to live, and the longest of the others', in seconds."""
 
     keys: int
     forever: int
@@ -90,7 +91,7 @@ async def _started(build: Callable[[], RedisServer]) -> RedisServer:
     return build()
 
 
-class Scene:
+class Testbed:
     """A pipeline on parts of its own, as a context manager that leaves none of them; `store` is used instead of ours.
 
     Raises UsageError for a store whose keys cannot be listed, and whatever opening a pipeline raises.
@@ -107,39 +108,38 @@ class Scene:
         self._directory = directory
         self._driver = conditions.driver
         self._start_s = 0.0  # processor seconds of a worker until it has answered once
-        self._random = random.Random(0)  # noqa: S311 - whom it hits is not a secret
+        self._random = random.Random(0)  # noqa: S311 - which workers it kills is not a secret
         self._access = settings.signing_access() or random_access()
-        known = {"local_port": settings.local_port or free_port(), "local_access": access_setting(self._access)}
-        self._settings = settings.model_copy(update=known)
+        own = {"local_port": settings.local_port or free_port(), "local_access": access_setting(self._access)}
+        self._settings = settings.model_copy(update=own)
         with ExitStack() as parts:
             self._redis = None if store else OwnRedis()
             if self._redis:
                 parts.callback(self._redis.close)
             self._url = self._redis.url if self._redis else str(store)
             self._keys: Any = parts.enter_context(redis.Redis.from_url(self._url))
-            self._strangers = {*self._listed()}
+            self._foreign = {*self._listed()}
             self._wrapped = conditions.wrap(self._url)
             self._pipeline = self._open(conditions)
             parts.callback(self._pipeline.close)
             self._parts = parts.pop_all()
 
     def _open(self, conditions: Conditions) -> Pipeline:
-        """Open the pipeline; a store that fails now and then may fail just then, so try again."""
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                return open_pipeline(
-                    self._directory,
-                    store=self._wrapped,
-                    workers="local",
-                    driver=conditions.driver,
-                    hedge=conditions.hedge,
-                    faults=conditions.faults,
-                    settings=self._settings,
-                )
-            except StoreUnavailableError:
-                if not tries_left:
-                    raise
-        raise AssertionError("unreachable: the last try returns or raises")
+        """Open the pipeline, again where a failing store fails just then."""
+        build = partial(
+            open_pipeline,
+            self._directory,
+            store=self._wrapped,
+            workers="local",
+            driver=conditions.driver,
+            hedge=conditions.hedge,
+            faults=conditions.faults,
+            settings=self._settings,
+        )
+        for _ in range(_TRIES - 1):
+            with suppress(StoreUnavailableError):
+                return build()
+        return build()
 
     @property
     def tasks(self) -> int:
@@ -151,7 +151,7 @@ class Scene:
         """How many processes there are that were not there before."""
         return len({*descendants()} - self._before)
 
-    def ask(self, batch: NDArray[Any]) -> Future[Reply]:
+    def submit(self, batch: NDArray[Any]) -> Future[Reply]:
         """Start a query; cancelling it cancels its stages."""
         answer: Future[Reply] = Future()
         query = self._pipeline.submit(batch, deadline_s=self._deadline_s)
@@ -160,11 +160,11 @@ class Scene:
         return answer
 
     def counts(self) -> dict[str, Any]:
-        """Return what the Lambda service says of itself; raises UnavailableError where it does not."""
+        """Return the Lambda service's counts; raises UnavailableError where it does not answer."""
         try:
-            counts: dict[str, Any] = json.loads(fetch(self._endpoint, COUNTS, self._access, _ANSWER_S, _MOST_BYTES))
+            counts: dict[str, Any] = json.loads(fetch(self._endpoint, COUNTS, self._access, _ANSWER_S, _MAX_BYTES))
         except (OSError, HTTPException) as error:
-            raise UnavailableError(f"the Lambda service at {self._endpoint} does not tell its counts") from error
+            raise UnavailableError(f"the Lambda service at {self._endpoint} does not report its counts") from error
         return {**counts, "invocations": sum(counts["invocations"].values())}
 
     @property
@@ -173,21 +173,26 @@ class Scene:
 
     def warm_up(self) -> None:
         """Start as many workers as invocations fit at once, for the functions of the stages with most tiles."""
-        most = max(len(stage.tiles) for stage in self._pipeline.plan.stages)
-        self._pipeline.warm(max(1, self._settings.local_concurrency // most))
+        widest = max(len(stage.tiles) for stage in self._pipeline.plan.stages)
+        self._pipeline.warm(max(1, self._settings.local_concurrency // widest))
         self._start_s = min((used_s([worker]) for worker in self._workers()), default=0.0)
 
     @staticmethod
     def _workers() -> list[psutil.Process]:
         return [process for process in descendants() if _is_worker(process)]
 
-    def another_driver(self) -> DriverApart:
+    def remote_driver(self) -> RemoteDriver:
         """Start a driver in a process of its own, on the same store and Lambda service."""
-        return DriverApart(
+        return RemoteDriver(
             Configuration(
-                *(str(self._directory), self._wrapped, self._driver, self._endpoint),
-                *(self._access.key_id, self._access.secret),
-                *(self._settings.local_concurrency, self._deadline_s),
+                directory=str(self._directory),
+                store=self._wrapped,
+                driver=self._driver,
+                endpoint=self._endpoint,
+                key_id=self._access.key_id,
+                secret=self._access.secret,
+                concurrency=self._settings.local_concurrency,
+                deadline_s=self._deadline_s,
             )
         )
 
@@ -198,9 +203,8 @@ class Scene:
         longer than any other: it would be killed again, and three failures of a task end its query (serfer.core.run).
         """
         states = {worker: _state(worker) for worker in self._workers() if used_s([worker]) >= self._start_s}
-        chosen = sorted(states, key=lambda worker: (states[worker] != psutil.STATUS_RUNNING, self._random.random()))[
-            :count
-        ]
+        self._random.shuffle(workers := [*states])
+        chosen = sorted(workers, key=lambda worker: states[worker] != psutil.STATUS_RUNNING)[:count]
         for worker in chosen:
             with suppress(psutil.NoSuchProcess):
                 worker.kill()
@@ -218,7 +222,7 @@ class Scene:
 
     def left(self) -> Left:
         """Look at the keys in the store that were not there before."""
-        ttls = [ttl for key in self._listed() if key not in self._strangers and (ttl := self._keys.pttl(key)) != _GONE]
+        ttls = [ttl for key in self._listed() if key not in self._foreign and (ttl := self._keys.pttl(key)) != _GONE]
         return Left(len(ttls), ttls.count(_FOR_EVER), max([0, *ttls]) / _MS_PER_S)
 
     def _listed(self) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.load import arrivals
+from bench.core import arrivals
 from bench.load.results import Log
 from serfer.pictures.latency import Chart, Curve, order_chart
 
@@ -22,7 +22,7 @@ class Burst:
         return f"a burst of {self.queries:,}"
 
     def arrivals(self, rounds: int) -> tuple[tuple[float, ...], ...]:
-        """Return when queries come in each round, in seconds from its start."""
+        """Return the arrivals of each round, in seconds from its start."""
         return (arrivals.burst(self.queries),) * rounds
 
     def charts(self, logs: Sequence[Log]) -> list[Chart]:

@@ -1,4 +1,4 @@
-"""What a load found: a round for each system in turn, as numbers, as files, and read again for comparing."""
+"""Results of a load: a round for each system in turn, as numbers, as files, and read again for comparing."""
 
 from __future__ import annotations
 
@@ -15,48 +15,21 @@ import numpy as np
 
 from bench.core.processes import Held
 from bench.core.stamp import Stamp
-from bench.load.load import Sent
+from bench.core.system import Totals
+from bench.core.workload import Sent
 from serfer.core.errors import InputError, PlanError
 from serfer.core.structure import structure, unstructure
 from serfer.files import write_whole
 
 FORMAT = 1
 RESULT_FILE, QUERIES_FILE, PICTURE_FILE = "result.json", "queries.csv", "picture.png"
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _MS_PER_S = 1000.0
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What a system has spent so far; `usd` to `hedges` are None where it does not say."""
-
-    bytes_put: int = 0
-    bytes_get: int = 0
-    polls: int = 0
-    usd: float | None = None
-    cold: int | None = None
-    retries: int | None = None
-    hedges: int | None = None
-
-    def __sub__(self, other: Totals) -> Totals:
-        return Totals(
-            self.bytes_put - other.bytes_put,
-            self.bytes_get - other.bytes_get,
-            self.polls - other.polls,
-            None if self.usd is None or other.usd is None else self.usd - other.usd,
-            _less(self.cold, other.cold),
-            _less(self.retries, other.retries),
-            _less(self.hedges, other.hedges),
-        )
-
-
-def _less(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one - other
-
-
-@dataclass(frozen=True)
 class Latency:
-    """Of the queries that were answered, in milliseconds from when they were due."""
+    """Of answered queries, in milliseconds from their scheduled arrivals."""
 
     p50: float
     p90: float
@@ -68,7 +41,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Failures:
-    """How many queries ended with an error of a class, and what the first of them said."""
+    """How many queries ended with an error of a class, and the first one's message."""
 
     error: str
     count: int
@@ -77,7 +50,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Round:
-    """One load on one system. `latency` is None where no query was answered, other means are of those that were.
+    """One load on one system. `latency` is None where no query was answered; means are of answered queries.
 
     `lag_ms` is the 99th percentile of how late the client itself sent: where it is not small beside the latencies, the
     client was the limit. `throughput` is answers a second, from the first arrival to the last answer.
@@ -104,7 +77,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Work:
-    """What was offered; two results are comparable where it is the same. Our driver's queries have `deadline_s`."""
+    """The workload; two results are comparable where it is the same. Our driver's queries have `deadline_s`."""
 
     model: str
     input: str
@@ -141,11 +114,11 @@ class Log:
 
     system: str
     round: int
-    queries: tuple[Sent, ...]
+    queries: tuple[Sent[None], ...]
 
 
 def make_round(log: Log, spent: Totals, start: Held, end: Held) -> Round:
-    """Count and order what became of a round's queries."""
+    """Summarise a round's queries."""
     answered = [query for query in log.queries if query.error is None]
     seconds = max(query.ended for query in log.queries) - min(query.scheduled for query in log.queries)
     count = len(answered)
@@ -170,7 +143,7 @@ def make_round(log: Log, spent: Totals, start: Held, end: Held) -> Round:
     )
 
 
-def _latency(answered: Sequence[Sent]) -> Latency | None:
+def _latency(answered: Sequence[Sent[None]]) -> Latency | None:
     if not answered:
         return None
     times = np.array([query.latency for query in answered]) * _MS_PER_S
@@ -178,7 +151,7 @@ def _latency(answered: Sequence[Sent]) -> Latency | None:
     return Latency(p50, p90, p95, p99, float(times.max()), float(times.mean()))
 
 
-def _failures(queries: Iterable[Sent]) -> tuple[Failures, ...]:
+def _failures(queries: Iterable[Sent[None]]) -> tuple[Failures, ...]:
     failed = [query for query in queries if query.error is not None]
     first = {query.error: query.message for query in reversed(failed)}
     counts = Counter(query.error for query in failed)
@@ -218,11 +191,11 @@ def read_result(path: Path) -> Result:
     file = path / RESULT_FILE if path.is_dir() else path
     try:
         with file.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
+            data = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(data) > _MOST_BYTES:
-        raise InputError(f"{file} is larger than {_MOST_BYTES:,} bytes: not a result of serfer bench")
+    if len(data) > _MAX_BYTES:
+        raise InputError(f"{file} is larger than {_MAX_BYTES:,} bytes: not a result of serfer bench")
     return _parsed(file, data)
 
 

@@ -1,4 +1,4 @@
-"""Systems under the same load, in turn, round by round: neighbours in time share what else the machine does."""
+"""Systems under the same load, in turn, round by round: interleaving them cancels drift of the machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.core.processes import held
-from bench.load.load import Clock, Question, offer
-from bench.load.piped import totals_of
+from bench.core.system import System
+from bench.core.workload import Clock
+from bench.load.queries import Example, run_queries
 from bench.load.results import Log, Result, Round, make_round
-from bench.load.systems import System
 from serfer.core.errors import UnavailableError
 
 Progress = Callable[[str], None]
@@ -29,7 +29,7 @@ class Plan:
 
 def measure_rounds(
     systems: Sequence[System],
-    questions: Sequence[Question],
+    examples: Sequence[Example],
     plan: Plan,
     progress: Progress = lambda _: None,
     clock: Clock | None = None,
@@ -39,32 +39,32 @@ def measure_rounds(
     Raises UnavailableError for a system that answers no query of its warm-up: it would measure nothing.
     """
     for system in systems:
-        _warm_up(system, questions, plan, progress, clock)
+        _warm_up(system, examples, plan, progress, clock)
     rounds, logs = [], []
     for number, arrivals in enumerate(plan.arrivals):
         for system in systems if number % 2 == 0 else reversed(systems):
-            tell = _telling(progress, f"round {number + 1} of {len(plan.arrivals)}, {system.name}: ")
-            before, start = totals_of(system), held()
-            sent = offer(system.submit, questions, arrivals, patience_s=plan.patience_s, clock=clock, progress=tell)
+            report = _prefixed(progress, f"round {number + 1} of {len(plan.arrivals)}, {system.name}: ")
+            before, start = system.totals(), held()
+            sent = run_queries(
+                system.submit, examples, arrivals, patience_s=plan.patience_s, clock=clock, progress=report
+            )
             logs.append(Log(system.name, number, tuple(sent)))
-            rounds.append(make_round(logs[-1], totals_of(system) - before, start, held()))
+            rounds.append(make_round(logs[-1], system.totals() - before, start, held()))
     return tuple(rounds), tuple(logs)
 
 
-def _warm_up(
-    system: System, questions: Sequence[Question], plan: Plan, progress: Progress, clock: Clock | None
-) -> None:
+def _warm_up(system: System, examples: Sequence[Example], plan: Plan, progress: Progress, clock: Clock | None) -> None:
     if not plan.warm_up:
         return
-    tell = _telling(progress, f"warming up {system.name}: ")
-    ends = offer(
-        system.submit, questions, (0.0,) * plan.warm_up, patience_s=plan.patience_s, clock=clock, progress=tell
+    report = _prefixed(progress, f"warming up {system.name}: ")
+    ends = run_queries(
+        system.submit, examples, (0.0,) * plan.warm_up, patience_s=plan.patience_s, clock=clock, progress=report
     )
     if all(end.error for end in ends):
         raise UnavailableError(f"{system.name} answers no query: {ends[0].error}: {ends[0].message}")
 
 
-def _telling(progress: Progress, prefix: str) -> Progress:
+def _prefixed(progress: Progress, prefix: str) -> Progress:
     return lambda text: progress(prefix + text)
 
 

@@ -1,107 +1,169 @@
-"""What can be put under load: our push driver, and the baselines on the same Lambda service and Redis.
+"""The systems under load: a plan through our driver, and what it is compared with.
 
-One unsplit function is ours with a plan of one stage.
+| system     | what it is                                                                              |
+|------------|-----------------------------------------------------------------------------------------|
+| `serfer`   | the plan, through the push driver                                                       |
+| `unshared` | the same, but no two queries ever share an invocation                                   |
+| `function` | the same network as one function with the same memory, through the same driver          |
+| `unsplit`  | ONNX Runtime busy on every processor of this process: the machine's own limit           |
+| others     | the baselines: SerFer as published and repaired, Gillis's fork-join                     |
 """
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-import serfer
 from bench.baselines.fork_join import ForkJoin
 from bench.baselines.poll_driver import PUBLISHED, REPAIRED
 from bench.baselines.serfer_paper import SerFerPaper
-from serfer.core.counts import StoreCounts
+from bench.core.container_settings import IMAGE_MB, ContainerSettings
+from bench.core.null_workers import null_pipeline
+from bench.core.system import System
+from bench.load.pipeline_system import PipelineSystem, UnsplitSystem
+from bench.load.queries import Example
+from serfer.cli.terminal import ignore_signals
 from serfer.core.errors import UsageError
-from serfer.pipeline.pipeline import Pipeline, Result
-from serfer.settings import Settings, load_settings
+from serfer.packaging.build_cache import forget_unused, in_use
+from serfer.packaging.bundle import code_stamp
+from serfer.pipeline.pipeline import DEADLINE_S, Pipeline
+from serfer.pipeline.reference import unsplit
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from serfer.wiring.open_pipeline import open_pipeline
 
-Pixels = NDArray[np.uint8]
-Logits = NDArray[np.float32]
-_SERFER = {mechanics.name: mechanics for mechanics in (PUBLISHED, REPAIRED)}
-SYSTEMS = ("ours", *_SERFER, ForkJoin.name)
+WORKERS = ("inprocess", "local")
+SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"
+BASELINES: dict[str, Callable[..., System]] = {
+    **{mechanics.name: partial(SerFerPaper, mechanics=mechanics) for mechanics in (PUBLISHED, REPAIRED)},
+    ForkJoin.name: ForkJoin,
+}
+SYSTEMS = (SERFER, UNSHARED, FUNCTION, UNSPLIT, *BASELINES)
+ORDERS = ("oldest", "arrival")
+_TITLES = {"oldest": "oldest first", "arrival": "order of arrival"}
+NULL = "null"
+_EXAMPLES = 4
 
-
-class System(Protocol):
-    """Answers queries, any number at once, as a context manager that leaves nothing running."""
-
-    name: str
-
-    def submit(self, pixels: Pixels) -> Future[Logits]:
-        """Start a query of (N, H, W, C) pixels and return its (N, K) logits to come; raises InputError at once."""
-        ...
-
-    def counts(self) -> StoreCounts:
-        """Return what all queries that have ended moved through the store, and how often they polled it."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+Progress = Callable[[str], None]
 
 
-class Ours:
-    """A pipeline of ours as a system; it closes the pipeline."""
+@dataclass(frozen=True)
+class Setup:
+    """How systems run: `workers` is "local", "inprocess" or "null"; `service_s` is what a null worker takes.
 
-    def __init__(self, pipeline: Pipeline, name: str = "ours") -> None:
-        self.name = name
-        self._pipeline = pipeline
-        self._lock = threading.Lock()
-        self._counts = StoreCounts()
-
-    def submit(self, pixels: Pixels) -> Future[Logits]:
-        """Start a query; see System."""
-        logits: Future[Logits] = Future()
-        self._pipeline.submit(pixels).add_done_callback(lambda ended: self._pass_on(ended, logits))
-        return logits
-
-    def counts(self) -> StoreCounts:
-        """Add up what the queries' reports say."""
-        return self._counts
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pipeline.close()
-
-    def _pass_on(self, ended: Future[Result], logits: Future[Logits]) -> None:
-        if ended.cancelled():
-            logits.cancel()
-        elif not logits.set_running_or_notify_cancel():
-            return  # nobody waits any more
-        elif error := ended.exception():
-            logits.set_exception(error)
-        else:
-            result = ended.result()
-            with self._lock:
-                self._counts += result.report.store
-            logits.set_result(result.logits)
-
-
-def open_system(
-    name: str, directory: Path, *, settings: Settings | None = None, in_flight: int | None = None
-) -> System:
-    """Open a plan directory as one of SYSTEMS, with local workers; `in_flight` is for the baselines, see there.
-
-    Raises UsageError for an unknown name, and what `serfer.open` raises.
+    `concurrency` bounds the invocations in flight, `orders` are the orders of release when it is reached, and queries
+    of our own driver have `deadline_s`.
     """
-    settings = settings or load_settings()
-    if name in _SERFER:
-        return SerFerPaper(directory, _SERFER[name], settings, in_flight)
-    if name == ForkJoin.name:
-        return ForkJoin(directory, settings, in_flight)
-    if name == "ours":
-        return Ours(serfer.open(directory, workers="local", settings=settings))
-    raise UsageError(f"systems are {', '.join(SYSTEMS)}, not {name!r}")
+
+    workers: str
+    concurrency: int
+    service_s: float = 0.005
+    orders: tuple[str, ...] = ORDERS[:1]
+    deadline_s: float = DEADLINE_S
+
+    def __post_init__(self) -> None:
+        if self.workers not in (*WORKERS, NULL):
+            raise UsageError(f"workers are {', '.join(WORKERS)} or {NULL}, not {self.workers!r}")
+        for order in self.orders:
+            if order not in ORDERS:
+                raise UsageError(f"the order is {' or '.join(ORDERS)}, not {order!r}")
+        if self.workers != NULL and self.orders != ORDERS[:1]:
+            raise UsageError(f"--order {self.orders[-1]} is for --workers {NULL}: other drivers are always fair")
+
+
+@contextmanager
+def open_systems(
+    names: Sequence[str], directory: Path, setup: Setup, settings: Settings, progress: Progress
+) -> Iterator[list[System]]:
+    """Open systems for a plan directory, `serfer` once for each order of release; all are closed again.
+
+    Raises UsageError for an unknown name, and the errors of opening a pipeline.
+    """
+    for name in names:
+        if name not in SYSTEMS:
+            raise UsageError(f"systems are {', '.join(SYSTEMS)}, not {name!r}")
+    with ExitStack() as systems:
+        opened = []
+        for name in names:
+            progress(f"starting {name}")
+            opened += [systems.enter_context(system) for system in _systems(name, directory, setup, settings, progress)]
+        try:
+            yield opened
+        except Exception:
+            raise
+        except BaseException:
+            ignore_signals()  # a second Ctrl-C must not leave the cleaning up half done
+            raise
+
+
+def _systems(name: str, directory: Path, setup: Setup, settings: Settings, progress: Progress) -> Iterator[System]:
+    settings = settings.model_copy(update={"local_concurrency": setup.concurrency})
+    if name == SERFER:
+        for order in setup.orders:
+            title = name if setup.orders == ORDERS[:1] else f"{name}, {_TITLES[order]}"
+            yield PipelineSystem(title, _pipeline(directory, setup, settings, order=order), setup.deadline_s)
+    elif name == UNSHARED and setup.workers != NULL:
+        yield PipelineSystem(name, _pipeline(directory, setup, settings, share=False), setup.deadline_s)
+    elif name == FUNCTION:
+        target = one_function(directory, settings, progress)
+        yield PipelineSystem(
+            name, _pipeline(target, setup, ContainerSettings(**settings.model_dump())), setup.deadline_s
+        )
+    elif setup.workers == NULL:
+        raise UsageError(f"{NULL} workers compute nothing: --system {name} does")
+    elif name == UNSPLIT:
+        yield UnsplitSystem(name, load_plan(directory), directory)
+    else:
+        yield BASELINES[name](directory, settings=settings)
+
+
+def _pipeline(
+    directory: Path, setup: Setup, settings: Settings, *, order: str = ORDERS[0], share: bool = True
+) -> Pipeline:
+    if setup.workers != NULL:
+        return open_pipeline(directory, workers=setup.workers, share=share, settings=settings)
+    oldest_first = order == ORDERS[0]
+    return null_pipeline(directory, settings, oldest_first=oldest_first, service_s=setup.service_s)
+
+
+def one_function(directory: Path, settings: Settings, progress: Progress) -> Path:
+    """Return the plan of a plan directory's network as one function with the memory of its largest stage."""
+    plan = load_plan(directory)
+    target = settings.cache_dir / "plans" / f"whole-{plan.digest[:16]}-{code_stamp(('splitter', 'serfer.core'))}"
+    if not in_use(target):
+        from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
+
+        progress(f"splitting {plan.model} into one function, once: the plan stays in {target.parent}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        size = plan.input.channels, plan.input.height, plan.input.width
+        split(
+            *(str(directory / plan.unsplit.path), np.zeros((1, *size), dtype=np.float32), target),
+            grids=[(1, 1)],
+            memory_mb=max(stage.memory_mb for stage in plan.stages),
+            limit_mb=IMAGE_MB,
+            preprocess=plan.preprocess,
+            labels=plan.labels,
+            activation=plan.activation,
+            progress=progress,
+        )
+        forget_unused(target.parent)
+    return target
+
+
+def examples(directory: Path, setup: Setup) -> list[Example]:
+    """Return a few images, with the unsplit network's answers unless workers compute nothing."""
+    plan = load_plan(directory)
+    shape, random = plan.input, np.random.default_rng(0)
+    pixels = [
+        random.integers(0, 256, (1, shape.height, shape.width, shape.channels), dtype=np.uint8)
+        for _ in range(_EXAMPLES)
+    ]
+    if setup.workers == NULL:
+        return [Example(each) for each in pixels]
+    run = unsplit(plan, directory)
+    return [Example(each, run(each)) for each in pixels]

@@ -1,11 +1,11 @@
-"""A load that lasts: queries at a rate, evenly spaced or as independent users send them."""
+"""A sustained load: queries at a rate, evenly spaced or as independent users send them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.load import arrivals
+from bench.core import arrivals
 from bench.load.results import Log
 from serfer.core.errors import UsageError
 from serfer.pictures.latency import Chart, Curve, share_chart, time_chart
@@ -31,7 +31,7 @@ class Uniform:
         return f"{self.rate:g} queries a second for {self.seconds:g} s ({how})"
 
     def arrivals(self, rounds: int) -> tuple[tuple[float, ...], ...]:
-        """Return when queries come in each round, in seconds from its start."""
+        """Return the arrivals of each round, in seconds from its start."""
         if self.pattern == "poisson":
             return tuple(arrivals.poisson(self.rate, self.seconds, self.seed + number) for number in range(rounds))
         return (arrivals.even(self.rate, self.seconds),) * rounds

@@ -36,7 +36,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Invokes:
+class DriverOverhead:
     """Invocations a second of a burst and of the bare client, and processor milliseconds an invocation.
 
     `lost` counts queries without an answer. Payloads are the same in all three, `payload_bytes` on average.
@@ -79,7 +79,7 @@ class _Recorder:
         await self._invoker.close()
 
 
-def measure(directory: Path, queries: int = 1000, progress: Progress = lambda _: None) -> Invokes:
+def measure(directory: Path, queries: int = 1000, progress: Progress = lambda _: None) -> DriverOverhead:
     """Send a burst of queries at one driver; raises SerferError if the service does not come up."""
     plan = load_plan(directory)
     crops = _crops(plan)
@@ -95,7 +95,7 @@ def measure(directory: Path, queries: int = 1000, progress: Progress = lambda _:
         progress("the same through boto3")
         boto3_ms = _boto3(url, (recorded * _BARE)[:_BARE])
     tasks = queries * len(recorded)
-    return Invokes(
+    return DriverOverhead(
         *(plan.model, queries, tasks, lost),
         *(tasks / driver[0], tasks / client[0]),
         *(driver[1] / tasks * _MS_PER_S, client[1] / tasks * _MS_PER_S, boto3_ms),
@@ -166,7 +166,7 @@ def _boto3(url: str, tasks: Sequence[tuple[str, Task]]) -> float:
     return (time.process_time() - started) / len(payloads) * _MS_PER_S
 
 
-def text(found: Invokes) -> str:
+def text(found: DriverOverhead) -> str:
     """Write a result as lines."""
     return (
         f"{found.plan}, {found.queries} queries, {found.tasks} invocations of {found.payload_bytes:,.0f} bytes on "

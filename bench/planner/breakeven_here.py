@@ -12,14 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from bench.core.container_settings import IMAGE_MB, ContainerSettings
 from bench.planner.planner import Progress, aligned, piped
-from serfer.core.costs.aws import AwsFacts
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
@@ -27,17 +27,7 @@ from splitter.split import split
 
 NETWORKS = ("squeezenet", "mobilenet-v2", "resnet18", "resnet50", "vgg16")
 SIZES = (224, 448)
-_PACKAGE_MB = 2048
 _MS_PER_S = 1000
-
-
-class _Roomy(Settings):
-    """Settings without Lambda's package limit: VGG16 in one function is a container image, and time is compared."""
-
-    def facts(self) -> AwsFacts:
-        """Return the facts with room for every network."""
-        facts = super().facts()
-        return replace(facts, functions=replace(facts.functions, package_limit=_PACKAGE_MB << 20))
 
 
 @dataclass(frozen=True)
@@ -75,8 +65,8 @@ def measure(
     progress: Progress = lambda _: None,
 ) -> list[Measured]:
     """Run every network at every size; raises ModelError for an unknown network."""
-    roomy = _Roomy(**dict(settings))
-    return [_measured(roomy, name, size, rounds, progress) for name in networks for size in sizes]
+    settings = ContainerSettings(**dict(settings))
+    return [_measured(settings, name, size, rounds, progress) for name in networks for size in sizes]
 
 
 def _measured(settings: Settings, name: str, size: int, rounds: int, progress: Progress) -> Measured:
@@ -88,7 +78,7 @@ def _measured(settings: Settings, name: str, size: int, rounds: int, progress: P
         def opened(what: str, memory_mb: int, **how: object) -> Pipeline:
             progress(f"splitting {name} at {size} px: {what}")
             example = np.zeros((1, 3, size, size), dtype=np.float32)
-            split(name, example, root / what, limit_mb=_PACKAGE_MB, memory_mb=memory_mb, facts=settings.facts(), **how)  # type: ignore[arg-type]
+            split(name, example, root / what, limit_mb=IMAGE_MB, memory_mb=memory_mb, facts=settings.facts(), **how)  # type: ignore[arg-type]
             return stack.enter_context(open_pipeline(root / what, workers="local", settings=settings))
 
         pipelines = [

@@ -1,8 +1,8 @@
 """Many clients that never wait: what becomes of the answers, of health checks, and of the service afterwards.
 
-Every client sends the next request as soon as it has a reply, whatever that says, on a kept-alive connection: nobody
-obeys Retry-After. What the service can do is measured before, by a few clients in the same closed loop. Meanwhile every
-driver's /readyz is asked twice a second, with a balancer's patience.
+Every client sends the next request as soon as it has a reply, whatever its status, on a kept-alive connection, and
+ignores Retry-After. The capacity is measured before, by a few clients in the same closed loop. Meanwhile every driver's
+/readyz is checked twice a second, with a balancer's patience.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from bench.serving.service import Scene, running_service
+from bench.core.quantiles import percentiles
+from bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
+from bench.serving.service import Testbed, running_service
 from serfer.core.errors import UnavailableError
 from serfer.settings import Settings
 
@@ -27,14 +27,13 @@ _CHECK_EVERY_S, _CHECK_PATIENCE_S = 0.5, 1.0
 _RECOVERS_S = 2.0
 _GIVE_UP_S = 60.0
 _SHARE_IN_TIME, _SHARE_OF_CAPACITY = 0.99, 0.8
-_NORMAL = 2.0  # as before: no more than so many times the time
 _OK, _REFUSED = 200, 429
 _MS_PER_S = 1000
 
 
 @dataclass(frozen=True)
 class Flood:
-    """What came of it; times are wall milliseconds on the client's clock.
+    """The outcome; times are wall milliseconds on the client's clock.
 
     `capacity` is answers a second before; `statuses` counts replies by status, 0 for connections that were closed
     without one. `in_time` are the answers within the deadline, `normal_after_s` is None where that never happened.
@@ -67,14 +66,14 @@ class Flood:
         late = f"{answered - self.in_time} of {answered} answers came after the deadline"
         slow = f"{self.rate_in_time:.1f} answers a second in time, of {self.capacity:.1f} without the flood"
         recovery = "never" if self.normal_after_s is None else f"after {self.normal_after_s:.1f} s"
-        found = {
+        criteria = {
             late: self.in_time < _SHARE_IN_TIME * answered,
             slow: self.rate_in_time < _SHARE_OF_CAPACITY * self.capacity,
             f"other statuses: {odd}": bool(odd),
             f"{self.failed_checks} of {self.checks} health checks failed": self.failed_checks > 0,
             f"as fast as before {recovery}": self.normal_after_s is None or self.normal_after_s > _RECOVERS_S,
         }
-        return [text for text, missed in found.items() if missed]
+        return [text for text, missed in criteria.items() if missed]
 
 
 @dataclass
@@ -107,12 +106,12 @@ class _Client(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
-        """Take a reply in; once all of it is here, send the next request."""
+        """Receive a reply; once it is complete, send the next request."""
         self._received += data
-        head, found, body = self._received.partition(b"\r\n\r\n")
+        head, complete, body = self._received.partition(b"\r\n\r\n")
         lines = head.lower().split(b"\r\n")
         length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
-        if not found or len(body) < length:
+        if not complete or len(body) < length:
             return
         self._replies.add(int(lines[0][9:12]), self._started)
         self._received.clear()
@@ -130,7 +129,7 @@ class _Client(asyncio.Protocol):
             self.gone.set_result(None)
 
     def abort(self) -> None:
-        """Go away."""
+        """Disconnect."""
         self._transport.abort()
 
     def _send(self) -> None:
@@ -138,8 +137,8 @@ class _Client(asyncio.Protocol):
         self._transport.write(self._request)
 
 
-async def _crowd(url: str, request: bytes, size: int, seconds: float) -> _Replies:
-    """Let so many clients ask for so long; those that were disconnected come again at once."""
+async def _run_clients(url: str, request: bytes, size: int, seconds: float) -> _Replies:
+    """Run so many clients for so long; those that were disconnected connect again at once."""
     replies, (host, port), loop = _Replies(), _address(url), asyncio.get_running_loop()
 
     async def one() -> None:
@@ -179,7 +178,7 @@ class _Checks:
             started = time.perf_counter()
             try:
                 async with asyncio.timeout(_CHECK_PATIENCE_S):
-                    status = await _ask(url, b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    status = await _status(url, b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             except (TimeoutError, OSError):
                 status = 0
             self.failed += status != _OK
@@ -187,7 +186,7 @@ class _Checks:
             await asyncio.sleep(_CHECK_EVERY_S)
 
 
-async def _ask(url: str, request: bytes) -> int:
+async def _status(url: str, request: bytes) -> int:
     """Return the status of one reply on a connection of its own."""
     reader, writer = await asyncio.open_connection(*_address(url))
     try:
@@ -211,21 +210,11 @@ def _request(image: bytes, deadline_ms: float) -> bytes:
     return f"{head}Content-Length: {len(image)}\r\n\r\n".encode() + image
 
 
-async def _alone_ms(url: str, request: bytes) -> float:
+async def _query_ms(url: str, request: bytes) -> float:
     """Return how long a query takes; one that is not answered takes for ever."""
     started = time.perf_counter()
-    status = await _ask(url, request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+    status = await _status(url, request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
     return (time.perf_counter() - started) * _MS_PER_S if status == _OK else float("inf")
-
-
-async def _normal_after(url: str, request: bytes, most_ms: float) -> float | None:
-    """Return the seconds until a query takes at most so long; None where it never does."""
-    ended = time.perf_counter()
-    while (passed_s := time.perf_counter() - ended) < _GIVE_UP_S:
-        if await _alone_ms(url, request) <= most_ms:
-            return passed_s
-        await asyncio.sleep(0.1)
-    return None
 
 
 def measure(
@@ -238,36 +227,41 @@ def measure(
     progress: Callable[[str], None],
 ) -> Flood:
     """Flood `serfer up` with so many clients; raises UnavailableError where it does not come up."""
-    with running_service(directory, settings) as scene:
-        return asyncio.run(_flood(scene, connections, seconds, deadline_ms, progress))
+    with running_service(directory, settings) as testbed:
+        return asyncio.run(_flood(testbed, connections, seconds, deadline_ms, progress))
 
 
 async def _flood(
-    scene: Scene, connections: int, seconds: float, deadline_ms: float, progress: Callable[[str], None]
+    testbed: Testbed, connections: int, seconds: float, deadline_ms: float, progress: Callable[[str], None]
 ) -> Flood:
-    patient, request = _request(scene.image, 60_000), _request(scene.image, deadline_ms)
+    patient, request = _request(testbed.image, 60_000), _request(testbed.image, deadline_ms)
     progress("warming up")
     for _ in range(_WARM_UPS):
-        if (await _crowd(scene.balancer, patient, _FEW, _CAPACITY_S)).ms.get(_OK):
+        if (await _run_clients(testbed.balancer, patient, _FEW, _CAPACITY_S)).ms.get(_OK):
             break
     progress("capacity")
-    before = await _crowd(scene.balancer, patient, _FEW, _CAPACITY_S)
-    alone_ms = min([await _alone_ms(scene.balancer, patient) for _ in range(5)])
+    before = await _run_clients(testbed.balancer, patient, _FEW, _CAPACITY_S)
+    before_ms = await unloaded_ms(lambda: _query_ms(testbed.balancer, patient))
     progress(f"{connections} clients")
-    checks = _Checks(scene.driver_urls)
+    checks = _Checks(testbed.driver_urls)
     watching = asyncio.create_task(checks.watch())
-    replies = await _crowd(scene.balancer, request, connections, seconds)
-    normal_after_s = await _normal_after(scene.balancer, request, _NORMAL * alone_ms)
+    replies = await _run_clients(testbed.balancer, request, connections, seconds)
+    normal_after_s = await recovery_s(lambda: _query_ms(testbed.balancer, request), NORMAL * before_ms, _GIVE_UP_S)
     watching.cancel()
     answered, refused = replies.ms.get(_OK, []), replies.ms.get(_REFUSED, [])
+    answered_p50, answered_p99 = percentiles(answered, 50, 99)
+    refused_p50, refused_p99 = percentiles(refused, 50, 99)
     return Flood(
-        *(connections, seconds, deadline_ms, len(before.ms.get(_OK, [])) / _CAPACITY_S),
-        statuses={status: len(found) for status, found in sorted(replies.ms.items())},
+        connections=connections,
+        seconds=seconds,
+        deadline_ms=deadline_ms,
+        capacity=len(before.ms.get(_OK, [])) / _CAPACITY_S,
+        statuses={status: len(times) for status, times in sorted(replies.ms.items())},
         in_time=sum(ms <= deadline_ms for ms in answered),
-        answered_p50_ms=_percentile(answered, 50),
-        answered_p99_ms=_percentile(answered, 99),
-        refused_p50_ms=_percentile(refused, 50),
-        refused_p99_ms=_percentile(refused, 99),
+        answered_p50_ms=answered_p50,
+        answered_p99_ms=answered_p99,
+        refused_p50_ms=refused_p50,
+        refused_p99_ms=refused_p99,
         checks=len(checks.ms),
         failed_checks=checks.failed,
         slowest_check_ms=max(checks.ms, default=0.0),
@@ -285,7 +279,3 @@ def lines(found: Flood) -> Iterator[str]:
     yield f"  health checks  {found.checks}, {found.failed_checks} failed, {found.slowest_check_ms:.0f} ms at most"
     after = "never" if found.normal_after_s is None else f"{found.normal_after_s:.1f} s after the load's end"
     yield f"  normal again   {after}"
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return float(np.percentile(values, share)) if values else 0.0

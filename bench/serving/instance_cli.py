@@ -45,14 +45,14 @@ def instance(
 ) -> None:
     """Send bursts, or steady loads, of single images to an instance over HTTP, with batching and without."""
     from bench.core.rows import report  # noqa: PLC0415 - same
-    from bench.serving.instance import BURSTS, Offer, measure, systems  # noqa: PLC0415 - only this command needs it
+    from bench.serving.instance import BURSTS, Workload, measure, systems  # noqa: PLC0415 - only this command needs it
 
     where = plan_directory(plan, model or (None if plan else "alexnet"))
     common = ["--device", device, "--precision", precision, *([] if threads is None else ["--threads", str(threads)])]
     options = {name: [*common, *more] for name, more in systems(max_batch, window_ms).items()}
-    offer = Offer(queries or (() if rps else BURSTS), rps or (), seconds, rounds, deadline_ms, precision)
+    workload = Workload(queries or (() if rps else BURSTS), rps or (), seconds, rounds, deadline_ms, precision)
     with status_line() as progress:
-        found = measure(where, options, offer, url=url.rstrip("/") if url else None, progress=progress)
+        found = measure(where, options, workload, url=url.rstrip("/") if url else None, progress=progress)
     report(found, make_stamp(sys.argv[1:], datetime.now(UTC)), directory, as_json=as_json)
     if failed := sum(row.failed for row in found):
         raise QueryError(f"{failed:,} of {sum(row.queries for row in found):,} queries had no right answer")

@@ -1,8 +1,8 @@
-"""Twice as many queries as can be answered, for a while: what becomes of those who get in, and of the others.
+"""Twice as many queries as can be answered, for a while: what becomes of those that are accepted, and of the others.
 
-Queries arrive when they are due (open loop), each with a deadline. One in ten of those that are refused with 429 obeys:
-it comes again when Retry-After says so, as often as that takes, on top of all that arrive. When the load ends, one
-query after the other shows how soon the service is as fast as before.
+Queries arrive open loop, each with a deadline; times count from their arrivals. One in ten of those that are refused
+with 429 obeys Retry-After, as often as that takes, on top of all that arrive. When the load ends, one query after the
+other shows how soon the service is as fast as before.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ import numpy as np
 import psutil
 
 from bench.core.processes import resident
+from bench.core.quantiles import percentiles
+from bench.core.workload import Sent, run
+from bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
 
 _DEADLINE_S = 10.0
 _OK, _REFUSED, _LATE = 200, 429, 504
 _OBEYS = 10  # one in so many
-_MOST_TRIES = 20  # of one that obeys; then it gives up
-_TICK_S = 0.25
+_MAX_TRIES = 20  # of one that obeys; then it gives up
+_SAMPLE_S = 0.25
 _GIVE_UP_S = 120.0  # after the load, on a service that is never again as fast as before
-_NORMAL = 2.0  # as before: no more than so many times the time
 _MB = 1 << 20
 _MS_PER_S = 1000
 
 
 @dataclass(frozen=True)
 class Overload:
-    """What was offered and what came of it; times are wall milliseconds.
+    """The load and its outcome; times are wall milliseconds.
 
     `accepted_p50_ms`, `accepted_p99_ms` and `late` (504) are of queries that were let in at their first try;
-    `refused_p99_ms` is how long it took to say no. Of the refused, `obeyed` came again as told: `answered_later` were
-    answered, after `tries` tries in the median, `most_tries` at most. `other` are all other ends: there should be none.
-    Memory is the drivers' together, in MB: before the load, most of the time during it, and after. `normal_after_s` is
-    None where the service was not as fast as before within two minutes.
+    `refused_p99_ms` is of refusals. Of the refused, `obeyed` obeyed Retry-After: `answered_later` were answered, after
+    `tries` tries in the median, `most_tries` at most. `other` are all other ends: there should be none. Memory is the
+    drivers' together, in MB: before the load, at most during it, and after. `normal_after_s` is None where the service
+    was not as fast as before within two minutes.
     """
 
     offered_rate: float
@@ -59,35 +61,32 @@ class Overload:
 
 
 @dataclass
-class _Ends:
-    """What queries came to."""
+class _Retries:
+    """How many queries were refused, those that obey Retry-After, and the tries of those that were answered."""
 
-    accepted_ms: list[float] = field(default_factory=list)
-    refused_ms: list[float] = field(default_factory=list)
-    obeyed: int = 0
+    refused: int = 0
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
     tries: list[int] = field(default_factory=list)
-    late: int = 0
-    other: int = 0
 
 
 @dataclass
 class _Memory:
     """Megabytes of processes, sampled."""
 
-    processes: Sequence[int]
-    most: float = 0.0
+    processes: Sequence[psutil.Process]
+    max: float = 0.0
 
     def now(self) -> float:
         """Return what they hold now."""
-        found = sum(resident(psutil.Process(process)) for process in self.processes) / _MB
-        self.most = max(self.most, found)
-        return found
+        held = sum(resident(process) for process in self.processes) / _MB
+        self.max = max(self.max, held)
+        return held
 
     async def watch(self) -> None:
-        """Look again and again."""
+        """Sample again and again."""
         while True:
             self.now()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(_SAMPLE_S)
 
 
 @dataclass(frozen=True)
@@ -97,87 +96,81 @@ class _Client:
     http: aiohttp.ClientSession
     url: str
     image: bytes
+    retries: _Retries = field(default_factory=_Retries)
 
-    async def send(self) -> tuple[int, float, float]:
-        """Return the status, the milliseconds that it took, and Retry-After in seconds."""
+    async def send(self) -> tuple[int, float]:
+        """Return the status, and Retry-After in seconds."""
         target = f"{self.url}/v1/classify?deadline_ms={_DEADLINE_S * _MS_PER_S:.0f}"
-        started = time.perf_counter()
         async with self.http.post(target, data=self.image, headers={"Content-Type": "image/jpeg"}) as reply:
             await reply.read()
-            took = (time.perf_counter() - started) * _MS_PER_S
-            return reply.status, took, float(reply.headers.get("Retry-After", "0"))
+            return reply.status, float(reply.headers.get("Retry-After", "0"))
 
-    async def ask(self, ends: _Ends) -> None:
-        """Ask once, and again as told if it is this one's turn to obey."""
-        status, took, wait_s = await self.send()
-        if status == _OK:
-            ends.accepted_ms.append(took)
-        elif status == _LATE:
-            ends.late += 1
-        elif status == _REFUSED and wait_s >= 1:
-            ends.refused_ms.append(took)
-            if len(ends.refused_ms) % _OBEYS == 0:
-                await self._obey(ends, wait_s)
-        else:
-            ends.other += 1
+    async def first_try(self) -> int:
+        """Send a query and return its status, 0 for a refusal without Retry-After; some of the refused come again."""
+        status, wait_s = await self.send()
+        if status == _REFUSED:
+            if wait_s < 1:
+                return 0
+            self.retries.refused += 1
+            if self.retries.refused % _OBEYS == 0:
+                self.retries.tasks.append(asyncio.create_task(self.obey(wait_s)))
+        return status
 
-    async def _obey(self, ends: _Ends, wait_s: float) -> None:
-        ends.obeyed += 1
+    async def obey(self, wait_s: float) -> None:
+        """Come again when Retry-After says so, until the query is answered, fails, or gives up."""
         status, tries = _REFUSED, 1
-        while status == _REFUSED and tries < _MOST_TRIES:
+        while status == _REFUSED and tries < _MAX_TRIES:
             await asyncio.sleep(wait_s)
-            status, _, wait_s = await self.send()
+            status, wait_s = await self.send()
             tries += 1
         if status == _OK:
-            ends.tries.append(tries)
+            self.retries.tries.append(tries)
 
-    async def alone_ms(self) -> float:
+    async def query_ms(self) -> float:
         """Return how long a query takes; one that is not answered takes for ever."""
-        status, took, _ = await self.send()
-        return took if status == _OK else float("inf")
-
-    async def normal_after(self, most_ms: float, give_up_s: float = _GIVE_UP_S) -> float | None:
-        """Return the seconds until a query takes at most so long; None where it does not within `give_up_s`."""
         started = time.perf_counter()
-        while (passed_s := time.perf_counter() - started) < give_up_s:
-            if await self.alone_ms() <= most_ms:
-                return passed_s
-            await asyncio.sleep(_TICK_S)
-        return None
+        status, _ = await self.send()
+        return (time.perf_counter() - started) * _MS_PER_S if status == _OK else float("inf")
 
 
 async def overload(
     http: aiohttp.ClientSession, url: str, image: bytes, rate: float, seconds: float, drivers: Sequence[int]
 ) -> Overload:
-    """Offer twice `rate` queries a second for so long, to `drivers` (process ids) behind `url`."""
-    client, ends, memory = _Client(http, url, image), _Ends(), _Memory(drivers)
-    before_ms = min([await client.alone_ms() for _ in range(5)])
+    """Send twice `rate` queries a second for so long, to `drivers` (process ids) behind `url`."""
+    client, memory = _Client(http, url, image), _Memory([psutil.Process(driver) for driver in drivers])
+    before_ms = await unloaded_ms(client.query_ms)
     before_mb = memory.now()
     watching = asyncio.create_task(memory.watch())
-    arrivals = np.cumsum(np.random.default_rng(0).exponential(0.5 / rate, int(2 * rate * seconds)))
-    started, asking = time.perf_counter(), []
-    for due in arrivals:
-        await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
-        asking.append(asyncio.create_task(client.ask(ends)))
-    normal_after_s = await client.normal_after(_NORMAL * before_ms)
-    await asyncio.gather(*asking)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(0.5 / rate, int(2 * rate * seconds))).tolist()
+    loading: asyncio.Task[list[Sent[int]]] = asyncio.create_task(
+        run(lambda _: asyncio.create_task(client.first_try()), arrivals)
+    )
+    await asyncio.sleep(arrivals[-1])
+    normal_after_s = await recovery_s(client.query_ms, NORMAL * before_ms, _GIVE_UP_S)
+    ends = await loading
+    await asyncio.gather(*client.retries.tasks)
     watching.cancel()
+    ms = {
+        status: [end.latency * _MS_PER_S for end in ends if end.result == status] for status in (_OK, _REFUSED, _LATE)
+    }
+    p50, p99 = percentiles(ms[_OK], 50, 99)
+    tries = client.retries.tries
     return Overload(
         offered_rate=2 * rate,
         offered=len(arrivals),
         deadline_ms=_DEADLINE_S * _MS_PER_S,
-        accepted=len(ends.accepted_ms),
-        accepted_p50_ms=_percentile(ends.accepted_ms, 50),
-        accepted_p99_ms=_percentile(ends.accepted_ms, 99),
-        late=ends.late,
-        refused=len(ends.refused_ms),
-        refused_p99_ms=_percentile(ends.refused_ms, 99),
-        obeyed=ends.obeyed,
-        answered_later=len(ends.tries),
-        tries=_percentile([float(tries) for tries in ends.tries], 50),
-        most_tries=max(ends.tries, default=0),
-        other=ends.other,
-        memory_mb=(before_mb, memory.most, memory.now()),
+        accepted=len(ms[_OK]),
+        accepted_p50_ms=p50,
+        accepted_p99_ms=p99,
+        late=len(ms[_LATE]),
+        refused=len(ms[_REFUSED]),
+        refused_p99_ms=percentiles(ms[_REFUSED], 99)[0],
+        obeyed=len(client.retries.tasks),
+        answered_later=len(tries),
+        tries=percentiles(tries, 50)[0],
+        most_tries=max(tries, default=0),
+        other=len(ends) - sum(map(len, ms.values())),
+        memory_mb=(before_mb, memory.max, memory.now()),
         normal_after_s=normal_after_s,
     )
 
@@ -196,7 +189,3 @@ def overload_lines(found: Overload) -> list[str]:
         f"  drivers hold   {before:.0f} MB before, {most:.0f} at most, {after:.0f} after",
         f"  normal again   {again}",
     ]
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return float(np.percentile(values, share)) if values else 0.0

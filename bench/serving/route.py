@@ -1,9 +1,9 @@
-"""A burst that lasts, over HTTP, at a driver with a pool: where each second's queries ran, and how long they took.
+"""A sustained burst over HTTP at a driver with a pool: where each second's queries ran, and their latencies.
 
-    bench ── POST /v1/classify, when a query is due ──> serfer serve --route ... ──> functions, and then instances
+    bench ── POST /v1/classify, at each arrival ──> serfer serve --route ... ──> functions, and then instances
       └── GET /metrics, each second: instances wanted, there, and used
 
-Latencies count from when a query was due. Bench, driver, functions and instances share this machine's processors.
+Latencies count from scheduled arrivals. Bench, driver, functions and instances share this machine's processors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
+from bench.core.arrivals import poisson
+from bench.core.quantiles import percentiles
 from bench.core.server_process import serving
-from bench.load.arrivals import poisson
+from bench.core.workload import Sent, run
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image
@@ -38,6 +40,7 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 
 Progress = Callable[[str], None]
+_Instances = Sequence[tuple[float, dict[str, int]]]
 _PICTURES = 8
 _WARM_ROUNDS = 2  # the first starts environments, the second finds them ready
 _SIZE = (640, 480)
@@ -67,7 +70,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Step:
-    """What became of the queries that were due in some seconds from `second` on; instances as last seen in them.
+    """The queries scheduled in some seconds from `second` on, by outcome; instances as last seen in them.
 
     `wrong` are answers whose best class is not the unsplit network's, `failed` all ends but an answer and a 429.
     """
@@ -105,132 +108,107 @@ class Step:
         }
 
 
-@dataclass(frozen=True)
-class _End:
-    """How one query ended: when it was due, seconds it took, and its target or what failed."""
-
-    due: float
-    latency: float
-    outcome: str
-
-
-@dataclass
-class _Seen:
-    """What is known so far: ends of queries, and instances by when they were seen."""
-
-    ends: list[_End] = field(default_factory=list)
-    instances: list[tuple[float, dict[str, int]]] = field(default_factory=list)
-
-
 def measure(directory: Path, experiment: Experiment, settings: Settings, progress: Progress) -> list[Step]:
-    """Run the experiment with a driver of its own for a plan directory, and return what became of it, in steps.
+    """Run the experiment with a driver of its own for a plan directory, and return its steps.
 
     Raises UsageError for a plan that takes no images, UnavailableError where the driver does not come up.
     """
     plan = load_plan(directory)
     if plan.preprocess is None:
         raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
-    questions = _questions(plan, directory, settings)
-    known = set(_records(settings))
+    examples = _examples_of(plan, directory, settings)
+    before = set(_records(settings))
     progress("starting a driver")
-    with serving("serve", directory, experiment.options) as said:
-        return _steps(asyncio.run(_run(str(said["url"]), questions, experiment, settings, known, progress)), experiment)
+    with serving("serve", directory, experiment.options) as report:
+        clients = _Clients(str(report["url"]), examples)
+        asyncio.run(_run(clients, experiment, settings, before, progress))
+    return _steps(clients.ends, clients.instances, experiment)
 
 
-def _questions(plan: Plan, directory: Path, settings: Settings) -> list[tuple[bytes, int]]:
-    """Return photographs of noise, and the class that the unsplit network finds in each."""
-    whole, questions = unsplit(plan, directory), []
+def _examples_of(plan: Plan, directory: Path, settings: Settings) -> list[tuple[bytes, int]]:
+    """Return photographs of noise, and the unsplit network's class of each."""
+    whole, examples = unsplit(plan, directory), []
     for seed in range(_PICTURES):
         coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
         buffer = io.BytesIO()
         Image.fromarray(coarse).resize(_SIZE, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
         assert plan.preprocess is not None  # noqa: S101 - it was looked at before
         pixels = decode_image(buffer.getvalue(), "picture", plan.preprocess, plan.input, settings.image_limits())
-        questions.append((buffer.getvalue(), int(whole(pixels[None])[0].argmax())))
-    return questions
+        examples.append((buffer.getvalue(), int(whole(pixels[None])[0].argmax())))
+    return examples
 
 
 async def _run(
-    url: str,
-    questions: Sequence[tuple[bytes, int]],
-    experiment: Experiment,
-    settings: Settings,
-    known: set[Path],
-    progress: Progress,
-) -> _Seen:
-    seen = _Seen()
+    clients: _Clients, experiment: Experiment, settings: Settings, before: set[Path], progress: Progress
+) -> None:
     timeout = aiohttp.ClientTimeout(_PATIENCE_S)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+
+        def send(number: int) -> asyncio.Task[str]:
+            return asyncio.create_task(clients.classify(http, number))
+
         progress("warming up")
         for _ in range(_WARM_ROUNDS):
-            warming = _Asking(http, url, questions, _Seen(), time.perf_counter())
-            await asyncio.gather(*(warming.one(number, 0.0) for number in range(experiment.warm)))
-        ask = _Asking(http, url, questions, seen)
+            await run(send, (0.0,) * experiment.warm)
+        clients.start()
+        watching = asyncio.create_task(clients.watch(http, experiment, progress))
+        killing = asyncio.create_task(_kill(experiment, settings, before))
         arrivals = poisson(experiment.rate, experiment.seconds, 0)
-        ask.start = time.perf_counter()
-        watching = asyncio.create_task(ask.watch(experiment, progress))
-        killing = asyncio.create_task(_kill(experiment, settings, known))
-        await asyncio.gather(*(ask.one(number, due) for number, due in enumerate(arrivals)))
+        clients.ends = await run(send, arrivals, patience_s=_PATIENCE_S)
         await watching
         killing.cancel()
-    return seen
 
 
-async def _kill(experiment: Experiment, settings: Settings, known: set[Path]) -> None:
-    """Kill an instance that came since the experiment began, at its time or as soon as there is one."""
+async def _kill(experiment: Experiment, settings: Settings, before: set[Path]) -> None:
+    """Kill an instance that was started by the experiment, at its time or as soon as there is one."""
     if experiment.kill_s is None:
         return
     await asyncio.sleep(experiment.kill_s)
-    while not (found := [path for path in _records(settings) if path not in known]):  # noqa: ASYNC110 - files
+    while not (records := [path for path in _records(settings) if path not in before]):  # noqa: ASYNC110 - files
         await asyncio.sleep(1.0)
-    os.kill(int(json.loads(found[0].read_text(encoding="utf-8"))["process"]["pid"]), signal.SIGKILL)
+    os.kill(int(json.loads(records[0].read_text(encoding="utf-8"))["process"]["pid"]), signal.SIGKILL)
 
 
 def _records(settings: Settings) -> list[Path]:
-    """Return what pools on this machine have written down of their instances."""
+    """Return the records that pools on this machine keep of their instances."""
     return sorted((settings.cache_dir / "pools").glob("*/*.json"))
 
 
 @dataclass
-class _Asking:
-    """The clients of an experiment; times count from `start`."""
+class _Clients:
+    """The clients of an experiment: ends of queries, and instances with the seconds from its start when seen."""
 
-    http: aiohttp.ClientSession
     url: str
-    questions: Sequence[tuple[bytes, int]]
-    seen: _Seen
-    start: float = 0.0
+    examples: Sequence[tuple[bytes, int]]
+    ends: list[Sent[str]] = field(default_factory=list)
+    instances: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    _ended: int = 0
+    _start: float = 0.0
 
-    @property
-    def now(self) -> float:
-        """Seconds since the first query could come."""
-        return time.perf_counter() - self.start
+    def start(self) -> None:
+        """Start the clock, after warming up."""
+        self._ended, self._start = 0, time.perf_counter()
 
-    async def one(self, number: int, due: float) -> None:
-        """Ask when it is due, and note how that ends."""
-        image, expected = self.questions[number % len(self.questions)]
-        if (wait := due - self.now) > 0:
-            await asyncio.sleep(wait)
+    async def classify(self, http: aiohttp.ClientSession, number: int) -> str:
+        """Send a query, and return its outcome; errors of the network are the workload's to record."""
+        image, expected = self.examples[number % len(self.examples)]
         headers = {"Content-Type": "image/jpeg"}
         try:
-            async with self.http.post(f"{self.url}/v1/classify?top_k=1", data=image, headers=headers) as reply:
-                answer = await reply.json(content_type=None)
-                outcome = _outcome(reply.status, answer, expected)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
-            outcome = type(failure).__name__
-        self.seen.ends.append(_End(due, self.now - due, outcome))
+            async with http.post(f"{self.url}/v1/classify?top_k=1", data=image, headers=headers) as reply:
+                return _outcome(reply.status, await reply.json(content_type=None), expected)
+        finally:
+            self._ended += 1
 
-    async def watch(self, experiment: Experiment, progress: Progress) -> None:
+    async def watch(self, http: aiohttp.ClientSession, experiment: Experiment, progress: Progress) -> None:
         """Note each second which instances there are, until the load and then the pool are over."""
         while True:
-            async with self.http.get(f"{self.url}/metrics") as reply:
-                found = {name: int(float(value)) for name, value in _INSTANCES.findall(await reply.text())}
-            self.seen.instances.append((self.now, found))
-            over = self.now - experiment.seconds
-            progress(
-                f"{self.now:,.0f} s: {len(self.seen.ends):,} queries ended, {found.get('serving', 0)} instances serve"
-            )
-            if over > experiment.after_s or (over > 1 and not found.get("on")):
+            async with http.get(f"{self.url}/metrics") as reply:
+                states = {name: int(float(value)) for name, value in _INSTANCES.findall(await reply.text())}
+            now = time.perf_counter() - self._start
+            self.instances.append((now, states))
+            progress(f"{now:,.0f} s: {self._ended:,} queries ended, {states.get('serving', 0)} instances serve")
+            over = now - experiment.seconds
+            if over > experiment.after_s or (over > 1 and not states.get("on")):
                 return
             await asyncio.sleep(1.0)
 
@@ -243,34 +221,30 @@ def _outcome(status: int, answer: dict[str, object], expected: int) -> str:
         return str(status)
     images = answer["images"]
     assert isinstance(images, list)  # noqa: S101 - the service's own
-    found = images[0]["predictions"][0]["index"]
-    return str(answer["target"]) if found == expected else "wrong"
+    return str(answer["target"]) if images[0]["predictions"][0]["index"] == expected else "wrong"
 
 
-def _steps(seen: _Seen, experiment: Experiment) -> list[Step]:
-    last = max([end.due for end in seen.ends] + [when for when, _ in seen.instances])
-    return [
-        _step(seen, number * experiment.step_s, experiment.step_s)
-        for number in range(int(last / experiment.step_s) + 1)
-    ]
+def _steps(ends: Sequence[Sent[str]], instances: _Instances, experiment: Experiment) -> list[Step]:
+    last, length = max([end.scheduled for end in ends] + [when for when, _ in instances]), experiment.step_s
+    return [_step(ends, instances, number * length, length) for number in range(int(last / length) + 1)]
 
 
-def _step(seen: _Seen, begin: float, length: float) -> Step:
-    ends = [end for end in seen.ends if begin <= end.due < begin + length]
-    outcomes = [end.outcome for end in ends]
+def _step(ends: Sequence[Sent[str]], instances: _Instances, begin: float, length: float) -> Step:
+    ends = [end for end in ends if begin <= end.scheduled < begin + length]
+    outcomes = [end.result for end in ends]
     counts = {name: outcomes.count(name) for name in (*_TARGETS, "refused", "wrong")}
-    times = [end.latency for end in ends if end.outcome in _TARGETS]
-    p50, p99 = np.quantile(times or [0.0], [0.5, 0.99]) * _MS_PER_S
-    before = [found for when, found in seen.instances if when < begin + length]
-    there = {name: before[-1].get(name, 0) if before else 0 for name in _STATES}
+    times = [end.latency for end in ends if end.result in _TARGETS]
+    p50, p99 = percentiles(times, 50, 99)
+    seen = [states for when, states in instances if when < begin + length]
+    last = {name: seen[-1].get(name, 0) if seen else 0 for name in _STATES}
     return Step(
         second=begin,
         queries=len(ends),
         **counts,
         failed=len(ends) - sum(counts.values()),
-        p50_ms=float(p50),
-        p99_ms=float(p99),
-        **there,
+        p50_ms=p50 * _MS_PER_S,
+        p99_ms=p99 * _MS_PER_S,
+        **last,
     )
 
 

@@ -73,7 +73,7 @@ class ServiceCost:
 
 
 @dataclass(frozen=True)
-class Doses:
+class SampleSizes:
     """How much is measured: pairs of single queries, rounds of bursts of so many queries, seconds of overload."""
 
     pairs: int
@@ -83,7 +83,7 @@ class Doses:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Testbed:
     """What is measured: a pipeline, the addresses of drivers and of the balancer, the processes behind them."""
 
     pipeline: Pipeline
@@ -94,15 +94,15 @@ class Scene:
     image: bytes
 
 
-def measure(directory: Path, settings: Settings, doses: Doses, progress: Progress) -> ServiceCost:
+def measure(directory: Path, settings: Settings, sizes: SampleSizes, progress: Progress) -> ServiceCost:
     """Compare the pipeline with the service before it; raises UnavailableError where that does not come up."""
     progress("starting the service: a Lambda service, two drivers and a balancer")
-    with running_service(directory, settings) as scene:
-        return asyncio.run(_measure(scene, doses, progress))
+    with running_service(directory, settings) as testbed:
+        return asyncio.run(_measure(testbed, sizes, progress))
 
 
 @contextmanager
-def running_service(directory: Path, settings: Settings) -> Iterator[Scene]:
+def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
     """Start `serfer up`, and open a pipeline on the same functions and store."""
     with ExitStack() as parts:
         store = parts.enter_context(RedisServer())
@@ -121,7 +121,7 @@ def running_service(directory: Path, settings: Settings) -> Iterator[Scene]:
         local = settings.model_copy(update={"local_url": said["functions"]["url"], "local_access": access})
         pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))
         pids, urls = ([driver[each] for driver in said["drivers"]] for each in ("pid", "url"))
-        yield Scene(pipeline, urls, said["url"], pids, (up.pid, store.pid), _photograph())
+        yield Testbed(pipeline, urls, said["url"], pids, (up.pid, store.pid), _photograph())
 
 
 def _end(up: subprocess.Popen[bytes]) -> None:
@@ -137,20 +137,20 @@ def _photograph() -> bytes:
     return buffer.getvalue()
 
 
-async def _measure(scene: Scene, doses: Doses, progress: Progress) -> ServiceCost:
+async def _measure(testbed: Testbed, sizes: SampleSizes, progress: Progress) -> ServiceCost:
     timeout = aiohttp.ClientTimeout(total=300)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
-            asks = _Asks(scene, http, threads)
+            asks = _Asks(testbed, http, threads)
             progress("warming up")
             await asks.burst(asks.pipeline, 2 * _AT_ONCE)
             await asks.burst(asks.driver, 2 * _AT_ONCE)
-            found = await _compare(scene, asks, doses, progress)
-            if not doses.overload_s:
+            found = await _compare(testbed, asks, sizes, progress)
+            if not sizes.overload_s:
                 return found
             progress("overload")
             outcome = await overload(
-                http, scene.balancer, scene.image, found.http_rate, doses.overload_s, scene.drivers
+                http, testbed.balancer, testbed.image, found.http_rate, sizes.overload_s, testbed.drivers
             )
             return replace(found, overload=outcome)
 
@@ -158,8 +158,8 @@ async def _measure(scene: Scene, doses: Doses, progress: Progress) -> ServiceCos
 class _Asks:
     """One query, asked in each of the three ways."""
 
-    def __init__(self, scene: Scene, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
-        self._scene = scene
+    def __init__(self, testbed: Testbed, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
+        self._scene = testbed
         self._http = http
         self._threads = threads
 
@@ -196,22 +196,22 @@ class _Asks:
         return queries / (time.perf_counter() - started)
 
 
-async def _compare(scene: Scene, asks: _Asks, doses: Doses, progress: Progress) -> ServiceCost:
-    progress(f"{doses.pairs} pairs, one request in flight")
-    alone = [(await _ms(asks.pipeline), await _ms(asks.driver)) for _ in range(doses.pairs)]
-    connections = await _connections(scene.driver_urls[0], doses.pairs)
+async def _compare(testbed: Testbed, asks: _Asks, sizes: SampleSizes, progress: Progress) -> ServiceCost:
+    progress(f"{sizes.pairs} pairs, one request in flight")
+    alone = [(await _ms(asks.pipeline), await _ms(asks.driver)) for _ in range(sizes.pairs)]
+    connections = await _connections(testbed.driver_urls[0], sizes.pairs)
     rates: list[tuple[float, float]] = []
     processor: list[tuple[float, float]] = []
-    for number in range(doses.rounds):
-        progress(f"round {number + 1} of {doses.rounds}: {_AT_ONCE} in flight")
-        rates.append((await asks.burst(asks.pipeline, doses.burst), await asks.burst(asks.driver, doses.burst)))
-        progress(f"round {number + 1} of {doses.rounds}: through the balancer")
-        straight = await _processor_ms(scene.roots, asks, asks.driver, doses.burst)
-        processor.append((straight, await _processor_ms(scene.roots, asks, asks.balancer, doses.burst)))
+    for number in range(sizes.rounds):
+        progress(f"round {number + 1} of {sizes.rounds}: {_AT_ONCE} in flight")
+        rates.append((await asks.burst(asks.pipeline, sizes.burst), await asks.burst(asks.driver, sizes.burst)))
+        progress(f"round {number + 1} of {sizes.rounds}: through the balancer")
+        straight = await _processor_ms(testbed.roots, asks, asks.driver, sizes.burst)
+        processor.append((straight, await _processor_ms(testbed.roots, asks, asks.balancer, sizes.burst)))
     return ServiceCost(
-        model=scene.pipeline.plan.model,
-        image_bytes=len(scene.image),
-        pairs=doses.pairs,
+        model=testbed.pipeline.plan.model,
+        image_bytes=len(testbed.image),
+        pairs=sizes.pairs,
         pipeline_ms=median(one for one, _ in alone),
         http_ms=median(other for _, other in alone),
         time_ratio=median(other / one for one, other in alone),

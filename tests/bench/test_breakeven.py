@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.planner.breakeven_here import Measured, _Roomy, markdown, table
+from bench.core.container_settings import ContainerSettings
+from bench.planner.breakeven_here import Measured, markdown, table
 from serfer.core.costs.aws import shipped_aws
 
 
@@ -27,7 +28,7 @@ def test_tables_name_what_was_measured_and_its_spread():
 
 
 def test_only_the_package_limit_is_lifted():
-    mine, shipped = _Roomy().facts(), shipped_aws()
+    mine, shipped = ContainerSettings().facts(), shipped_aws()
     assert mine.functions.package_limit > shipped.functions.package_limit
     assert mine.functions.price_gb_second == shipped.functions.price_gb_second
     assert mine.redis == shipped.redis

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.chaos import chaos
-from bench.chaos.clients import Crowd, TwoDrivers
-from bench.chaos.outcome import Demands, Played, not_played, outcome
+from bench.chaos import scenarios
+from bench.chaos.budget import InvocationBudget, Reply
+from bench.chaos.clients import Clients, TwoDrivers
 from bench.chaos.plans import chaos_plan, through_store
 from bench.chaos.testbed import Left
-from bench.load.account import Account, Reply
-from bench.load.load import WRONG, Sent
+from bench.chaos.verdict import Observations, PassCriteria, judge, skipped
+from bench.core.workload import Sent
+from bench.load.queries import WRONG
 from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.inline import inline_stages
@@ -26,70 +27,70 @@ PATIENCE = 60.0
 LOGITS = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
 
 
-def reply(logits=LOGITS, **account):
-    return Reply(logits, Account(1, 9.0, **account), 0.5)
+def reply(logits=LOGITS, **budget):
+    return Reply(logits, InvocationBudget(1, 9.0, **budget), 0.5)
 
 
 class FakeDriver:
     """Answers when it is told to; `kill` ends what it has not answered."""
 
     def __init__(self):
-        self.asked = []
+        self.queries = []
 
-    def ask(self, _batch):
-        self.asked.append(Future())
-        return self.asked[-1]
+    def submit(self, _batch):
+        self.queries.append(Future())
+        return self.queries[-1]
 
     def answer(self, number, given):
-        self.asked[number].set_result(given)
+        self.queries[number].set_result(given)
 
     def kill(self):
-        for query in self.asked:
+        for query in self.queries:
             if not query.done():
                 query.set_exception(QueryError("the driver's process has ended"))
 
 
 class TestAccount:
     def test_what_faults_account_for_is_allowed_and_five_percent(self):
-        account = Account(queries=10, invocations=90, retries=20, hedges=5, restarts=1)
-        assert Account().allowed(9) == 0
-        assert account.allowed(9) == int(1.05 * (90 + 20 + 5 + 9))
-        assert account.allowed(9, throttled=20, doubled=90, unanswered=2) == int(
-            1.05 * (90 + 20 + 5 + 9 - 20 + 90 + 18)
-        )
+        budget = InvocationBudget(queries=10, invocations=90, retries=20, hedges=5, restarts=1)
+        assert InvocationBudget().limit(9) == 0
+        assert budget.limit(9) == int(1.05 * (90 + 20 + 5 + 9))
+        assert budget.limit(9, throttled=20, doubled=90, unanswered=2) == int(1.05 * (90 + 20 + 5 + 9 - 20 + 90 + 18))
 
     def test_accounts_add_up(self):
-        assert Account(1, 2.5, 3, 4, 5) + Account(10, 20, 30, 40, 50) == Account(11, 22.5, 33, 44, 55)
+        assert InvocationBudget(1, 2.5, 3, 4, 5) + InvocationBudget(10, 20, 30, 40, 50) == InvocationBudget(
+            11, 22.5, 33, 44, 55
+        )
 
 
 class TestCrowd:
     def test_it_passes_answers_on_and_adds_up_what_they_took(self):
         driver = FakeDriver()
-        crowd = Crowd(driver.ask, 3)
-        answers = [crowd.submit(None) for _ in range(3)]
+        clients = Clients(driver.submit, 3)
+        answers = [clients.submit(None) for _ in range(3)]
         driver.answer(0, reply(retries=2))
         driver.answer(1, reply())
         driver.kill()
         assert answers[0].result(0) is LOGITS
         with pytest.raises(QueryError):
             answers[2].result(0)
-        assert crowd.account == Account(2, 18, retries=2)
-        assert crowd.served == [0.5, 0.5]
+        assert clients.budget == InvocationBudget(2, 18, retries=2)
+        assert clients.served == [0.5, 0.5]
 
     def test_giving_up_cancels_the_query(self):
         driver = FakeDriver()
-        assert Crowd(driver.ask, 1).submit(None).cancel()
-        assert driver.asked[0].cancelled()
+        assert Clients(driver.submit, 1).submit(None).cancel()
+        assert driver.queries[0].cancelled()
 
     def test_a_disturbance_waits_for_its_share_of_queries_and_not_beyond_the_last(self):
         driver, waited = FakeDriver(), []
-        crowd = Crowd(driver.ask, 2)
+        clients = Clients(driver.submit, 2)
         for _ in range(2):
-            crowd.submit(None)
-        thread = threading.Thread(target=lambda: waited.extend([crowd.wait(0.5), crowd.wait(1.0)]))
+            clients.submit(None)
+        thread = threading.Thread(target=lambda: waited.extend([clients.wait(0.5), clients.wait(1.0)]))
         thread.start()
         driver.answer(0, reply())
-        crowd.go_home()
+        clients.stop()
         thread.join(PATIENCE)
         assert waited[-1] is False
 
@@ -101,46 +102,46 @@ class TestTwoDrivers:
 
     @pytest.fixture
     def pair(self, drivers):
-        return TwoDrivers(drivers[0], drivers[1].ask)
+        return TwoDrivers(drivers[0], drivers[1].submit)
 
     def test_they_take_turns_and_each_answers_its_own(self, pair, drivers):
-        answers = [pair.ask(None) for _ in range(4)]
-        assert [len(driver.asked) for driver in drivers] == [2, 2]
+        answers = [pair.submit(None) for _ in range(4)]
+        assert [len(driver.queries) for driver in drivers] == [2, 2]
         for driver in drivers:
             driver.answer(0, reply())
             driver.answer(1, reply())
         assert all(answer.result(0).logits is LOGITS for answer in answers)
-        assert (pair.unanswered, pair.twofold) == (0, 0)
+        assert (pair.unanswered, pair.duplicates) == (0, 0)
 
     def test_what_a_dead_driver_owes_the_other_one_answers(self, pair, drivers):
-        second, first = pair.ask(None), pair.ask(None)
+        second, first = pair.submit(None), pair.submit(None)
         drivers[1].answer(0, reply())
-        assert "1 queries sent again, 1 never answered" in pair.lose_the_first(0.0)
+        assert "1 queries sent again, 1 never answered" in pair.kill_first(0.0)
         drivers[1].answer(1, reply())
         assert first.result(0).logits is second.result(0).logits is LOGITS
-        assert (pair.unanswered, pair.twofold, pair.differing) == (1, 0, 0)
+        assert (pair.unanswered, pair.duplicates, pair.conflicting) == (1, 0, 0)
 
     def test_a_query_that_comes_when_the_first_is_dead_is_answered(self, pair, drivers):
-        pair.ask(None)
-        late = pair.ask(None)
+        pair.submit(None)
+        late = pair.submit(None)
         drivers[0].kill()
         drivers[1].answer(1, reply())
         assert late.result(0).logits is LOGITS
-        assert len(drivers[1].asked) == 2
+        assert len(drivers[1].queries) == 2
 
-    @pytest.mark.parametrize(("logits", "differing"), [(LOGITS + 1e-5, 0), (LOGITS + 1e-2, 1)])
-    def test_two_answers_are_compared_and_the_first_one_counts(self, pair, drivers, logits, differing):
-        pair.ask(None)
-        answer = pair.ask(None)
-        pair._ask_second(next(iter(pair._owed)))
+    @pytest.mark.parametrize(("logits", "conflicting"), [(LOGITS + 1e-5, 0), (LOGITS + 1e-2, 1)])
+    def test_two_answers_are_compared_and_the_first_one_counts(self, pair, drivers, logits, conflicting):
+        pair.submit(None)
+        answer = pair.submit(None)
+        pair._send_again(next(iter(pair._owed)))
         drivers[0].answer(0, reply())
         drivers[1].answer(1, reply(logits))
         assert answer.result(0).logits is LOGITS
-        assert (pair.twofold, pair.differing, pair.account) == (1, differing, Account(1, 9))
+        assert (pair.duplicates, pair.conflicting, pair.budget) == (1, conflicting, InvocationBudget(1, 9))
 
     def test_a_query_that_neither_answers_fails(self, pair, drivers):
-        pair.ask(None)
-        answer = pair.ask(None)
+        pair.submit(None)
+        answer = pair.submit(None)
         drivers[0].kill()
         drivers[1].kill()
         with pytest.raises(QueryError):
@@ -151,36 +152,36 @@ NOTHING = Left(0, 0, 0.0)
 
 
 class TestOutcome:
-    DEMANDS = Demands(longest_s=180.0, keys_stay=False, tail=3.0)
-    GOOD = Played(
+    DEMANDS = PassCriteria(longest_s=180.0, keys_stay=False, tail=3.0)
+    GOOD = Observations(
         sent=tuple(Sent(number, 0.0, 0.0, 1.0 + number / 100) for number in range(100)),
         served=(0.1,) * 100,
-        account=Account(100, 900.0, 1, 2, 3),
+        budget=InvocationBudget(100, 900.0, 1, 2, 3),
         invocations=945,
         allowed=945,
-        twofold=0,
-        differing=0,
+        duplicates=0,
+        conflicting=0,
         remark="",
     )
 
-    def problems(self, *, left=NOTHING, processes=0, demands=DEMANDS, **played):
-        return outcome("x", demands, replace(self.GOOD, **played), left, processes, 1.0).problems
+    def problems(self, *, left=NOTHING, processes=0, criteria=DEMANDS, **observed):
+        return judge("x", criteria, replace(self.GOOD, **observed), left, processes, 1.0).problems
 
     def test_a_good_one_has_no_problems(self):
-        found = outcome("x", self.DEMANDS, self.GOOD, NOTHING, 0, 1.0)
+        found = judge("x", self.DEMANDS, self.GOOD, NOTHING, 0, 1.0)
         assert (found.problems, found.lost, found.wrong, found.shown["verdict"]) == ((), 0, 0, "ok")
         assert (found.p50_ms, found.p99_ms, found.served_p99_ms) == pytest.approx((1495.0, 1980.1, 100.0))
 
     def test_lost_and_wrong_are_told_apart(self):
         sent = (*self.GOOD.sent, Sent(100, 0, 0, 1, "DeadlineError", "late"), Sent(101, 0, 0, 1, WRONG, "off"))
-        found = outcome("x", self.DEMANDS, replace(self.GOOD, sent=sent), NOTHING, 0, 1.0)
+        found = judge("x", self.DEMANDS, replace(self.GOOD, sent=sent), NOTHING, 0, 1.0)
         assert (found.queries, found.lost, found.wrong) == (102, 1, 1)
         assert "2 queries without a right answer, the first DeadlineError: late" in found.shown["verdict"]
 
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"differing": 1}, "1 queries got two different answers"),
+            ({"conflicting": 1}, "1 queries got two different answers"),
             ({"invocations": 946}, "1 invocations more than allowed"),
             ({"left": Left(2, 0, 5.0)}, "2 keys left"),
             ({"left": Left(1, 1, 0.0)}, "1 keys without a time to live"),
@@ -194,24 +195,28 @@ class TestOutcome:
 
     def test_keys_may_stay_for_their_time_where_a_driver_died(self):
         stay = replace(self.DEMANDS, keys_stay=True)
-        assert self.problems(left=Left(9, 0, 179.0), demands=stay) == ()
-        assert self.problems(left=Left(9, 1, 179.0), demands=stay) == ("1 keys without a time to live",)
+        assert self.problems(left=Left(9, 0, 179.0), criteria=stay) == ()
+        assert self.problems(left=Left(9, 1, 179.0), criteria=stay) == ("1 keys without a time to live",)
 
     def test_what_there_was_no_time_for_is_lost(self):
-        found = not_played("x", 7)
+        found = skipped("x", 7)
         assert (found.lost, found.problems) == (7, ("there was no time left for it: allow more --seconds",))
 
 
 class TestChoice:
     def test_calm_comes_first_and_the_others_as_asked(self):
-        assert [one.name for one in chaos.chosen("twice, killed,twice", "push", None)] == ["calm", "twice", "killed"]
-        assert [one.name for one in chaos.chosen(None, "push", None)] == [*chaos.SCENARIOS]
-        assert "restarted" not in [one.name for one in chaos.chosen(None, "push", "redis://x")]
+        assert [one.name for one in scenarios.chosen("twice, killed,twice", "push", None)] == [
+            "calm",
+            "twice",
+            "killed",
+        ]
+        assert [one.name for one in scenarios.chosen(None, "push", None)] == [*scenarios.SCENARIOS]
+        assert "restarted" not in [one.name for one in scenarios.chosen(None, "push", "redis://x")]
 
     def test_the_driver_is_everybodys_but_that_of_doubled_events(self):
-        drivers = {one.name: one.conditions.driver for one in chaos.chosen("killed,twice", "push", None)}
+        drivers = {one.name: one.conditions.driver for one in scenarios.chosen("killed,twice", "push", None)}
         assert drivers == {"calm": "push", "killed": "push", "twice": "poll"}
-        polled = chaos.chosen(None, "poll", None)
+        polled = scenarios.chosen(None, "poll", None)
         assert {one.conditions.driver for one in polled} == {"poll"}
         assert all(one.keys_stay for one in polled), "nobody hears of a late event's end, so its key stays for its time"
 
@@ -225,7 +230,7 @@ class TestChoice:
     )
     def test_what_cannot_be_is_refused(self, choice, words):
         with pytest.raises(UsageError, match=words):
-            chaos.chosen(*choice)
+            scenarios.chosen(*choice)
 
 
 @pytest.fixture(scope="module")
@@ -252,40 +257,40 @@ def test_a_plan_is_made_to_hand_on_through_the_store_and_stays_whole(plan, setti
 @pytest.fixture
 def suite(plan, settings):
     def make(queries, seconds=300.0, store=None):
-        return chaos.prepared(chaos.Choice(None, plan, queries, store, seconds), settings, lambda _: None)
+        return scenarios.prepared(scenarios.Options(None, plan, queries, store, seconds), settings, lambda _: None)
 
     return make
 
 
 def test_without_time_nothing_is_started_and_all_is_lost(suite):
-    [found] = chaos.measure(chaos.chosen(chaos.CALM, "push", None), suite(3, seconds=0.0))
+    [found] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(3, seconds=0.0))
     assert (found.lost, found.seconds) == (3, 0.0)
 
 
 def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
-    [found] = chaos.measure(chaos.chosen(chaos.CALM, "push", None), suite(8))
+    [found] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(8))
     assert found.problems == ()
     assert (found.queries, found.lost, found.wrong, found.keys, found.processes) == (8, 0, 0, 0, 0)
     assert 8 * 8 <= found.invocations <= found.allowed
 
 
 def test_a_driver_that_is_killed_loses_no_query_and_nobody_gets_two_answers(suite):
-    scenario = chaos.SCENARIOS["driver"].driven_by("push")
-    [found] = chaos.measure([scenario], suite(24))
+    scenario = scenarios.SCENARIOS["driver"].driven_by("push")
+    [found] = scenarios.measure([scenario], suite(24))
     assert found.problems == ()
     assert "never answered by the driver that died" in found.remark
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in chaos.SCENARIOS if name != chaos.CALM])
+@pytest.mark.parametrize("name", [name for name in scenarios.SCENARIOS if name != scenarios.CALM])
 def test_no_fault_loses_a_query(suite, name):
-    for found in chaos.measure([chaos.SCENARIOS[name].driven_by("push")], suite(48)):
+    for found in scenarios.measure([scenarios.SCENARIOS[name].driven_by("push")], suite(48)):
         assert found.problems == ()
 
 
 def test_the_command_fails_where_a_scenario_does_and_shows_all_of_them(monkeypatch, plan):
-    outcomes = [not_played("killed", 2), replace(not_played("calm", 2), problems=())]
-    monkeypatch.setattr(chaos, "measure", lambda *_: outcomes)
+    outcomes = [skipped("killed", 2), replace(skipped("calm", 2), problems=())]
+    monkeypatch.setattr(scenarios, "measure", lambda *_: outcomes)
     result = CliRunner().invoke(app, ["bench", "chaos", "--plan", str(plan), "--queries", "2", "--only", "killed"])
     assert isinstance(result.exception, SerferError)
     assert result.exception.exit_code == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.core.compare import compare, difference, table, warnings
-from bench.load.load import Sent
+from bench.core.workload import Sent
 from bench.load.results import Log
 from serfer.core.errors import InputError
 from tests.bench.test_results import log, result

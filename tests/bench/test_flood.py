@@ -7,6 +7,7 @@ import pytest
 
 from bench.serving import flood, overload
 from bench.serving.flood import Flood
+from bench.serving.recovery import recovery_s
 
 PATIENCE = 30.0
 
@@ -48,7 +49,7 @@ def found(**changes):
 
 def test_every_reply_counts_and_so_do_connections_that_were_closed_without_one():
     async def check(url):
-        return await flood._crowd(url, flood._request(b"image", 1000), 1, 0.3)
+        return await flood._run_clients(url, flood._request(b"image", 1000), 1, 0.3)
 
     replies = serving(check, reply(200), reply(429, "Connection: close"), None, reply(200))
     counts = {status: len(ms) for status, ms in replies.ms.items()}
@@ -70,7 +71,8 @@ def test_what_was_missed_is_named():
 def test_a_service_that_never_recovers_ends_the_benchmark(answer):
     async def check(url):
         async with aiohttp.ClientSession() as http:
-            return await overload._Client(http, url, b"image").normal_after(1000.0, give_up_s=0.01)
+            client = overload._Client(http, url, b"image")
+            return await recovery_s(client.query_ms, 1000.0, give_up_s=0.01)
 
     assert serving(check, answer) is None
 
@@ -80,9 +82,8 @@ def test_a_client_that_is_always_refused_gives_up(monkeypatch):
 
     async def check(url):
         async with aiohttp.ClientSession() as http:
-            ends = overload._Ends()
-            await overload._Client(http, url, b"image")._obey(ends, 1.0)
-            return ends
+            client = overload._Client(http, url, b"image")
+            await client.obey(1.0)
+            return client.retries
 
-    ends = serving(check, reply(429, "Retry-After: 1"))
-    assert (ends.obeyed, ends.tries) == (1, [])
+    assert serving(check, reply(429, "Retry-After: 1")).tries == []

@@ -10,12 +10,12 @@ import pytest
 
 from bench.core.processes import Held
 from bench.core.stamp import make_stamp
-from bench.load.load import Sent
+from bench.core.system import Totals
+from bench.core.workload import Sent
 from bench.load.results import (
     FORMAT,
     Log,
     Result,
-    Totals,
     Work,
     check_directory,
     make_round,

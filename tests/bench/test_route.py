@@ -4,27 +4,33 @@ import json
 
 import pytest
 
-from bench.serving.route import Experiment, _End, _outcome, _Seen, _steps, draw
+from bench.core.workload import Sent
+from bench.serving.route import Experiment, _outcome, _steps, draw
 from tests.e2e.conftest import cache, plan, serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.test_routing import scenario  # noqa: F401 - same
 
 EXPERIMENT = Experiment(rate=1.0, seconds=4.0, after_s=2.0, step_s=2.0, kill_s=None, warm=0, options=())
 
 
-def test_ends_are_counted_in_the_step_that_they_were_due_in():
+def end(due, latency, outcome):
+    return Sent(0, due, due, due + latency, result=outcome)
+
+
+def test_ends_are_counted_in_the_step_of_their_arrival():
     ends = [
-        _End(0.1, 0.010, "serverless"),
-        _End(1.9, 5.000, "serverless"),
-        _End(2.0, 0.030, "gpu"),
-        _End(2.5, 0.001, "refused"),
-        _End(3.0, 0.001, "500"),
-        _End(3.1, 0.001, "wrong"),
+        end(0.1, 0.010, "serverless"),
+        end(1.9, 5.000, "serverless"),
+        end(2.0, 0.030, "gpu"),
+        end(2.5, 0.001, "refused"),
+        end(3.0, 0.001, "500"),
+        end(3.0, 0.001, None),
+        end(3.1, 0.001, "wrong"),
     ]
     instances = [(0.0, {"wanted": 0}), (1.5, {"wanted": 1}), (2.5, {"wanted": 1, "on": 1}), (4.5, {})]
-    first, second, last = _steps(_Seen(ends, instances), EXPERIMENT)
+    first, second, last = _steps(ends, instances, EXPERIMENT)
     assert (first.queries, first.serverless, first.gpu, first.wanted, first.on) == (2, 2, 0, 1, 0)
     assert first.p50_ms == pytest.approx(2505.0)
-    assert (second.gpu, second.refused, second.wrong, second.failed) == (1, 1, 1, 1)
+    assert (second.gpu, second.refused, second.wrong, second.failed) == (1, 1, 1, 2)
     assert (second.p50_ms, second.on) == (pytest.approx(30.0), 1)
     assert (last.second, last.queries, last.shown["p50 ms"]) == (4.0, 0, "")
 
@@ -43,8 +49,8 @@ def test_an_answer_is_its_target_where_it_is_right(status, answer, outcome):
 
 
 def test_a_picture_is_drawn(tmp_path):
-    ends = [_End(number / 2, 0.01 * (number + 1), "gpu" if number > 3 else "serverless") for number in range(8)]
-    steps = _steps(_Seen(ends, [(0.0, {"on": 1, "serving": 1})]), EXPERIMENT)
+    ends = [end(number / 2, 0.01 * (number + 1), "gpu" if number > 3 else "serverless") for number in range(8)]
+    steps = _steps(ends, [(0.0, {"on": 1, "serving": 1})], EXPERIMENT)
     draw("a burst", steps, 2.0, ("stamp",), tmp_path / "picture.svg")
     assert "ran on instances" in (tmp_path / "picture.svg").read_text()
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import psutil
@@ -17,7 +18,8 @@ from bench.baselines.handlers.lambda_layer import run_task
 from bench.baselines.handlers.objects import View, decode, encode
 from bench.baselines.handlers.payload import from_json, to_json
 from bench.baselines.poll_driver import POLLS_BEFORE_RETRY, PollDriver
-from bench.load.systems import SYSTEMS, Ours, open_system
+from bench.load.pipeline_system import PipelineSystem
+from bench.load.systems import BASELINES, SERFER, Setup, open_systems
 from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
@@ -69,20 +71,28 @@ def descendants():
     return set(psutil.Process().children(recursive=True))
 
 
+def ours(directory, settings, workers="inprocess", in_flight=None):  # noqa: ARG001 - as baselines are made
+    pipeline = serfer.open(directory, workers=workers, settings=settings)
+    return PipelineSystem(SERFER, pipeline, deadline_s=PATIENCE)
+
+
+SYSTEMS = {SERFER: partial(ours, workers="local"), **BASELINES}
+
+
 class TestEverySystem:
     @pytest.mark.parametrize("name", SYSTEMS)
     def test_it_answers_as_the_unsplit_model_and_leaves_no_process(self, name, directory, settings, whole):
         before = descendants()
-        with open_system(name, directory, settings=settings, in_flight=2) as system:
+        with SYSTEMS[name](directory, settings, in_flight=2) as system:
             assert system.name == name
             check_answers(system, whole)
             assert descendants() > before
         assert descendants() == before
 
-    @pytest.mark.parametrize("name", SYSTEMS[1:])
-    def test_closing_a_baseline_ends_queries_that_are_under_way(self, name, directory, settings):
+    @pytest.mark.parametrize("name", BASELINES)
+    def test_closing_a_baseline_ends_queries_in_flight(self, name, directory, settings):
         before = descendants()
-        with open_system(name, directory, settings=settings, in_flight=1) as system:
+        with BASELINES[name](directory, settings, in_flight=1) as system:
             idle = descendants()
             futures = [system.submit(PIXELS) for _ in range(3)]
             eventually(
@@ -93,38 +103,40 @@ class TestEverySystem:
 
     @pytest.mark.parametrize("name", SYSTEMS)
     def test_pixels_that_do_not_fit_are_refused_at_once(self, name, directory, settings):
-        with open_system(name, directory, settings=settings, in_flight=1) as system:
+        with SYSTEMS[name](directory, settings, in_flight=1) as system:
             for pixels in (PIXELS[:, 1:], PIXELS[0], PIXELS[:0]):
                 with pytest.raises(InputError, match="the batch is uint8 with shape"):
                     system.submit(pixels)
 
-    def test_an_unknown_one_is_told_what_there_is(self, directory, settings):
-        with pytest.raises(
-            UsageError, match="systems are ours, serfer-published, serfer-repaired, gillis, not 'pocket'"
+    def test_an_unknown_one_is_refused_with_the_names_that_there_are(self, directory, settings):
+        words = "serfer, unshared, function, unsplit, serfer-published, serfer-repaired, gillis, not 'pocket'"
+        with (
+            pytest.raises(UsageError, match=words),
+            open_systems(["pocket"], directory, Setup("local", 2), settings, lambda _: None),
         ):
-            open_system("pocket", directory, settings=settings)
+            pytest.fail("it opened")
 
     def test_one_that_does_not_open_leaves_no_process(self, directory, settings, monkeypatch):
         before = descendants()
         monkeypatch.setattr("bench.baselines.driver_process.dying_with_me", lambda *_: ["/bin/false"])
         with pytest.raises(QueryError, match="the driver's process has ended"):
-            open_system("serfer-repaired", directory, settings=settings, in_flight=2)
+            BASELINES["serfer-repaired"](directory, settings, in_flight=2)
         assert descendants() == before
 
 
 class TestCounts:
     def test_ours_are_those_of_the_reports(self, directory, settings):
-        with serfer.open(directory, workers="inprocess", settings=settings) as pipeline:
-            system = Ours(pipeline)
+        with ours(directory, settings) as system:
             system.submit(PIXELS[:1]).result(PATIENCE)
-            one = pipeline.last_report.store
+            one = system.counts()
+            assert (one.exists, system.totals().polls, system.totals().bytes_put) == (0, 0, one.bytes_put)
             system.submit(PIXELS[:1]).result(PATIENCE)
             assert system.counts() == one + one
-            assert one.exists == 0
+            assert one.bytes_get > 0
 
     @pytest.mark.parametrize("name", ["serfer-published", "serfer-repaired"])
     def test_serfers_are_those_of_redis_and_its_keys_stay(self, name, plan, directory, settings):
-        with open_system(name, directory, settings=settings, in_flight=2) as system:
+        with BASELINES[name](directory, settings, in_flight=2) as system:
             for future in [system.submit(PIXELS[:1]) for _ in range(3)]:
                 future.result(PATIENCE)
             counts = system.counts()

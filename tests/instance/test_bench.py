@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from bench.core import server_process as child
-from bench.serving.instance import Offer, measure, systems
+from bench.serving.instance import Workload, measure, systems
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service
@@ -25,7 +25,7 @@ def serving(engine_of, pipeline_of):
 
 def test_bursts_and_steady_loads_at_an_instance_that_serves_already(serving, directory):
     url, engine = serving
-    rows = measure(directory, {}, Offer(bursts=(5,), rates=(200.0,), seconds=0.05, rounds=2), url=url)
+    rows = measure(directory, {}, Workload(bursts=(5,), rates=(200.0,), seconds=0.05, rounds=2), url=url)
     assert [(row.system, row.load, row.queries, row.answered, row.failed) for row in rows] == [
         ("given", "burst of 5", 10, 10, 0),
         ("given", "200/s", 20, 20, 0),
@@ -41,9 +41,9 @@ def test_bursts_and_steady_loads_at_an_instance_that_serves_already(serving, dir
 def test_answers_of_another_network_are_failures(serving, tmp_path):
     url, _ = serving
     other = split_small(tmp_path, seed=1, grids=[(1, 1)])
-    [row] = measure(other, {}, Offer(bursts=(3,), rounds=1), url=url)
+    [row] = measure(other, {}, Workload(bursts=(3,), rounds=1), url=url)
     assert (row.answered, row.failed) == (0, 3)
-    [row] = measure(other, {}, Offer(bursts=(3,), rounds=1, deadline_ms=1, precision="fp16"), url=url)
+    [row] = measure(other, {}, Workload(bursts=(3,), rounds=1, deadline_ms=1, precision="fp16"), url=url)
     assert (row.answered, row.failed + row.refused + row.late) == (0, 3)
 
 

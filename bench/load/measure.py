@@ -1,4 +1,4 @@
-"""From what the command line chose to a result: systems opened, loaded in turn, written down and drawn."""
+"""Load systems in turn, as the command line says; write and draw the result."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Protocol
 
 from bench.core.plans import PLANS, bench_plan
 from bench.core.stamp import make_stamp
-from bench.load.candidates import ORDERS, SERFER, UNSPLIT, Set, opened, questions
 from bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, check_directory, write_result
 from bench.load.rounds import Plan, measure_rounds, summaries
+from bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems
 from serfer.core.errors import UsageError
 from serfer.pictures import draw_latency
 from serfer.pictures.latency import Chart
@@ -28,13 +28,13 @@ _MS_PER_S = 1000.0
 _WARM_UP = 4  # queries for each invocation at once: every environment gets every stage's session
 
 
-class Load(Protocol):
-    """When queries come, and how what became of them is drawn."""
+class Workload(Protocol):
+    """When queries arrive, and how their latencies are drawn."""
 
     def __str__(self) -> str: ...
 
     def arrivals(self, rounds: int) -> tuple[tuple[float, ...], ...]:
-        """Return when queries come in each round, in seconds from its start."""
+        """Return the arrivals of each round, in seconds from its start."""
         ...
 
     def charts(self, logs: Sequence[Log]) -> list[Chart]:
@@ -43,8 +43,8 @@ class Load(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the command line chose; None means the default."""
+class Options:
+    """The command line's; None means the default."""
 
     model: str | None = None
     plan: Path | None = None
@@ -59,34 +59,34 @@ class Choice:
     deadline_s: float = DEADLINE_S
 
     @property
-    def set(self) -> Set:
-        """How systems run; raises UsageError for what is unknown or does not go together."""
+    def setup(self) -> Setup:
+        """How systems run; raises UsageError for unknown names and contradictions."""
         concurrency = self.concurrency or len(os.sched_getaffinity(0))
         orders = tuple(self.orders or ORDERS[:1])
-        return Set(self.workers, concurrency, self.service_ms / _MS_PER_S, orders, self.deadline_s)
+        return Setup(self.workers, concurrency, self.service_ms / _MS_PER_S, orders, self.deadline_s)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The systems: serfer and what it is held against, but for null workers, which nothing compares with."""
+        """The systems: by default serfer and the unsplit network, which null workers are not compared with."""
         default = (SERFER,) if self.workers == "null" else (SERFER, UNSPLIT)
         return tuple(dict.fromkeys(self.systems or default))
 
 
-def measure(load: Load, choice: Choice, out: Path | None, settings: Settings, progress: Progress) -> Result:
-    """Load the systems and return what was found; with `out`, write it and every query there, and draw it.
+def measure(load: Workload, options: Options, out: Path | None, settings: Settings, progress: Progress) -> Result:
+    """Load the systems and return the result; with `out`, write it and every query there, and draw it.
 
-    Raises UsageError for a choice that contradicts itself, InputError where `out` cannot be written.
+    Raises UsageError for options that contradict each other, InputError where `out` cannot be written.
     """
-    chosen, arrivals = choice.set, load.arrivals(choice.rounds)
+    setup, arrivals = options.setup, load.arrivals(options.rounds)
     if out is not None:
         check_directory(out)
-    directory = network(choice.model, choice.plan, settings, progress)
-    warm_up = _WARM_UP * chosen.concurrency if choice.warm_up is None else choice.warm_up
+    directory = network(options.model, options.plan, settings, progress)
+    warm_up = _WARM_UP * setup.concurrency if options.warm_up is None else options.warm_up
     stamp = make_stamp(sys.argv[1:], datetime.now(UTC))
-    asked = questions(directory, chosen)
-    with opened(choice.names, directory, chosen, settings, progress) as systems:
-        rounds, logs = measure_rounds(systems, asked, Plan(arrivals, warm_up, choice.patience_s), progress)
-    result = Result(FORMAT, stamp, _work(load, directory, chosen, len(arrivals[0])), warm_up, rounds)
+    inputs = examples(directory, setup)
+    with open_systems(options.names, directory, setup, settings, progress) as systems:
+        rounds, logs = measure_rounds(systems, inputs, Plan(arrivals, warm_up, options.patience_s), progress)
+    result = Result(FORMAT, stamp, _work(load, directory, setup, len(arrivals[0])), warm_up, rounds)
     if out is not None:
         progress("drawing")
         write_result(out, result, logs)
@@ -95,12 +95,12 @@ def measure(load: Load, choice: Choice, out: Path | None, settings: Settings, pr
     return result
 
 
-def _work(load: Load, directory: Path, chosen: Set, queries: int) -> Work:
+def _work(load: Workload, directory: Path, setup: Setup, queries: int) -> Work:
     plan = load_plan(directory)
     shape = plan.input
     size = f"{shape.channels}x{shape.height}x{shape.width}"
-    workers = f"null ({chosen.service_s * _MS_PER_S:g} ms)" if chosen.workers == "null" else chosen.workers
-    return Work(plan.model, size, str(load), queries, chosen.concurrency, workers, chosen.deadline_s)
+    workers = f"null ({setup.service_s * _MS_PER_S:g} ms)" if setup.workers == "null" else setup.workers
+    return Work(plan.model, size, str(load), queries, setup.concurrency, workers, setup.deadline_s)
 
 
 def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:

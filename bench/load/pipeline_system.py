@@ -1,4 +1,4 @@
-"""Our own systems under load: a pipeline whose queries are accounted for, and the network on all processors here."""
+"""Our own systems under load: a pipeline, with its queries' reports added up, and the unsplit network on all cores."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import os
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
 
-from bench.load.results import Totals
-from bench.load.systems import Logits, Pixels, System
+from bench.core.system import Logits, Pixels, System, Totals
 from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
@@ -18,25 +15,8 @@ from serfer.pipeline.pipeline import Pipeline, Result
 from serfer.pipeline.reference import unsplit
 
 
-@runtime_checkable
-class Accounting(Protocol):
-    """A system that knows more of its queries than what went through the store."""
-
-    def totals(self) -> Totals:
-        """Return what the queries that were answered have spent."""
-        ...
-
-
-def totals_of(system: System) -> Totals:
-    """Return what a system has spent so far, as far as it says."""
-    if isinstance(system, Accounting):
-        return system.totals()
-    counts = system.counts()
-    return Totals(counts.bytes_put, counts.bytes_get, counts.exists)
-
-
-class Piped:
-    """A pipeline as a system: what its queries spend is added up from their reports; it closes the pipeline."""
+class PipelineSystem(System):
+    """A pipeline as a system, which closes it."""
 
     def __init__(self, name: str, pipeline: Pipeline, deadline_s: float) -> None:
         self.name = name
@@ -55,12 +35,16 @@ class Piped:
         return answer
 
     def counts(self) -> StoreCounts:
-        """Add up what the queries' reports say of the store."""
+        """Add up the store's share of the queries' reports."""
         return self._counts
 
     def totals(self) -> Totals:
-        """Add up everything that the queries' reports say."""
+        """Add up the queries' reports."""
         return self._totals
+
+    def close(self) -> None:
+        """Close the pipeline."""
+        self._pipeline.close()
 
     def _end(self, done: Future[Result], answer: Future[Logits]) -> None:
         if not answer.set_running_or_notify_cancel():
@@ -75,14 +59,6 @@ class Piped:
             self._totals = _plus(self._totals, result.report)
         answer.set_result(result.logits)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pipeline.close()
-
 
 def _plus(spent: Totals, report: QueryReport) -> Totals:
     return Totals(
@@ -96,7 +72,7 @@ def _plus(spent: Totals, report: QueryReport) -> Totals:
     )
 
 
-class Whole:
+class UnsplitSystem(System):
     """The unsplit network on as many threads as there are processors, each query on one: the machine's own limit."""
 
     def __init__(self, name: str, plan: Plan, directory: Path) -> None:
@@ -112,10 +88,6 @@ class Whole:
         """Return nothing: there is no store."""
         return StoreCounts()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let running queries end, and cancel the others."""
         self._threads.shutdown(cancel_futures=True)

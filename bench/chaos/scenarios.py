@@ -1,17 +1,17 @@
-"""The chaos suite: bursts of queries while something goes wrong, each on fresh parts and real processes.
+"""The chaos suite: bursts of queries under faults, each on a testbed of its own with real processes.
 
 | scenario    | what goes wrong                                                                                      |
 |-------------|------------------------------------------------------------------------------------------------------|
-| `calm`      | nothing: what the others are held against                                                            |
-| `killed`    | workers are killed with -9 again and again                                                           |
+| `calm`      | nothing: the reference                                                                               |
+| `killed`    | workers are killed with -9, repeatedly                                                               |
 | `store`     | of the store's operations, in workers and driver, one in ten fails and one in twenty hangs and fails |
 | `restarted` | the store is killed and comes back empty, twice                                                      |
 | `throttled` | three invocations in ten are refused                                                                 |
 | `twice`     | every event is delivered twice, to the poll driver                                                   |
-| `slow`      | one worker in twenty takes 50 times as long; then the same without duplicates, for comparison        |
-| `driver`    | one of two drivers is killed with -9; what it had not answered is asked of the other                 |
+| `slow`      | one worker in twenty takes 50 times as long; then the same without hedging, for comparison           |
+| `driver`    | one of two drivers is killed with -9; what it had not answered is sent to the other                  |
 
-Nothing may be lost, wrong, or left behind, and no more may be invoked than the faults account for: see
+No query may be lost or wrong, nothing may be left behind, and invocations must be within their budget: see
 docs/results/chaos.md.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,14 +27,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.chaos.clients import Crowd, TwoDrivers
-from bench.chaos.faults import Disturbance, Disturbed, kill_workers, lose_driver, restart_store
-from bench.chaos.outcome import Demands, Outcome, Played, not_played, outcome
+from bench.chaos.budget import InvocationBudget
+from bench.chaos.clients import Clients, TwoDrivers
+from bench.chaos.faults import Fault, FaultInjection, kill_driver, kill_workers, restart_store
 from bench.chaos.plans import chaos_plan
-from bench.chaos.testbed import Conditions, Scene
-from bench.load import arrivals
-from bench.load.account import Account
-from bench.load.load import Question, offer
+from bench.chaos.testbed import Conditions, Testbed
+from bench.chaos.verdict import Observations, Outcome, PassCriteria, judge, skipped
+from bench.core import arrivals
+from bench.load.queries import Example, run_queries
 from drivers.driver import TTL_MARGIN_S
 from serfer.core.errors import UsageError
 from serfer.local.lambda_.faults import Faults
@@ -49,33 +49,33 @@ POLL = "poll"
 DRIVERS = ("push", POLL)
 _DEADLINE_S = 120.0
 _TAIL = 3.0
-_LEAST_S = 20.0  # what is worth starting a scenario for
+_MIN_S = 20.0  # no scenario is started with less time left
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What goes wrong, and how: `disturb` acts while queries run, and says what it did.
+    """Conditions and a fault, which acts while queries run.
 
     With `keys_stay`, keys may outlive their queries, for their time to live. With `tail`, p99 may be so many times p50,
-    and the same is played without duplicates for comparison.
+    and the scenario is repeated without hedging for comparison.
     """
 
     name: str
     conditions: Conditions = field(default_factory=Conditions)
-    disturb: Disturbance | None = None
+    fault: Fault | None = None
     two_drivers: bool = False
     tail: float | None = None
     keys_stay: bool = False
 
     @property
-    def demands(self) -> Demands:
-        """What its outcome is held against."""
-        return Demands(_DEADLINE_S + TTL_MARGIN_S, self.keys_stay, self.tail)
+    def criteria(self) -> PassCriteria:
+        """The criteria that it has to pass."""
+        return PassCriteria(_DEADLINE_S + TTL_MARGIN_S, self.keys_stay, self.tail)
 
     def driven_by(self, driver: str) -> Scenario:
-        """Return the scenario with another driver, unless it is about one.
+        """Return the scenario with another driver, unless it fixes one.
 
-        Nobody hears of the end of an event that is late, so what it writes stays for its time to live.
+        The poll driver does not learn when a late event ends, so what that writes stays for its time to live.
         """
         driver = self.conditions.driver or driver
         conditions = replace(self.conditions, driver=driver)
@@ -88,9 +88,9 @@ SCENARIOS = {
     one.name: one
     for one in (
         Scenario(CALM),
-        Scenario("killed", disturb=kill_workers),
+        Scenario("killed", fault=kill_workers),
         Scenario("store", Conditions(wrap=_FAILING), keys_stay=True),
-        Scenario("restarted", disturb=restart_store),
+        Scenario("restarted", fault=restart_store),
         Scenario("throttled", Conditions(Faults(throttle=0.3))),
         Scenario("twice", Conditions(Faults(twice=True), driver=POLL)),
         Scenario("slow", Conditions(_SLOW), tail=_TAIL),
@@ -100,8 +100,8 @@ SCENARIOS = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the command line chose; None means the default."""
+class Options:
+    """The command line's; None means the default."""
 
     model: str | None
     plan: Path | None
@@ -112,10 +112,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Suite:
-    """What all scenarios share: a plan directory, questions, and when the suite must have ended."""
+    """What all scenarios share: a plan directory, examples, and when the suite must have ended."""
 
     directory: Path
-    questions: Sequence[Question]
+    examples: Sequence[Example]
     settings: Settings
     store: str | None
     ends: float  # on time.monotonic
@@ -145,35 +145,35 @@ def chosen(only: str | None, driver: str, store: str | None) -> list[Scenario]:
     return [SCENARIOS[name].driven_by(driver) for name in dict.fromkeys((CALM, *names))]
 
 
-def prepared(choice: Choice, settings: Settings, progress: Progress) -> Suite:
-    """Make the plan and the questions, and start the clock; raises what chaos_plan raises."""
-    ends = time.monotonic() + choice.seconds
-    directory = chaos_plan(choice.model, choice.plan, settings, progress)
-    progress("asking the unsplit network")
-    return Suite(directory, questions(directory, choice.queries), settings, choice.store, ends, progress)
+def prepared(options: Options, settings: Settings, progress: Progress) -> Suite:
+    """Make the plan and the examples, and start the clock; raises the errors of chaos_plan."""
+    ends = time.monotonic() + options.seconds
+    directory = chaos_plan(options.model, options.plan, settings, progress)
+    progress("running the unsplit network")
+    return Suite(directory, examples(directory, options.queries), settings, options.store, ends, progress)
 
 
-def questions(directory: Path, queries: int) -> list[Question]:
-    """Return a query of one image for each, all different, with the unsplit network's answers."""
+def examples(directory: Path, queries: int) -> list[Example]:
+    """Return an example of one image for each query, all different, with the unsplit network's answers."""
     plan, random = load_plan(directory), np.random.default_rng(0)
     run, shape = unsplit(plan, directory), plan.input
-    found = []
+    made = []
     for _ in range(queries):
         batch: Any
         if plan.preprocess:
             batch = random.integers(0, 256, (1, shape.height, shape.width, shape.channels), dtype=np.uint8)
         else:
             batch = random.standard_normal((1, shape.channels, shape.height, shape.width), dtype=np.float32)
-        found.append(Question(batch, run(batch)))
-    return found
+        made.append(Example(batch, run(batch)))
+    return made
 
 
 def measure(scenarios: Sequence[Scenario], suite: Suite) -> Iterator[Outcome]:
-    """Play the scenarios one after the other; queries of one for which there is no time left are lost."""
+    """Run the scenarios one after the other; queries of one for which there is no time left are lost."""
     for scenario in scenarios:
-        yield _played(scenario, suite)
+        yield _outcome(scenario, suite)
         if scenario.tail is not None:
-            yield _played(_unhedged(scenario), suite)
+            yield _outcome(_unhedged(scenario), suite)
 
 
 def _unhedged(scenario: Scenario) -> Scenario:
@@ -181,53 +181,64 @@ def _unhedged(scenario: Scenario) -> Scenario:
     return replace(scenario, name=f"{scenario.name}, no hedges", conditions=conditions, tail=None)
 
 
-def _played(scenario: Scenario, suite: Suite) -> Outcome:
-    if suite.left_s < _LEAST_S:
-        return not_played(scenario.name, len(suite.questions))
+def _outcome(scenario: Scenario, suite: Suite) -> Outcome:
+    if suite.left_s < _MIN_S:
+        return skipped(scenario.name, len(suite.examples))
     suite.progress(f"{scenario.name}: starting store, Lambda service and workers")
     started = time.monotonic()
-    with Scene(suite.directory, scenario.conditions, suite.settings, suite.store, _DEADLINE_S) as scene:
-        played = _play(scene, scenario, suite)
-        scene.close_pipeline()
-        left = scene.left()
-    return outcome(scenario.name, scenario.demands, played, left, scene.processes, time.monotonic() - started)
+    with Testbed(suite.directory, scenario.conditions, suite.settings, suite.store, _DEADLINE_S) as testbed:
+        observed = _observe(testbed, scenario, suite)
+        testbed.close_pipeline()
+        left = testbed.left()
+    return judge(scenario.name, scenario.criteria, observed, left, testbed.processes, time.monotonic() - started)
 
 
-def _play(scene: Scene, scenario: Scenario, suite: Suite) -> Played:
-    """Warm the workers up, send the queries and disturb them."""
-    count = len(suite.questions)
-    _warm_up(scene, scenario, suite)
+def _observe(testbed: Testbed, scenario: Scenario, suite: Suite) -> Observations:
+    """Warm the workers up, send the queries and inject the fault."""
+    count = len(suite.examples)
+    _warm_up(testbed, scenario, suite)
     with ExitStack() as parts:
-        pair = TwoDrivers(parts.enter_context(scene.another_driver()), scene.ask) if scenario.two_drivers else None
-        crowd = Crowd(pair.ask if pair else scene.ask, count)
-        before = scene.counts()
-        disturbed = parts.enter_context(
-            Disturbed(lose_driver(pair) if pair else scenario.disturb, scene, crowd),
+        pair = (
+            TwoDrivers(parts.enter_context(closing(testbed.remote_driver())), testbed.submit)
+            if scenario.two_drivers
+            else None
         )
-        tell, times = _telling(suite, scenario), arrivals.burst(count)
-        sent = offer(crowd.submit, suite.questions, times, patience_s=suite.left_s, progress=tell)
-    now = scene.counts()
+        clients = Clients(pair.submit if pair else testbed.submit, count)
+        before = testbed.counts()
+        injection = parts.enter_context(
+            FaultInjection(kill_driver(pair) if pair else scenario.fault, testbed, clients),
+        )
+        progress, times = _progress(suite, scenario), arrivals.burst(count)
+        sent = run_queries(clients.submit, suite.examples, times, patience_s=suite.left_s, progress=progress)
+    now = testbed.counts()
     grown = {name: now[name] - before[name] for name in now}
-    account = crowd.account + (pair.account if pair else Account())
+    budget = clients.budget + (pair.budget if pair else InvocationBudget())
     unanswered = pair.unanswered if pair else 0
-    allowed = account.allowed(
-        scene.tasks, throttled=grown["throttled"], doubled=grown["doubled"], unanswered=unanswered
+    allowed = budget.limit(testbed.tasks, throttled=grown["throttled"], doubled=grown["doubled"], unanswered=unanswered)
+    duplicates, conflicting = (pair.duplicates, pair.conflicting) if pair else (0, 0)
+    remark = _remark(injection.remark, grown, duplicates)
+    return Observations(
+        sent=tuple(sent),
+        served=tuple(clients.served),
+        budget=budget,
+        invocations=grown["invocations"],
+        allowed=allowed,
+        duplicates=duplicates,
+        conflicting=conflicting,
+        remark=remark,
     )
-    twofold, differing = (pair.twofold, pair.differing) if pair else (0, 0)
-    remark = _remark(disturbed.remark, grown, twofold)
-    return Played(tuple(sent), tuple(crowd.served), account, grown["invocations"], allowed, twofold, differing, remark)
 
 
-def _warm_up(scene: Scene, scenario: Scenario, suite: Suite) -> None:
+def _warm_up(testbed: Testbed, scenario: Scenario, suite: Suite) -> None:
     """Have workers started, and let the driver learn how long tasks take."""
     suite.progress(f"{scenario.name}: warming up")
-    scene.warm_up()
+    testbed.warm_up()
     times = arrivals.burst(suite.settings.local_concurrency)
-    offer(Crowd(scene.ask, 0).submit, suite.questions, times, patience_s=suite.left_s)
+    run_queries(Clients(testbed.submit, 0).submit, suite.examples, times, patience_s=suite.left_s)
 
 
-def _remark(said: str, grown: dict[str, int], twofold: int) -> str:
-    """Say what was done, and what the Lambda service made of it."""
+def _remark(injected: str, grown: dict[str, int], duplicates: int) -> str:
+    """Describe what was done, and what the Lambda service counted."""
     words = {
         "failed": "failed",
         "throttled": "were throttled",
@@ -236,9 +247,9 @@ def _remark(said: str, grown: dict[str, int], twofold: int) -> str:
         "slowed": "ran in slow workers",
     }
     counted = [f"{grown[name]:,} invocations {became}" for name, became in words.items() if grown[name]]
-    both = [f"{twofold:,} answered by both drivers"] if twofold else []
-    return ", ".join([*([said] if said else []), *both, *counted])
+    both = [f"{duplicates:,} answered by both drivers"] if duplicates else []
+    return ", ".join([*([injected] if injected else []), *both, *counted])
 
 
-def _telling(suite: Suite, scenario: Scenario) -> Progress:
+def _progress(suite: Suite, scenario: Scenario) -> Progress:
     return lambda text: suite.progress(f"{scenario.name}: {text}")

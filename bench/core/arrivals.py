@@ -1,4 +1,4 @@
-"""When queries come: known before the load starts, so that a slow system cannot thin out what it is given."""
+"""Arrival times of queries, fixed before the load starts, so that a slow system cannot thin it out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from serfer.core.errors import UsageError
 
-MOST_QUERIES = 1_000_000
+MAX_QUERIES = 1_000_000
 PATTERNS = ("even", "poisson")
 
 
@@ -35,10 +35,10 @@ def poisson(rate: float, seconds: float, seed: int) -> tuple[float, ...]:
 def _expected(rate: float, seconds: float) -> int:
     if not (0 < rate < math.inf and 0 < seconds < math.inf):
         raise UsageError(f"a rate and its seconds must be more than 0, not {rate:g} and {seconds:g}")
-    return max(1, math.floor(min(rate * seconds * (1 + 1e-9), MOST_QUERIES + 1)))
+    return max(1, math.floor(min(rate * seconds * (1 + 1e-9), MAX_QUERIES + 1)))
 
 
 def _checked(queries: int) -> int:
-    if not 1 <= queries <= MOST_QUERIES:
-        raise UsageError(f"a load has 1 to {MOST_QUERIES:,} queries; ask for fewer, or for less time")
+    if not 1 <= queries <= MAX_QUERIES:
+        raise UsageError(f"a load has 1 to {MAX_QUERIES:,} queries; ask for fewer, or for less time")
     return queries

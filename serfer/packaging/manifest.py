@@ -34,7 +34,7 @@ class Contents:
 
 # Each prefix was found by importing without it.
 WORKER = Contents(
-    packages=("lambdas", "serfer.core", "storage"),
+    packages=("lambdas", "serfer.core", "serfer.plan_directory", "storage"),
     distributions=(
         *("aws_lambda_powertools", "jmespath", "typing_extensions"),
         *("botocore", "python-dateutil", "six", "urllib3"),  # a store in S3, and Redis by IAM
@@ -75,12 +75,13 @@ WORKER = Contents(
 
 
 def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:
-    """Return every file of packages of ours, each with its path inside site-packages."""
+    """Return every file of packages and modules of ours, each with its path inside site-packages."""
     found = set()
     for package in packages:
-        spec = find_spec(package)
+        spec, prefix = find_spec(package), package.replace(".", "/")
+        if spec and spec.origin and not spec.submodule_search_locations:
+            found.add((f"{prefix}.py", Path(spec.origin)))
         for root in map(Path, (spec and spec.submodule_search_locations) or ()):
-            prefix = package.replace(".", "/")
             files = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
             found |= {(f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files}
     return found

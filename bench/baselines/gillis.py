@@ -39,11 +39,10 @@ from serfer.core.costs.cost_model import (
 from serfer.core.geometry import Grid
 from serfer.core.plan import FLOAT_BYTES
 from splitter.network.graph import Graph
-from splitter.planning.planner import WORKER_MB, Budget, memory_needed, tile_rects
+from splitter.planning.planner import WORKER_MB, Budget, column_bytes, memory_needed
 from splitter.planning.stage_costs import Load, Loads
 from splitter.tiling.cuts import Cut, cut_points, weight_bytes
 from splitter.tiling.grids import ONE
-from splitter.tiling.regions import infer_input_regions
 
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(2, 4), Grid(1, 2, columns=True), Grid(1, 4, columns=True))
 """What a group may run on: tiles of maps, columns of fully connected layers."""
@@ -251,15 +250,7 @@ class Gillis:
         """Return the bytes of weights that a part needs: all, or its columns'. The first part has the most columns."""
         if not load.grid.columns:
             return weight_bytes(self._graph, load.start, load.stop)
-        graph, nodes = self._graph, self._graph.nodes[load.start : load.stop]
-        target = nodes[-1].output
-        regions = infer_input_regions(graph, nodes, {target: tile_rects(graph, target, load.grid)[0]})
-        sizes: dict[str, int] = {}
-        for node in nodes:
-            area, whole = regions[node.output].area, graph.shape(node.output).whole.area
-            for name in graph.constants(node):
-                sizes[name] = max(sizes.get(name, 0), -(-graph.weights[name].nbytes * area // whole))
-        return sum(sizes.values())
+        return column_bytes(self._graph, self._graph.nodes[load.start : load.stop], load.grid)
 
 
 @dataclass(frozen=True)

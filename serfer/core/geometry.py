@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,11 +18,6 @@ class Span:
         """Number of rows."""
         return self.stop - self.start
 
-    def clip(self, size: int) -> Span:
-        """Return the part inside a map of `size` rows, or the row nearest to it where there is none."""
-        start = min(max(self.start, 0), size - 1)
-        return Span(start, max(min(self.stop, size), start + 1))
-
     def within(self, other: Span) -> Span:
         """Return this span in the coordinates of `other`, whose first row becomes 0."""
         return Span(self.start - other.start, self.stop - other.start)
@@ -31,12 +25,6 @@ class Span:
     def contains(self, other: Span) -> bool:
         """Say whether every row of `other` lies in this span."""
         return self.start <= other.start and other.stop <= self.stop
-
-
-def hull(spans: Iterable[Span]) -> Span:
-    """Return the smallest span that contains all of `spans`."""
-    items = list(spans)
-    return Span(min(span.start for span in items), max(span.stop for span in items))
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from serfer.core.geometry import Span
-from splitter.network.graph import Graph, Node, Weights
+from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node, Weights
 from splitter.tiling import operators
-from splitter.tiling.receptive_field import COL_AXIS, ROW_AXIS, average_scale, window
+from splitter.tiling.receptive_field import average_scale, window
 
 _Rule = Callable[[Graph, Node, list[Any]], Tensor]
 

@@ -45,7 +45,7 @@ from splitter.tiling import operators
 from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
 from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
-from splitter.tiling.regions import Regions, infer_input_regions, input_padding, tile_macs, whole_regions
+from splitter.tiling.regions import Regions, infer_regions, input_paddings, tile_macs, whole_regions
 
 _NO_PADDING = Padding(0, 0, 0, 0)
 
@@ -91,24 +91,24 @@ class _StagePart:
     @cached_property
     def tiles(self) -> list[_TilePart]:
         """Every tile's part, each with its exact input rectangles and its graph."""
-        rects = {name: tile_rects(self.graph, name, self.choice.grid) for name in self.outputs}
-        whole = self.choice.grid.tiles == 1 and not all(operators.tileable(self.graph, node) for node in self.nodes)
-        return [
-            self._tile({name: rects[name][number] for name in self.outputs}, whole=whole)
-            for number in range(self.choice.grid.tiles)
-        ]
+        graph, nodes, grid = self.graph, self.nodes, self.choice.grid
+        rects = {name: tile_rects(graph, name, grid) for name in self.outputs}
+        targets = [{name: rects[name][number] for name in self.outputs} for number in range(grid.tiles)]
+        if grid.tiles == 1 and not all(operators.tileable(graph, node) for node in nodes):
+            regions, paddings = [whole_regions(graph, nodes)], [(_NO_PADDING,) * len(self.inputs)]
+        else:
+            regions = infer_regions(graph, nodes, targets)
+            paddings = input_paddings(graph, nodes, self.inputs, targets)
+        return [self._tile(*tile) for tile in zip(targets, regions, paddings, strict=True)]
 
-    def _tile(self, targets: Regions, *, whole: bool) -> _TilePart:
-        graph, nodes = self.graph, self.nodes
-        regions = whole_regions(graph, nodes) if whole else infer_input_regions(graph, nodes, targets)
-        padding = (_NO_PADDING if whole else input_padding(graph, nodes, name, targets) for name in self.inputs)
+    def _tile(self, targets: Regions, regions: Regions, padding: tuple[Padding, ...]) -> _TilePart:
         return _TilePart(
             inputs=tuple(regions[name] for name in self.inputs),
-            padding=tuple(padding),
+            padding=padding,
             outputs=tuple(targets.values()),
-            macs=tile_macs(graph, nodes, regions),
+            macs=tile_macs(self.graph, self.nodes, regions),
             regions=regions,
-            graph=tile_graph(graph, nodes, regions, self.inputs, targets),
+            graph=tile_graph(self.graph, self.nodes, regions, self.inputs, targets),
         )
 
     def functions(self, room: int) -> list[list[int]]:

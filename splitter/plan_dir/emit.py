@@ -15,7 +15,7 @@ from splitter.network.graph import Graph, Node, Weights
 from splitter.plan_dir.onnx_builder import OnnxBuilder
 from splitter.plan_dir.weights import WeightsFile
 from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of
-from splitter.tiling.regions import Regions, read_region, whole_regions
+from splitter.tiling.regions import Regions, input_region, whole_regions
 from splitter.tiling.rule import Rule, TileOperator
 
 _IR_VERSION = 10
@@ -136,7 +136,7 @@ class _Views:
 def _write(views: _Views, node: Node) -> None:
     """Append an operator as its region of the output needs it."""
     graph, region = views.graph, views.regions[node.output]
-    reads = {name: read_region(graph, node, name, region) for name in graph.activations(node)}
+    reads = {name: input_region(graph, node, name, region) for name in graph.activations(node)}
     names = {"": ""}  # an input that is absent
     names |= {name: views.of(name, read.clipped) for name, read in reads.items()}
     names |= {name: views.builder.weight(name) for name in graph.constants(node)}

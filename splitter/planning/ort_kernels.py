@@ -21,7 +21,7 @@ from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
 from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
 from splitter.tiling import operators
-from splitter.tiling.regions import Regions, input_region, read_region
+from splitter.tiling.regions import Regions, input_region
 
 _OPERANDS = 2  # of a sum that runs inside a convolution
 _ALIGNMENT = 4  # channels of a dense convolution's input come in fours, or it is left as it was
@@ -143,7 +143,7 @@ def tile_moves(
     form, inside, found = _form(graph), {node.output for node in nodes}, list[Work]()
     for name in (*inputs, *(node.output for node in nodes)):
         needs = [
-            (reader, input_region(graph, reader, name, regions[reader.output]))
+            (reader, input_region(graph, reader, name, regions[reader.output]).clipped)
             for reader in form.readers.get(name, ())
             if reader.output in inside and not operators.is_replicated(graph, reader)
         ]
@@ -188,7 +188,7 @@ def _count(graph: Graph, node: Node, region: Rect) -> Work:
     if kind == Kind.FULLY_CONNECTED:
         return _fully_connected(graph, node, region)
     read = sum(
-        graph.shape(name).channels * input_region(graph, node, name, region).area
+        graph.shape(name).channels * input_region(graph, node, name, region).clipped.area
         if not operators.is_replicated(graph, node)
         else graph.shape(name).elements
         for name in graph.activations(node)
@@ -213,7 +213,7 @@ def _convolution(graph: Graph, node: Node, region: Rect, counted: Work) -> Work:
     weight, groups = graph.weights[node.inputs[1]].shape, int(node.attributes.get("group", 1))
     stride = int((node.attributes.get("strides") or [1, 1])[1])
     slides = prod(weight[2:]) > 1 and not operators.is_replicated(graph, node)
-    pads = read_region(graph, node, node.inputs[0], region).padding if slides else None
+    pads = input_region(graph, node, node.inputs[0], region).padding if slides else None
     return replace(
         counted,
         weights=prod(weight),

@@ -19,7 +19,7 @@ from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cost_model import Floats, Platform, StageLoad, Traffic, stage_price
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import UsageError
-from serfer.core.geometry import Grid, Rect, even_parts
+from serfer.core.geometry import Grid, Rect, grid_rects
 from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PATHS, PackageLimit
 from splitter.network.graph import Graph, Node
 from splitter.planning.data_path import Detour
@@ -28,7 +28,7 @@ from splitter.planning.stage_costs import Load, Loads, can_part
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
-from splitter.tiling.regions import infer_input_regions
+from splitter.tiling.regions import infer_regions
 
 MAX_STAGES = 16
 INLINE_MOST = 1024 * 1024
@@ -277,7 +277,7 @@ class _Market:
         room = self.budget.limit.room
         if size <= room or not (self.storage.spread and load.grid.columns):
             return size <= room
-        return _bytes_of_columns(self.graph, self.graph.nodes[load.start : load.stop], load.grid, half) <= room
+        return column_bytes(self.graph, self.graph.nodes[load.start : load.stop], load.grid, half) <= room
 
     def _best_ranked(self, offers: Sequence[_Offer]) -> list[tuple[int, _Offer]]:
         """Return the stages that some chain of the best rank has, each with the number of stages up to its end.
@@ -418,13 +418,13 @@ def _cheapest_only(layered: list[tuple[int, _Offer]], place: int, last: Vertex) 
     ]
 
 
-def _bytes_of_columns(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Container[str]) -> int:
+def column_bytes(graph: Graph, nodes: Sequence[Node], grid: Grid, half: Container[str] = ()) -> int:
     """Return the bytes of weights that the first (and largest) of a grid's groups of columns needs.
 
     Layers before the last fully connected one are computed whole by every group.
     """
     target = nodes[-1].output
-    regions = infer_input_regions(graph, nodes, {target: tile_rects(graph, target, grid)[0]})
+    (regions,) = infer_regions(graph, nodes, [{target: tile_rects(graph, target, grid)[0]}])
     sizes: dict[str, int] = {}
     for node in nodes:
         area, whole = regions[node.output].area, graph.shape(node.output).whole.area
@@ -441,8 +441,7 @@ def tile_rects(graph: Graph, tensor: str, grid: Grid) -> list[Rect]:
         return [shape.whole]
     if not can_part(graph, tensor, grid):
         return []
-    rows = even_parts(shape.height, grid.rows)
-    return [Rect(row, col) for row in rows for col in even_parts(shape.width, grid.cols)]
+    return grid_rects(shape.height, shape.width, grid)
 
 
 def memory_needed(graph: Graph, start: int, stop: int, weights: int) -> int:

@@ -17,17 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 from serfer.core.costs.cost_model import Floats
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.geometry import Grid, Rect, Span, even_parts
-from splitter.network.graph import Graph, Node
+from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from splitter.planning.ort_kernels import Needs, handed_out, handing_on, likeness, tensor_likeness, work
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
 from splitter.tiling.grids import ONE
-from splitter.tiling.receptive_field import COL_AXIS, ROW_AXIS
-from splitter.tiling.regions import input_region
+from splitter.tiling.receptive_field import Spans, spans_of
+from splitter.tiling.regions import AxisNode, AxisWalk, axis_node, input_region
+from splitter.tiling.rule import extent
 
 _Sizes = NDArray[np.int64]
-_Edges = tuple[_Sizes, _Sizes]
 _Ends = tuple[int, int]
 _Axis = NDArray[np.int64]
 """Along one axis, of each part (first axis): the rows of a tensor that a tile has, that each reader reads of them, and
@@ -40,8 +40,8 @@ class Reading:
 
     tensor: str
     channels: int
-    rows: _Edges
-    cols: _Edges
+    rows: Spans
+    cols: Spans
 
     @cached_property
     def elements(self) -> Floats:
@@ -96,7 +96,7 @@ def _products(rows: ArrayLike, cols: ArrayLike) -> Floats:
     return np.multiply.outer(rows, cols, dtype=np.float64).ravel()
 
 
-def _touched(spans: _Edges, size: int, parts: int) -> NDArray[np.int64]:
+def _touched(spans: Spans, size: int, parts: int) -> NDArray[np.int64]:
     """Count the even parts of `size` that each span overlaps; a map that is too small for so many was not cut."""
     if parts == 1 or size < parts:
         return np.ones_like(spans[0])
@@ -118,9 +118,8 @@ class Loads:
         self._graph = graph
         self._cuts = tuple(cuts)
         self._profiles, self._run_s = profiles, profiles.run_s
-        self._walks: dict[object, _AxisWalk] = {}
-        self._reaches: dict[object, _Reach] = {}
-        self._known_steps: dict[object, list[_Step]] = {}
+        self._walks: dict[object, _StageAxis] = {}
+        self._axis_nodes: dict[object, list[AxisNode]] = {}
         self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
         self._tiles: dict[tuple[int, bytes, bytes], tuple[Floats, int]] = {}
         self._handings: dict[object, Floats] = {}
@@ -147,7 +146,7 @@ class Loads:
             self._run_s + takes[:1],
             takes[1:],
             tuple(
-                Reading(name, shape.channels, _edges([shape.whole.rows]), _edges([shape.whole.cols]))
+                Reading(name, shape.channels, spans_of([shape.whole.rows]), spans_of([shape.whole.cols]))
                 for name, shape in shapes.items()
             ),
             np.array([float(sum(self._graph.shape(name).elements for name in writes))]),
@@ -198,44 +197,27 @@ class Loads:
                 serial, parallel = takes + given
                 yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), macs)
 
-    def _readings(self, graph: Graph, index: int, rows: _AxisWalk, cols: _AxisWalk) -> tuple[Reading, ...]:
+    def _readings(self, graph: Graph, index: int, rows: _StageAxis, cols: _StageAxis) -> tuple[Reading, ...]:
         return tuple(
             Reading(name, graph.shape(name).channels, down, across)
             for name in self._at_cut[index].tensors
-            if (down := rows.given(index, name)) and (across := cols.given(index, name))
+            if (down := rows.given(index, name)) is not None and (across := cols.given(index, name)) is not None
         )
 
-    def _axis(self, graph: Graph, cut: Cut, targets: frozenset[str], axis: int, grid: Grid) -> _AxisWalk:
+    def _axis(self, graph: Graph, cut: Cut, targets: frozenset[str], axis: int, grid: Grid) -> _StageAxis:
         parts = grid.rows if axis == ROW_AXIS else grid.cols
         key = (cut.position, axis, parts, targets, grid.columns, self._pools)
         if key not in self._walks:
-            wanted = {name: _edges(even_parts(_extent(graph, name, axis), parts)) for name in targets}
-            self._walks[key] = _AxisWalk(self._steps(graph, axis)[: cut.position], wanted, parts, self._at_cut)
+            wanted = {name: spans_of(even_parts(extent(graph, name, axis), parts)) for name in targets}
+            nodes = self._along(graph, axis)[: cut.position]
+            self._walks[key] = _StageAxis(AxisWalk(nodes, wanted), self._at_cut)
         return self._walks[key]
 
-    def _steps(self, graph: Graph, axis: int) -> list[_Step]:
-        """Return what every node reads along an axis."""
+    def _along(self, graph: Graph, axis: int) -> list[AxisNode]:
         key = axis, self._pools
-        if key not in self._known_steps:
-            self._known_steps[key] = [
-                _Step(
-                    node.output,
-                    _extent(graph, node.output, axis) if operators.is_replicated(graph, node) else None,
-                    tuple(
-                        (source, self._reach(graph, index, number, axis))
-                        for number, source in enumerate(graph.activations(node))
-                    ),
-                )
-                for index, node in enumerate(graph.nodes)
-            ]
-        return self._known_steps[key]
-
-    def _reach(self, graph: Graph, index: int, number: int, axis: int) -> _Reach:
-        key = axis, self._kind(graph, index), number
-        if key not in self._reaches:
-            node = graph.nodes[index]
-            self._reaches[key] = _Reach(graph, node, graph.activations(node)[number], axis)
-        return self._reaches[key]
+        if key not in self._axis_nodes:
+            self._axis_nodes[key] = [axis_node(graph, node, axis) for node in graph.nodes]
+        return self._axis_nodes[key]
 
     def _tiles_take(self, graph: Graph, index: int, rows: _Sizes, cols: _Sizes) -> tuple[Floats, int]:
         """Return what an operator takes each tile (see `_takes`), as an array (2, tiles), and all their macs."""
@@ -261,7 +243,8 @@ class Loads:
 
     def _kind(self, graph: Graph, index: int) -> int:
         """Number a node so that nodes whose work is the same have the same number: networks repeat their blocks."""
-        key = index, graph.nodes[index].attributes.get("grid")
+        pools = graph.nodes[index].kind in (operators.TILE_POOL, operators.TILE_SUM) and self._pools
+        key = index, pools
         if key not in self._known_kinds:
             self._known_kinds[key] = self._kinds.setdefault(likeness(graph, graph.nodes[index]), len(self._kinds))
         return self._known_kinds[key]
@@ -310,7 +293,9 @@ class Loads:
         if key not in self._handings:
             whole = graph.shape(tensor).whole
             nodes = [graph.nodes[index] for index in readers if not operators.is_replicated(graph, graph.nodes[index])]
-            needs = [(node, input_region(graph, node, tensor, graph.shape(node.output).whole)) for node in nodes]
+            needs = [
+                (node, input_region(graph, node, tensor, graph.shape(node.output).whole).clipped) for node in nodes
+            ]
             part = whole if given_out else None
             self._handings[key] = self._moving(graph, tensor, whole, needs, given=given, part=part)
         return self._handings[key]
@@ -346,7 +331,7 @@ class Loads:
         return read
 
 
-def _views(rows: _AxisWalk, cols: _AxisWalk, tensor: str, cut: int | None = None) -> _Views:
+def _views(rows: _StageAxis, cols: _StageAxis, tensor: str, cut: int | None = None) -> _Views:
     """Return how the parts of a stage read a tensor of it, or one that is given at the cut before a node."""
     down, across = rows.views(tensor, cut), cols.views(tensor, cut)
     return _Views(
@@ -354,119 +339,57 @@ def _views(rows: _AxisWalk, cols: _AxisWalk, tensor: str, cut: int | None = None
     )
 
 
-class _AxisWalk:
-    """The rows (or columns) of every tensor that parts of some tensors need, found as far back as somebody asks.
+class _StageAxis:
+    """The backward walk from a cut along one axis, as far as it was needed, and how tiles read what it passed."""
 
-    Spans of all parts are two arrays, first rows and last rows plus one: the first row that is read follows from the
-    first row wanted alone, the last from the last.
-    """
-
-    def __init__(
-        self, steps: Sequence[_Step], targets: Mapping[str, _Edges], parts: int, cuts: Mapping[int, Cut]
-    ) -> None:
-        self._steps, self._targets, self._parts, self._cuts = steps, targets, parts, cuts
-        self._spans: dict[str, _Edges] = {}
-        self._needs: dict[str, list[tuple[int, _Edges]]] = {}
-        self._next = len(steps) - 1
+    def __init__(self, walk: AxisWalk, cuts: Mapping[int, Cut]) -> None:
+        self._walk, self._cuts = walk, cuts
         self._sizes: dict[int, _Sizes] = {}
-        self._at_cut: dict[int, dict[str, _Edges]] = {}
+        self._at_cut: dict[int, dict[str, Spans]] = {}
         self._known_views: dict[tuple[str, int], _Axis] = {}
 
     def sizes(self, index: int) -> _Sizes:
         """Return how many rows of a node's output each part needs."""
-        while self._next >= index:
-            self._step()
+        while self._walk.position > index:
+            first, last = self._walk.step()
+            at, spans = self._walk.position, self._walk.spans
+            self._sizes[at] = last - first
+            if at in self._cuts:
+                self._at_cut[at] = {name: spans[name] for name in self._cuts[at].tensors if name in spans}
         return self._sizes[index]
 
-    def given(self, index: int, tensor: str) -> _Edges | None:
+    def given(self, index: int, tensor: str) -> Spans | None:
         """Return the rows of a tensor that are read at a cut before node `index`; None where it is not read."""
         return self._at_cut[index].get(tensor)
 
     def target(self, tensor: str) -> _Sizes:
         """Return how many rows of one of the stage's outputs each part writes."""
-        first, last = self._targets[tensor]
-        return last - first
+        first, last = self._walk.targets[tensor]
+        sizes: _Sizes = last - first
+        return sizes
 
     def is_target(self, tensor: str) -> bool:
         """Say whether a tensor is one of the stage's outputs."""
-        return tensor in self._targets
+        return tensor in self._walk.targets
 
     def is_in_parts(self, tensor: str) -> bool:
         """Say whether different readers may have asked for different parts of a tensor that the stage makes."""
-        return self.is_target(tensor) or len(self._needs.get(tensor, ())) > 1
+        return self.is_target(tensor) or len(self._walk.reads.get(tensor, ())) > 1
 
     def readers(self, tensor: str, cut: int | None) -> tuple[int, ...]:
         """Return the nodes, from `cut` on, that read parts of a tensor."""
-        return tuple(reader for reader, _ in self._needs.get(tensor, ()) if reader >= (cut or 0))
+        return tuple(reader for reader, _ in self._walk.reads.get(tensor, ()) if reader >= (cut or 0))
 
     def views(self, tensor: str, cut: int | None) -> _Axis:
         """Return each part's view of a tensor that nodes after it read; of a cut's tensor, nodes after the cut."""
         key = tensor, -1 if cut is None else cut
         if key not in self._known_views:
-            have = self._spans[tensor] if cut is None else self._at_cut[cut][tensor]
-            needs = [need for reader, need in self._needs.get(tensor, ()) if reader >= (cut or 0)]
-            targets = [self._targets[tensor]] if cut is None and self.is_target(tensor) else []
+            have = self._walk.spans[tensor] if cut is None else self._at_cut[cut][tensor]
+            needs = [need for reader, need in self._walk.reads.get(tensor, ()) if reader >= (cut or 0)]
+            targets = [self._walk.targets[tensor]] if cut is None and self.is_target(tensor) else []
             edges = np.array([have, *needs, *targets]) - have[0]
             self._known_views[key] = edges.transpose(2, 0, 1)
         return self._known_views[key]
-
-    def _step(self) -> None:
-        index, step = self._next, self._steps[self._next]
-        if step.output in self._targets:
-            self._add(step.output, self._targets[step.output])
-        if step.whole:
-            self._spans[step.output] = _edges([Span(0, step.whole)] * self._parts)
-        mine = self._spans[step.output]
-        for source, reach in step.reads:
-            need = reach.of(mine)
-            self._add(source, need)
-            if not step.whole:
-                self._needs.setdefault(source, []).append((index, need))
-        self._sizes[index] = mine[1] - mine[0]
-        if index in self._cuts:
-            names = self._cuts[index].tensors
-            self._at_cut[index] = {name: self._spans[name] for name in names if name in self._spans}
-        self._next -= 1
-
-    def _add(self, tensor: str, spans: _Edges) -> None:
-        before = self._spans.get(tensor)
-        if before is not None:
-            spans = np.minimum(before[0], spans[0]), np.maximum(before[1], spans[1])
-        self._spans[tensor] = spans
-
-
-class _Reach:
-    """What an operator reads of one input along one axis, for every row that may be the first or the last wanted."""
-
-    def __init__(self, graph: Graph, node: Node, source: str, axis: int) -> None:
-        size = _extent(graph, source, axis)
-        rows = range(_extent(graph, node.output, axis))
-        needs = [operators.input_span(graph, node, source, axis, Span(row, row + 1)) for row in rows]
-        self._first = np.array([min(max(need.start, 0), size - 1) for need in needs])
-        self._last = np.array([max(0, min(need.stop, size)) for need in needs])
-
-    def of(self, wanted: _Edges) -> _Edges:
-        """Return the rows that are read for some spans of the output, clipped to the map (see Span.clip)."""
-        first = self._first[wanted[0]]
-        return first, np.maximum(self._last[wanted[1] - 1], first + 1)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A node along one axis: what it reads, and its output's extent where only the whole of that can be computed."""
-
-    output: str
-    whole: int | None
-    reads: tuple[tuple[str, _Reach], ...]
-
-
-def _edges(spans: Sequence[Span]) -> _Edges:
-    return np.array([span.start for span in spans]), np.array([span.stop for span in spans])
-
-
-def _extent(graph: Graph, tensor: str, axis: int) -> int:
-    shape = graph.shape(tensor)
-    return shape.height if axis == ROW_AXIS else shape.width
 
 
 def can_part(graph: Graph, tensor: str, grid: Grid, least: int = 1) -> bool:

@@ -45,7 +45,7 @@ from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import ONE
-from splitter.tiling.regions import Regions, infer_input_regions, whole_regions
+from splitter.tiling.regions import Regions, infer_regions, whole_regions
 
 NETWORKS = (
     *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),
@@ -110,12 +110,9 @@ def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
     )
     if not all(rects.values()) or (grid.tiles > 1 and not spread):
         return []
-    tasks = []
-    for number in range(grid.tiles):
-        targets = {name: parts[number] for name, parts in rects.items()}
-        regions = infer_input_regions(graph, nodes, targets) if spread else whole_regions(graph, nodes)
-        tasks.append(Task(graph, nodes, regions, inputs, targets))
-    return tasks
+    tiles = [{name: parts[number] for name, parts in rects.items()} for number in range(grid.tiles)]
+    regions = infer_regions(graph, nodes, tiles) if spread else [whole_regions(graph, nodes)]
+    return [Task(graph, nodes, found, inputs, targets) for targets, found in zip(tiles, regions, strict=True)]
 
 
 def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None = None) -> ort.InferenceSession:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from serfer.core.geometry import Grid
-from splitter.network.graph import Graph, Node
+from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
 from splitter.tiling.operators import TILE_POOL, TILE_SUM
-from splitter.tiling.receptive_field import COL_AXIS, ROW_AXIS
 
 _MAP = 4
 _MODES = {

@@ -15,8 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from serfer.core.geometry import Span
-from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
+from splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
 from splitter.tiling.elementwise import (
     Channelwise,
     Elementwise,
@@ -30,6 +29,7 @@ from splitter.tiling.elementwise import (
     parameters,
 )
 from splitter.tiling.partial_reduction import TILE_POOL, TILE_SUM, FullyConnected, TilePool, TileSum, is_fully_connected
+from splitter.tiling.receptive_field import ReceptiveField, all_rows
 from splitter.tiling.resampling import (
     DepthToSpace,
     Gather,
@@ -44,22 +44,19 @@ from splitter.tiling.windowed import POOLS, WINDOWED, AveragePool, ConstantPad, 
 
 __all__ = [
     "BROADCAST",
-    "COL_AXIS",
-    "NCHW",
     "POINTWISE",
     "POOLS",
-    "ROW_AXIS",
     "TILE_POOL",
     "TILE_SUM",
     "WINDOWED",
     "axes_of_output",
     "column_splittable",
-    "input_span",
     "is_fully_connected",
     "is_replicated",
     "macs",
     "matrix_of",
     "pad_amounts",
+    "receptive_field",
     "rule_of",
     "tileable",
     "tiled_kinds",
@@ -200,10 +197,10 @@ def _is_small(graph: Graph, node: Node) -> bool:
     return all(graph.axes(name) is None or graph.shape(name).whole.area == 1 for name in names)
 
 
-def input_span(graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
-    """Return the rows (or columns) of input `source` that output rows `out` read, not clipped to the map."""
+def receptive_field(graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
+    """Return which rows (or columns) of input `source` an operator reads for rows of its output."""
     rule = None if is_replicated(graph, node) else rule_of(graph, node)
-    return rule.input_span(graph, node, source, axis, out) if rule else Span(0, extent(graph, source, axis))
+    return rule.receptive_field(graph, node, source, axis) if rule else all_rows(extent(graph, source, axis))
 
 
 def macs(graph: Graph, node: Node, positions: int) -> int:

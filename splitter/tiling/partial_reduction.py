@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serfer.core.geometry import Span, even_parts
+from serfer.core.geometry import even_parts
 from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
 from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.receptive_field import ReceptiveField, all_rows, spans_of, tabulated
 from splitter.tiling.rule import Rule, TileOperator, extent
 
 TILE_POOL = "TilePool"
@@ -24,10 +25,10 @@ class TilePool(Rule):
         """Return where the map has its rows and columns; the tiles of the grid lie there."""
         return graph.axes(node.inputs[0])
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
-        """Return the rows of these tiles."""
-        parts = even_parts(extent(graph, source, axis), node.attributes["grid"][axis - ROW_AXIS])
-        return Span(parts[out.start].start, parts[out.stop - 1].stop)
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
+        """Return the rows of the tiles."""
+        parts = spans_of(even_parts(extent(graph, source, axis), node.attributes["grid"][axis - ROW_AXIS]))
+        return tabulated(*parts)
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the pooling, and the tile's weight."""
@@ -54,9 +55,9 @@ class TileSum(Rule):
         """Return NCHW."""
         return NCHW
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return all shares."""
-        return Span(0, extent(graph, source, axis))
+        return all_rows(extent(graph, source, axis))
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the sum (or the largest) of the shares."""
@@ -76,9 +77,9 @@ class FullyConnected(Rule):
         """Return None: a vector has neither rows nor columns."""
         return None
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return the whole vector."""
-        return Span(0, extent(graph, source, axis))
+        return all_rows(extent(graph, source, axis))
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the columns that the tile computes."""

@@ -1,36 +1,84 @@
-"""Sliding windows: the rule that makes tiles exact.
+"""The rule that makes tiles exact: which rows of an operator's input its output rows depend on.
 
-For output rows [a, b) of an operator with kernel k, dilation d, stride s and leading padding p, the input rows are
+For output rows [a, b) of a sliding window with kernel k, dilation d, stride s and leading padding p, they are
 
     [a*s - p,  (b - 1)*s - p + d*(k - 1) + 1)
 
 clipped to the map; what was clipped is padding of that side, and only there. (SerFer's Appendix A adds (k - 1) / 2 on
 every side instead, which is wrong for strides and for several layers in a row.) Ceil mode needs no case of its own:
 its last window simply leaves the map.
+
+Rows and columns never mix, so each axis is computed by itself, for all tiles at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Span
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
+from splitter.network.graph import ROW_AXIS, Graph, Node
 
-__all__ = [
-    "COL_AXIS",
-    "ROW_AXIS",
-    "Window",
-    "average_scale",
-    "explicit_pads",
-    "floor_pads",
-    "pool_scale",
-    "window",
-]
+Spans = NDArray[np.int64]
+"""Rows (or columns) of several tiles: shape (2, tiles), each tile's first row and its last row plus one."""
+ReceptiveField = Callable[[Spans], Spans]
+"""From rows of an operator's output to the rows of one of its inputs that they depend on, not clipped to the map."""
+
+
+def spans_of(parts: Iterable[Span]) -> Spans:
+    """Return spans as one array."""
+    return np.array([(part.start, part.stop) for part in parts], dtype=np.int64).T
+
+
+def hull(one: Spans, other: Spans) -> Spans:
+    """Return, for each tile, the smallest span that contains both."""
+    result: Spans = np.minimum(one, other)
+    np.maximum(one[1], other[1], out=result[1])
+    return result
+
+
+def clipped(spans: Spans, size: int) -> Spans:
+    """Return the part of each span that lies in a map of `size` rows, or the row nearest to it where there is none."""
+    low, high = _bounds(size)
+    inside: Spans = np.minimum(np.maximum(spans, low), high)
+    return inside
+
+
+@lru_cache
+def _bounds(size: int) -> tuple[Spans, Spans]:
+    return np.array([[0], [1]]), np.array([[size - 1], [size]])
+
+
+def same_rows(out: Spans) -> Spans:
+    """Return the receptive field of an operator that reads, for each row, the same row."""
+    return out
+
+
+def all_rows(size: int) -> ReceptiveField:
+    """Return the receptive field of an operator that reads the whole map for every row."""
+    whole = np.array([[0], [size]])
+    return lambda out: np.repeat(whole, out.shape[1], axis=1)
+
+
+def tabulated(first: NDArray[Any], stop: NDArray[Any]) -> ReceptiveField:
+    """Return the receptive field of an operator whose output row r reads the rows [first[r], stop[r]).
+
+    A row with first[r] >= stop[r] reads nothing; a tensor cannot be empty, so what reads nothing gets the first row.
+    Output rows beyond the table are the padding of a later operator.
+    """
+
+    def rows(out: Spans) -> Spans:
+        parts = [slice(*span) for span in clipped(out, len(first)).T.tolist()]
+        found = np.array([[first[part].min() for part in parts], [stop[part].max() for part in parts]], dtype=np.int64)
+        found[:, found[0] >= found[1]] = [[0], [1]]
+        return found
+
+    return rows
 
 
 @dataclass(frozen=True)
@@ -48,10 +96,14 @@ class Window:
         """Rows from the first to the last tap, inclusive."""
         return self.dilation * (self.kernel - 1) + 1
 
-    def input_span(self, out: Span) -> Span:
+    def input_spans(self, out: Spans) -> Spans:
         """Return the input rows of output rows `out`, not clipped to the map."""
-        first = out.start * self.stride - self.pad_before
-        return Span(first, (out.stop - 1) * self.stride - self.pad_before + self.reach)
+        rows: Spans = out * self.stride + self._offsets
+        return rows
+
+    @cached_property
+    def _offsets(self) -> Spans:
+        return np.array([[-self.pad_before], [self.reach - self.stride - self.pad_before]])
 
 
 def window(node: Node, axis: int) -> Window:

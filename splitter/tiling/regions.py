@@ -1,67 +1,147 @@
-"""From rectangles of a stage's outputs back to everything that a tile must compute."""
+"""The backward walk: from rectangles of a stage's outputs back to everything that its tiles must compute.
+
+`AxisWalk` does it along one axis, for all tiles at once (see receptive_field.py); a rectangle is the product of two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from serfer.core.geometry import Rect, hull
+from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
-from splitter.network.graph import Graph, Node
+from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
 from splitter.tiling import operators
-from splitter.tiling.receptive_field import COL_AXIS, ROW_AXIS
-from splitter.tiling.rule import InputRegion
+from splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, hull, spans_of
+from splitter.tiling.rule import InputRegion, extent
 
 Regions = dict[str, Rect]
-Reads = Callable[[Graph, Node, str, Rect], Rect]
 
 
-def input_region(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
-    """Return the rectangle of input `source` that `region` of the node's output reads, clipped to the map.
+@dataclass(frozen=True)
+class AxisInput:
+    """One input of an operator along one axis: its extent, and which of its rows the operator reads."""
 
-    A region that reads nothing but padding gets the nearest row (or column) of the map: a tensor cannot be empty.
+    size: int
+    field: ReceptiveField
+
+
+@dataclass(frozen=True)
+class AxisNode:
+    """An operator along one axis; `size` is its output's extent, all of which every tile computes if `replicated`."""
+
+    output: str
+    size: int
+    replicated: bool
+    inputs: Mapping[str, AxisInput]
+
+
+def axis_node(graph: Graph, node: Node, axis: int) -> AxisNode:
+    """Return what the walk along ROW_AXIS or COL_AXIS has to know of an operator."""
+    key = f"along axis {axis}", node.output
+    if key not in graph.memo:
+        graph.memo[key] = AxisNode(
+            node.output,
+            extent(graph, node.output, axis),
+            operators.is_replicated(graph, node),
+            {
+                source: AxisInput(extent(graph, source, axis), operators.receptive_field(graph, node, source, axis))
+                for source in graph.activations(node)
+            },
+        )
+    found: AxisNode = graph.memo[key]
+    return found
+
+
+class AxisWalk:
+    """The backward walk along one axis, one operator at a time: which rows of every tensor each tile has to have.
+
+    `spans` holds them, as far as the walk went: where several operators read a tensor, the hull of what they read.
+    `reads` holds, for each tensor, its readers (by their positions, the last first) and the rows that each reads, but
+    for those that every tile computes whole. Rows are clipped to the map unless the walk is told otherwise.
     """
-    return read_region(graph, node, source, region).clipped
+
+    def __init__(self, nodes: Sequence[AxisNode], targets: Mapping[str, Spans], *, clip: bool = True) -> None:
+        self._nodes, self._clip = nodes, clip
+        self.targets = targets
+        self.position = len(nodes)
+        self.spans: dict[str, Spans] = {}
+        self.reads: dict[str, list[tuple[int, Spans]]] = {}
+
+    def step(self) -> Spans:
+        """Walk over the operator before `position`; return the rows of its output that each tile computes."""
+        self.position -= 1
+        node = self._nodes[self.position]
+        if node.output in self.targets:
+            self._add(node.output, self.targets[node.output])
+        if node.replicated:
+            self.spans[node.output] = self._whole(node.size)
+        out = self.spans[node.output]
+        for source, read in node.inputs.items():
+            rows = clipped(read.field(out), read.size) if self._clip else read.field(out)
+            self._add(source, rows)
+            if not node.replicated:
+                self.reads.setdefault(source, []).append((self.position, rows))
+        return out
+
+    def _whole(self, size: int) -> Spans:
+        """Return all rows of a map, for each tile."""
+        return all_rows(size)(next(iter(self.targets.values())))
+
+    def _add(self, tensor: str, rows: Spans) -> None:
+        known = self.spans.get(tensor)
+        self.spans[tensor] = rows if known is None else hull(known, rows)
 
 
-def unclipped_region(graph: Graph, node: Node, source: str, region: Rect) -> Rect:
-    """Return the rectangle that `region` of the node's output reads, the padding around the map included."""
-    return Rect(
-        operators.input_span(graph, node, source, ROW_AXIS, region.rows),
-        operators.input_span(graph, node, source, COL_AXIS, region.cols),
+def infer_regions(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[str, Rect]]) -> list[Regions]:
+    """Return, for each tile, the rectangle of every tensor of a stage that rectangles of its outputs depend on.
+
+    `tiles` has each tile's rectangles of the stage's outputs; every tile has the same outputs.
+    """
+    return _walked(graph, nodes, tiles, clip=True)
+
+
+def _walked(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[str, Rect]], *, clip: bool) -> list[Regions]:
+    found = []
+    for axis, side in ((ROW_AXIS, "rows"), (COL_AXIS, "cols")):
+        targets = {name: spans_of(getattr(tile[name], side) for tile in tiles) for name in tiles[0]}
+        walk = AxisWalk([axis_node(graph, node, axis) for node in nodes], targets, clip=clip)
+        while walk.position:
+            walk.step()
+        found.append({name: [Span(*span) for span in rows.T.tolist()] for name, rows in walk.spans.items()})
+    rows, cols = found
+    return [{name: Rect(rows[name][tile], cols[name][tile]) for name in rows} for tile in range(len(tiles))]
+
+
+def input_paddings(
+    graph: Graph, nodes: Sequence[Node], inputs: Sequence[str], tiles: Sequence[Mapping[str, Rect]]
+) -> list[tuple[Padding, ...]]:
+    """Return, for each tile, how far the receptive field of its outputs leaves the map of each of a stage's `inputs`.
+
+    That is the padding of all its operators together: nothing is clipped on the way.
+    """
+    fields = _walked(graph, nodes, tiles, clip=False)
+    return [tuple(_outside(field[name], graph.shape(name).whole) for name in inputs) for field in fields]
+
+
+def _outside(field: Rect, whole: Rect) -> Padding:
+    return Padding(
+        top=max(0, -field.rows.start),
+        left=max(0, -field.cols.start),
+        bottom=max(0, field.rows.stop - whole.rows.stop),
+        right=max(0, field.cols.stop - whole.cols.stop),
     )
 
 
-def read_region(graph: Graph, node: Node, source: str, region: Rect) -> InputRegion:
-    """Return what `region` of the node's output reads of input `source`, with and without the padding."""
-    full, shape = unclipped_region(graph, node, source, region), graph.shape(source)
-    return InputRegion(full, Rect(full.rows.clip(shape.height), full.cols.clip(shape.width)))
-
-
-def infer_input_regions(
-    graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Rect], reads: Reads = input_region
-) -> Regions:
-    """Return the rectangle of every tensor of a stage that rectangles of its `outputs` depend on.
-
-    Where several operators read one tensor, its rectangle is the hull of what they need.
-    """
-    regions: Regions = dict(outputs)
-    for node in reversed(nodes):
-        add_input_regions(graph, node, regions, reads)
-    return regions
-
-
-def add_input_regions(graph: Graph, node: Node, regions: Regions, reads: Reads = input_region) -> None:
-    """Add to `regions` what `node` reads for its own region."""
-    if operators.is_replicated(graph, node):
-        regions[node.output] = graph.shape(node.output).whole
-    region = regions[node.output]
-    for source in graph.activations(node):
-        regions[source] = union(regions.get(source), reads(graph, node, source, region))
-
-
-def union(one: Rect | None, other: Rect) -> Rect:
-    """Return the smallest rectangle that holds both."""
-    return Rect(hull((one.rows, other.rows)), hull((one.cols, other.cols))) if one else other
+def input_region(graph: Graph, node: Node, source: str, region: Rect) -> InputRegion:
+    """Return what `region` of an operator's output reads of its input `source`, with and without the padding."""
+    full, inside = [], []
+    for axis, span in ((ROW_AXIS, region.rows), (COL_AXIS, region.cols)):
+        read = axis_node(graph, node, axis).inputs[source]
+        rows = read.field(spans_of([span]))
+        full.append(Span(*rows[:, 0].tolist()))
+        inside.append(Span(*clipped(rows, read.size)[:, 0].tolist()))
+    return InputRegion(Rect(*full), Rect(*inside))
 
 
 def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:
@@ -73,14 +153,3 @@ def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:
 def tile_macs(graph: Graph, nodes: Iterable[Node], regions: Regions) -> int:
     """Count the multiply-accumulates of one image in a tile, halo included."""
     return sum(operators.macs(graph, node, regions[node.output].area) for node in nodes)
-
-
-def input_padding(graph: Graph, nodes: Sequence[Node], source: str, outputs: Mapping[str, Rect]) -> Padding:
-    """Return how far the receptive field of `outputs` on `source` leaves the map, were nothing clipped on the way."""
-    field, shape = infer_input_regions(graph, nodes, outputs, unclipped_region)[source], graph.shape(source)
-    return Padding(
-        top=max(0, -field.rows.start),
-        left=max(0, -field.cols.start),
-        bottom=max(0, field.rows.stop - shape.height),
-        right=max(0, field.cols.stop - shape.width),
-    )

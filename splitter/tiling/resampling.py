@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from serfer.core.geometry import Rect, Span
 from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
 from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.receptive_field import ReceptiveField, Spans, tabulated
 from splitter.tiling.rule import Rule, TileOperator, extent, integers
 from splitter.tiling.windowed import works_on_maps
 
@@ -24,15 +25,13 @@ class _Selection(Rule):
         """Return, for the axes (of the input) on which something is selected, the chosen indices."""
         raise NotImplementedError
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return the rows from the first to the last that is selected."""
         places, picks = graph.axes(source), self.picks(graph, node) or {}
         chosen = picks.get(places[axis - ROW_AXIS]) if places else None
         if chosen is None:
-            return super().input_span(graph, node, source, axis, out)
-        on_map = out.clip(len(chosen))  # the padding of an operator behind lies outside
-        part = chosen[on_map.start : on_map.stop]
-        return Span(int(part.min()), int(part.max()) + 1)
+            return super().receptive_field(graph, node, source, axis)
+        return tabulated(chosen, chosen + 1)
 
     def local(self, tile: TileOperator) -> _Picks:
         """Return the indices that a tile selects of what it has of the input."""
@@ -143,14 +142,17 @@ class MatMul(Rule):
         found = matrix_of(graph, node)
         return graph.axes(graph.activations(node)[0]) if found and found[0] > 0 else None
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return the rows whose entries in the matrix are not all zero."""
         if self._mixed(graph, node) != axis:
-            return super().input_span(graph, node, source, axis, out)
-        on_map = out.clip(extent(graph, node.output, axis))  # the padding of an operator behind lies outside
-        part = self._part(graph, node, on_map, Span(0, extent(graph, source, axis)))
-        used = np.flatnonzero(part.any(axis=int(self._is_right(graph, node))))
-        return Span(int(used[0]), int(used[-1]) + 1) if used.size else Span(0, 1)
+            return super().receptive_field(graph, node, source, axis)
+        count, size = extent(graph, node.output, axis), extent(graph, source, axis)
+        part = self._part(graph, node, Span(0, count), Span(0, size))
+        used = (part.T if self._is_right(graph, node) else part) != 0
+        read = used.any(axis=1)
+        return tabulated(
+            np.where(read, used.argmax(axis=1), size), np.where(read, size - used[:, ::-1].argmax(axis=1), 0)
+        )
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the part of the matrix that the tile needs."""
@@ -187,10 +189,10 @@ class DepthToSpace(Rule):
         """Return NCHW for maps."""
         return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
-        """Return the input rows of the blocks that hold these rows."""
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
+        """Return the input rows of the blocks that hold the rows."""
         block = node.attributes["blocksize"]
-        return Span(out.start // block, -(-out.stop // block))
+        return lambda out: np.array([out[0] // block, -(-out[1] // block)])
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the operator, and a Slice where blocks are cut."""
@@ -210,10 +212,10 @@ class SpaceToDepth(Rule):
         """Return NCHW for maps."""
         return NCHW if graph.axes(node.inputs[0]) == NCHW and len(graph.shapes[node.inputs[0]]) == MAP_RANK else None
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return the rows of the blocks."""
         block = node.attributes["blocksize"]
-        return Span(out.start * block, out.stop * block)
+        return lambda out: out * block
 
 
 class TransposedConvolution(Rule):
@@ -231,11 +233,16 @@ class TransposedConvolution(Rule):
         covered = min(ends) >= 0 and all(stride <= reach for _, stride, reach, _ in spread)
         return NCHW if covered else None  # otherwise some of the output lies where no input is spread
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
-        """Return the input rows that are spread over these rows."""
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
+        """Return the input rows that are spread over the rows."""
         stride, reach, before = _spread(node, axis)
-        first, last = out.start + before, out.stop - 1 + before
-        return Span(min(first // stride, -(-(first - reach + 1) // stride)), max(last // stride, 0) + 1)
+
+        def rows(out: Spans) -> Spans:
+            first, last = out[0] + before, out[1] - 1 + before
+            starts = np.minimum(first // stride, -(-(first - reach + 1) // stride))
+            return np.array([starts, np.maximum(last // stride, 0) + 1])
+
+        return rows
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with pads that cut the tile's own rows and columns out."""

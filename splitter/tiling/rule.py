@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from serfer.core.geometry import Rect, Span
+from serfer.core.geometry import Rect
 from serfer.core.plan import Padding
 from splitter.network.graph import ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
 from splitter.plan_dir.onnx_builder import OnnxBuilder
+from splitter.tiling.receptive_field import ReceptiveField, all_rows, same_rows
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class Rule:
         """
         raise NotImplementedError
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
-        """Return the rows (ROW_AXIS) or columns of input `source` that output rows `out` read, not clipped."""
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
+        """Return which rows (ROW_AXIS) or columns of input `source` the operator reads for rows of its output."""
         size, vector = extent(graph, source, axis), len(graph.shapes[source]) == VECTOR_RANK
-        return out if size > 1 and (vector or graph.axes(source) is not None) else Span(0, size)
+        return same_rows if size > 1 and (vector or graph.axes(source) is not None) else all_rows(size)
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append the operator to a tile's graph."""

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from serfer.core.geometry import Span
 from serfer.core.plan import Padding
 from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
 from splitter.plan_dir.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import average_scale, window
+from splitter.tiling.receptive_field import ReceptiveField, average_scale, window
 from splitter.tiling.rule import Rule, TileOperator
 
 POOLS = frozenset({"MaxPool", "AveragePool"})
@@ -30,9 +29,9 @@ class _Sliding(Rule):
         """Return NCHW for maps."""
         return NCHW if works_on_maps(graph, node) else None
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
-        """Return the rows under these windows."""
-        return window(node, axis).input_span(out)
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
+        """Return the rows under the windows."""
+        return window(node, axis).input_spans
 
 
 class Convolution(_Sliding):
@@ -84,10 +83,10 @@ class ConstantPad(Rule):
         plain = pads[0] == 0 == pads[MAP_RANK] and min(pads) >= 0
         return NCHW if plain else None
 
-    def input_span(self, graph: Graph, node: Node, source: str, axis: int, out: Span) -> Span:
+    def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return the same rows without the padding before them."""
         before = pad_amounts(graph, node)[axis]
-        return Span(out.start - before, out.stop - before)
+        return lambda out: out - before
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         """Append it with the padding that this tile has."""

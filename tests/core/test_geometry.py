@@ -3,9 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.core.geometry import Grid, Rect, Span, even_parts, grid_rects, hull
-
-SPANS = st.tuples(st.integers(-50, 50), st.integers(0, 50)).map(lambda pair: Span(pair[0], pair[0] + pair[1]))
+from serfer.core.geometry import Grid, Rect, Span, even_parts, grid_rects
 
 
 @given(st.integers(1, 500), st.integers(1, 20))
@@ -29,24 +27,6 @@ def test_grid_rects_tile_the_map_exactly_row_by_row(height, width, rows, cols):
     assert (seen == 1).all()
     assert rects == sorted(rects)
     assert sum(rect.area for rect in rects) == height * width
-
-
-@given(st.lists(SPANS, min_size=1, max_size=6))
-def test_hull_is_the_smallest_span_that_contains_all(spans):
-    found = hull(iter(spans))
-    assert all(found.contains(span) for span in spans)
-    assert found.start in {span.start for span in spans}
-    assert found.stop in {span.stop for span in spans}
-
-
-def test_clip_keeps_what_lies_on_the_map():
-    assert Span(-3, 4).clip(3) == Span(0, 3)
-    assert Span(1, 2).clip(3) == Span(1, 2)
-
-
-def test_clip_keeps_the_nearest_row_of_what_lies_beside_the_map():
-    assert Span(-5, -3).clip(3) == Span(0, 1)
-    assert Span(7, 9).clip(3) == Span(2, 3)
 
 
 def test_within_is_relative_to_the_other_rectangles_corner():

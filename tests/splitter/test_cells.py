@@ -61,8 +61,8 @@ def halo(height, width, grid, rows, border=1):
     """Return a grid's rectangles, each grown by a border inside the map."""
     return [
         Rect(
-            Span(rect.rows.start - border, rect.rows.stop + border).clip(height),
-            Span(rect.cols.start - border, rect.cols.stop + border).clip(width),
+            Span(max(rect.rows.start - border, 0), min(rect.rows.stop + border, height)),
+            Span(max(rect.cols.start - border, 0), min(rect.cols.stop + border, width)),
         )
         for rect in grid_rects(height, width, Grid(grid, rows))
     ]

@@ -309,3 +309,18 @@ def test_a_second_output_that_no_rule_covers_is_refused():
     x = net.op("Cast", "where", to=1)
     with pytest.raises(ModelError, match="second output"):
         from_onnx(net.model(net.flat(x)), 8, 8)
+
+
+def test_work_is_counted_by_hand():
+    net = Net(4, 10, 10)
+    x = net.conv("x", 4, 6, [3, 3], groups=2, pads=[1, 1, 1, 1])
+    x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    graph = from_onnx(net.model(net.linear(net.flat(x), 150, 7)), 10, 10)
+    macs = [operators.macs(graph, node, graph.shape(node.output).whole.area) for node in graph.nodes]
+    assert macs == [10 * 10 * 6 * 2 * 9, 0, 0, 150 * 7]
+
+
+def test_work_of_columns_is_their_share():
+    net = Net(4, 5, 5)
+    graph = from_onnx(net.model(net.linear(net.flat("x"), 100, 7)), 5, 5)
+    assert [operators.macs(graph, graph.nodes[-1], columns) for columns in (1, 3, 7)] == [100, 300, 700]

@@ -12,7 +12,7 @@ from splitter.planning.search import BALANCED, COST, LATENCY
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
 from splitter.tiling.grids import parse_grids
-from splitter.tiling.regions import infer_input_regions, tile_macs, whole_regions
+from splitter.tiling.regions import infer_regions, tile_macs, whole_regions
 from tests.splitter.models import BUDGET, FACTS, LIMIT, Net
 
 ONE = Grid(1, 1)
@@ -173,7 +173,7 @@ def work(graph, choices):
         for rect in tile_rects(graph, nodes[-1].output, stage.grid):
             whole = stage.grid == ONE
             regions = (
-                whole_regions(graph, nodes) if whole else infer_input_regions(graph, nodes, {nodes[-1].output: rect})
+                whole_regions(graph, nodes) if whole else infer_regions(graph, nodes, [{nodes[-1].output: rect}])[0]
             )
             total += tile_macs(graph, nodes, regions)
     return total

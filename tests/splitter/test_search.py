@@ -21,7 +21,7 @@ from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
 from splitter.tiling.grids import COLUMNS, ONE, GridChoice
-from splitter.tiling.regions import infer_input_regions
+from splitter.tiling.regions import infer_regions
 from tests.splitter.models import Net
 
 CASES = 200
@@ -159,7 +159,7 @@ class Enumerated:
         tiles = []
         for number in range(grid.tiles):
             targets = {name: rects[number] for name, rects in parts.items()}
-            tiles.append((targets, infer_input_regions(graph, nodes, targets)))
+            tiles.append((targets, *infer_regions(graph, nodes, [targets])))
         return graph, nodes, tiles
 
     def read(self, left, nodes):

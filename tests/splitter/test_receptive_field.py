@@ -1,0 +1,94 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from serfer.core.geometry import Span
+from splitter.tiling.receptive_field import Window, clipped, explicit_pads, hull, spans_of, tabulated
+
+WINDOWS = st.builds(
+    Window,
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 4),
+    dilation=st.integers(1, 3),
+    pad_before=st.integers(0, 4),
+    pad_after=st.integers(0, 4),
+)
+SPANS = st.tuples(st.integers(-50, 50), st.integers(0, 50)).map(lambda pair: Span(pair[0], pair[0] + pair[1]))
+
+
+def slide(values, window, outputs):
+    """Sum over a sliding window, straight from the definition; past the padding there are zeros (ceil mode)."""
+    padded = np.concatenate([np.zeros(window.pad_before), values, np.zeros(100)])
+    taps = window.dilation * np.arange(window.kernel)
+    return np.array([padded[index * window.stride + taps].sum() for index in range(outputs)])
+
+
+def output_count(window, size, *, ceil):
+    free = size + window.pad_before + window.pad_after - window.reach
+    outputs = (math.ceil if ceil else math.floor)(free / window.stride) + 1
+    if ceil and (outputs - 1) * window.stride >= size + window.pad_before:
+        outputs -= 1  # no window may start in the padding at the end
+    return outputs
+
+
+@settings(max_examples=300)
+@given(WINDOWS, st.integers(1, 20), st.booleans(), st.data())
+def test_a_window_reads_the_rows_whose_change_changes_the_output(window, size, ceil, data):
+    outputs = output_count(window, size, ceil=ceil)
+    assume(outputs >= 1)
+    start = data.draw(st.integers(0, outputs - 1))
+    stop = data.draw(st.integers(start + 1, outputs))
+    base = slide(np.zeros(size), window, outputs)
+    seen = []
+    for row in range(size):
+        changed = np.flatnonzero(slide(np.eye(size)[row], window, outputs) != base)
+        if any(start <= index < stop for index in changed):
+            seen.append(row)
+    read = window.input_spans(np.array([[start], [stop]]))
+    ((first,), (after,)) = read
+    assert after - first == (stop - start - 1) * window.stride + window.reach
+    ((first,), (after,)) = clipped(read, size)
+    assert all(first <= row < after for row in seen)
+    if seen and window.dilation == 1 and window.stride <= window.kernel:  # no holes, so what is read is exact
+        assert seen == list(range(first, after))
+
+
+@pytest.mark.parametrize(
+    ("span", "inside"), [((-3, 4), (0, 3)), ((1, 2), (1, 2)), ((-5, -3), (0, 1)), ((7, 9), (2, 3))]
+)
+def test_spans_are_clipped_to_the_map_and_are_never_empty(span, inside):
+    assert clipped(np.array([span]).T, 3).T.tolist() == [list(inside)]
+
+
+@given(st.lists(st.tuples(SPANS, SPANS), min_size=1, max_size=6))
+def test_the_hull_is_each_tiles_smallest_span_that_contains_both(pairs):
+    found = hull(*(spans_of(side) for side in zip(*pairs, strict=True)))
+    for (start, stop), (one, other) in zip(found.T.tolist(), pairs, strict=True):
+        assert start == min(one.start, other.start)
+        assert stop == max(one.stop, other.stop)
+
+
+def test_rows_in_any_order_are_read_from_the_first_to_the_last():
+    mirrored = np.array([4, 3, 2, 1, 0])
+    read = tabulated(mirrored, mirrored + 1)
+    assert read(spans_of([Span(0, 2), Span(2, 5), Span(4, 8)])).T.tolist() == [[3, 5], [0, 3], [0, 1]]
+
+
+def test_what_reads_no_row_gets_the_first():
+    read = tabulated(np.array([5, 2, 5]), np.array([0, 4, 0]))
+    assert read(spans_of([Span(0, 1), Span(0, 2), Span(2, 3)])).T.tolist() == [[0, 1], [2, 4], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(b"SAME_UPPER", [1, 0, 1, 1]), (b"SAME_LOWER", [1, 1, 1, 0]), (b"VALID", [0, 0, 0, 0])]
+)
+def test_automatic_padding_is_made_explicit(mode, expected):
+    attributes = {"auto_pad": mode, "kernel_shape": [3, 2], "strides": [1, 1], "pads": [9, 9, 9, 9]}
+    assert explicit_pads(attributes, (7, 7)) == expected
+
+
+def test_padding_that_is_not_given_is_none():
+    assert explicit_pads({"kernel_shape": [3, 3]}, (5, 5)) == [0, 0, 0, 0]

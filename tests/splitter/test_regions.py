@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from serfer.core.errors import ModelError
+from serfer.core.geometry import Grid, Rect, Span, grid_rects
+from serfer.core.plan import Padding
+from splitter.network.graph import COL_AXIS, ROW_AXIS
+from splitter.network.ingest import from_onnx
+from splitter.tiling.receptive_field import spans_of, window
+from splitter.tiling.regions import AxisWalk, axis_node, infer_regions, input_paddings
+from tests.splitter.models import Net
+
+
+def slide(values, window, outputs):
+    """Sum over a sliding window, straight from the definition; past the padding there are zeros (ceil mode)."""
+    padded = np.concatenate([np.zeros(window.pad_before), values, np.zeros(100)])
+    taps = window.dilation * np.arange(window.kernel)
+    return np.array([padded[index * window.stride + taps].sum() for index in range(outputs)])
+
+
+@pytest.fixture(scope="module")
+def residual():
+    """x (12 x 12) -> 3x3 convolution -> 3x3 pool of stride 2 (6 x 6) -> 3x3 convolution, added to the pool's result."""
+    net = Net(1, 12, 12)
+    x = net.op("Relu", net.conv("x", 1, 1, [3, 3], pads=[1, 1, 1, 1]), output="relu")
+    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], output="pool")
+    x = net.op("Add", net.conv(x, 1, 1, [3, 3], pads=[1, 1, 1, 1]), x, output="sum")
+    return from_onnx(net.model(net.flat(x)), 12, 12)
+
+
+def written(rect):
+    return f"{rect.rows.start}:{rect.rows.stop} x {rect.cols.start}:{rect.cols.stop}"
+
+
+def test_the_regions_of_a_small_network_on_2x2_tiles(residual):
+    tiles = [{"sum": rect} for rect in grid_rects(6, 6, Grid(2, 2))]
+    found = infer_regions(residual, residual.nodes[:-1], tiles)
+    assert [{name: written(rect) for name, rect in regions.items()} for regions in found] == [
+        {"sum": "0:3 x 0:3", "t3": "0:3 x 0:3", "pool": "0:4 x 0:4", "relu": "0:8 x 0:8", "t0": "0:8 x 0:8"}
+        | {"x": "0:9 x 0:9"},
+        {"sum": "0:3 x 3:6", "t3": "0:3 x 3:6", "pool": "0:4 x 2:6", "relu": "0:8 x 3:12", "t0": "0:8 x 3:12"}
+        | {"x": "0:9 x 2:12"},
+        {"sum": "3:6 x 0:3", "t3": "3:6 x 0:3", "pool": "2:6 x 0:4", "relu": "3:12 x 0:8", "t0": "3:12 x 0:8"}
+        | {"x": "2:12 x 0:9"},
+        {"sum": "3:6 x 3:6", "t3": "3:6 x 3:6", "pool": "2:6 x 2:6", "relu": "3:12 x 3:12", "t0": "3:12 x 3:12"}
+        | {"x": "2:12 x 2:12"},
+    ]
+    paddings = input_paddings(residual, residual.nodes[:-1], ["x"], tiles)
+    assert paddings == [(Padding(4, 4, 0, 0),), (Padding(4, 0, 0, 3),), (Padding(0, 4, 3, 0),), (Padding(0, 0, 3, 3),)]
+
+
+def test_the_walk_stops_at_any_operator_and_knows_who_reads_what(residual):
+    nodes = [axis_node(residual, node, ROW_AXIS) for node in residual.nodes[:-1]]
+    walk = AxisWalk(nodes, {"sum": spans_of([Span(0, 3), Span(3, 6)])})
+    computed = [walk.step().T.tolist() for _ in range(2)]
+    assert computed == [[[0, 3], [3, 6]], [[0, 3], [3, 6]]]
+    assert walk.position == 3
+    assert walk.spans["pool"].T.tolist() == [[0, 4], [2, 6]]
+    assert [(reader, rows.T.tolist()) for reader, rows in walk.reads["pool"]] == [
+        (4, [[0, 3], [3, 6]]),
+        (3, [[0, 4], [2, 6]]),
+    ]
+    assert "x" not in walk.spans
+
+
+def test_mirrored_columns_are_read_from_the_other_side():
+    net = Net(1, 6, 6)
+    bounds = [net.constant(np.array([value])) for value in (-1, -(2**31), 3, -1)]
+    graph = from_onnx(net.model(net.flat(net.op("Slice", "x", *bounds, output="mirror"))), 6, 6)
+    tiles = [{"mirror": rect} for rect in grid_rects(6, 6, Grid(1, 3))]
+    found = infer_regions(graph, graph.nodes[:1], tiles)
+    assert [written(regions["x"]) for regions in found] == ["0:6 x 4:6", "0:6 x 2:4", "0:6 x 0:2"]
+    assert axis_node(graph, graph.nodes[0], COL_AXIS).size == 6
+
+
+@settings(max_examples=60)
+@given(
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    pads=st.tuples(*[st.integers(0, 3)] * 4),
+    size=st.tuples(st.integers(8, 14), st.integers(8, 14)),
+    data=st.data(),
+)
+def test_a_chains_receptive_field_is_what_its_output_depends_on(kernel, stride, dilation, pads, size, data):
+    """Positive weights and inputs: an output changes exactly when an input that it depends on does."""
+    net = Net(1, *size)
+    weight = net.constant(np.ones((1, 1, *kernel), np.float32))
+    x = net.op(
+        "Conv", "x", weight, kernel_shape=kernel, strides=[stride] * 2, dilations=[dilation] * 2, pads=list(pads)
+    )
+    x = net.op("Conv", x, net.constant(np.ones((1, 1, 3, 2), np.float32)), kernel_shape=[3, 2], pads=[1, 0, 1, 1])
+    try:
+        graph = from_onnx(net.model(net.flat(x)), *size)
+    except ModelError:  # the window does not fit the map
+        reject()
+    nodes = graph.nodes[:-1]
+    height, width = graph.shapes[nodes[-1].output][2:]
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    region = Rect(
+        Span(top, data.draw(st.integers(top + 1, height))), Span(left, data.draw(st.integers(left + 1, width)))
+    )
+    (regions,) = infer_regions(graph, nodes, [{nodes[-1].output: region}])
+    found = regions["x"]
+    first = [window(nodes[0], axis) for axis in (2, 3)]
+    second = [window(nodes[1], axis) for axis in (2, 3)]
+    for axis in (0, 1):
+        span = (region.rows, region.cols)[axis]
+        middle = graph.shapes[nodes[0].output][2 + axis]
+        rows = [
+            row
+            for row in range(size[axis])
+            if slide(slide(np.eye(size[axis])[row], first[axis], middle), second[axis], span.stop)[span.start :].any()
+        ]
+        need = (found.rows, found.cols)[axis]
+        assert all(need.start <= row < need.stop for row in rows)
+        assert 0 <= need.start < need.stop <= size[axis]
+        if stride <= kernel[axis] and dilation == 1 and rows:
+            assert (rows[0], rows[-1] + 1) == (need.start, need.stop)
+
+
+def test_padding_of_a_tile_is_only_where_the_map_ends():
+    net = Net(1, 12, 12)
+    x = net.conv("x", 1, 1, [3, 3], pads=[1, 1, 1, 1])
+    graph = from_onnx(net.model(net.flat(x)), 12, 12)
+    nodes = graph.nodes[:-1]
+
+    def padding(rows, cols):
+        target = {nodes[-1].output: Rect(Span(*rows), Span(*cols))}
+        ((found,),) = input_paddings(graph, nodes, ["x"], [target])
+        return found
+
+    assert padding((0, 6), (0, 6)) == Padding(1, 1, 0, 0)
+    assert padding((6, 12), (0, 6)) == Padding(0, 1, 1, 0)
+    assert padding((4, 8), (4, 8)) == Padding(0, 0, 0, 0)
+    assert padding((0, 12), (0, 12)) == Padding(1, 1, 1, 1)
+
+
+def test_branches_read_the_hull_of_what_each_reads():
+    net = Net(1, 20, 20)
+    wide = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])
+    tall = net.conv("x", 1, 1, [1, 5], pads=[0, 2, 0, 2])
+    graph = from_onnx(net.model(net.flat(net.op("Add", wide, tall))), 20, 20)
+    nodes = graph.nodes[:-1]
+    (found,) = infer_regions(graph, nodes, [{nodes[-1].output: Rect(Span(8, 10), Span(8, 10))}])
+    assert found["x"] == Rect(Span(5, 13), Span(6, 12))
+
+
+def test_several_outputs_read_the_hull_of_what_each_depends_on():
+    net = Net(1, 20, 20)
+    first = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])
+    second = net.conv(first, 1, 1, [1, 5], pads=[0, 2, 0, 2])
+    graph = from_onnx(net.model(net.flat(net.op("Add", first, second))), 20, 20)
+    targets = {first: Rect(Span(0, 4), Span(0, 4)), second: Rect(Span(8, 10), Span(8, 10))}
+    (found,) = infer_regions(graph, graph.nodes[:2], [targets])
+    assert found[second] == targets[second]
+    assert found[first] == Rect(Span(0, 10), Span(0, 12))
+    assert found["x"] == Rect(Span(0, 13), Span(0, 12))

@@ -14,6 +14,7 @@ from serfer.core.costs.aws import AwsFacts, LambdaFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
+from serfer.core.units import MIB
 from serfer.images import ImageLimits, check_channels
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.head.calibration import Calibration, read_calibration
@@ -28,7 +29,6 @@ from splitter.planning.package_fit import Wishes, fit
 from splitter.planning.planner import Budget, memory_sizes
 from splitter.tiling.grids import GridLike, parse_grids
 
-_MB = 1024 * 1024
 _CHECK_BATCH = 2
 _CHOICES = 4
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
@@ -221,12 +221,12 @@ def _most_tiles(tiles: int | None) -> int | None:
 
 
 def _package_limit(limit_mb: int | None, dependency_bytes: int, facts: LambdaFacts) -> int:
-    limit = facts.package_limit if limit_mb is None else limit_mb * _MB
+    limit = facts.package_limit if limit_mb is None else limit_mb * MIB
     if limit <= dependency_bytes:
-        least = dependency_bytes // _MB + 1
+        least = dependency_bytes // MIB + 1
         raise UsageError(
-            f"a function's package has {dependency_bytes / _MB:.1f} MB of code and dependencies: its limit must be at "
-            f"least {least} MB, not {limit // _MB}"
+            f"a function's package has {dependency_bytes / MIB:.1f} MB of code and dependencies: its limit must be at "
+            f"least {least} MB, not {limit // MIB}"
         )
     return limit
 

@@ -37,7 +37,7 @@ from serfer.core.costs.cost_model import (
     task_seconds,
 )
 from serfer.core.geometry import Grid
-from serfer.core.plan import FLOAT_BYTES
+from serfer.core.units import FLOAT_BYTES
 from splitter.network.graph import Graph
 from splitter.planning.planner import WORKER_MB, Budget, column_bytes, memory_needed
 from splitter.planning.stage_costs import Load, Loads

@@ -10,8 +10,9 @@ from drivers.push import PushDriver
 from serfer.core.checksum import protect
 from serfer.core.counts import StoreCounts
 from serfer.core.keys import output_key
-from serfer.core.plan import FLOAT_BYTES, Plan
+from serfer.core.plan import Plan
 from serfer.core.run import Failure
+from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Report, Task
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe

@@ -25,8 +25,9 @@ from lambdas.worker import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.core.checksum import protect
 from serfer.core.counts import StoreCounts
 from serfer.core.keys import output_key
-from serfer.core.plan import FLOAT_BYTES, Plan, Stage, Tile
+from serfer.core.plan import Plan, Stage, Tile
 from serfer.core.run import Action, Invoke, Run, TaskDone, TaskStarted
+from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
 from serfer.settings import Settings
 

@@ -25,7 +25,8 @@ from serfer.core.costs.cost_model import (
     stage_price,
     task_seconds,
 )
-from serfer.core.plan import CACHE, FLOAT_BYTES, Plan, Stage
+from serfer.core.plan import CACHE, Plan, Stage
+from serfer.core.units import FLOAT_BYTES
 
 _BASE64 = 4 / 3
 _MB_PER_GB = 1024

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan import FLOAT_BYTES, IMAGE, Plan, Shape, Stage, Tile
+from serfer.core.plan import IMAGE, Plan, Shape, Stage, Tile
+from serfer.core.units import FLOAT_BYTES
 
 _KB = 1024
 _THOUSAND, _MILLION, _BILLION = 1_000, 1_000_000, 1_000_000_000

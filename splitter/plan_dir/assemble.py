@@ -34,6 +34,7 @@ from serfer.core.plan import (
     sealed,
 )
 from serfer.core.plan.layout import ORIGINAL, PLAN_FILE, UNSPLIT, stage_directory, weights_file
+from serfer.core.units import MS_PER_S
 from serfer.plan_directory import file_sha256
 from splitter.network.graph import Graph, Node, Weights
 from splitter.network.source import Progress, Source
@@ -158,7 +159,7 @@ def assemble(
                 operators=tuple(_operator(graph, node) for node in part.nodes),
                 grid=part.choice.grid,
                 memory_mb=part.choice.memory_mb,
-                predicted_ms=round(part.choice.seconds * 1000, 3),
+                predicted_ms=round(part.choice.seconds * MS_PER_S, 3),
                 predicted_usd=part.choice.usd,
                 inputs=inputs,
                 outputs=tuple(part.graph.shape(name) for name in part.outputs),
@@ -222,7 +223,7 @@ def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str,
     works = tile_works(part.graph, part.nodes, tile.regions, part.inputs, outputs)
     parts = [(profiles.run_s, 0.0), *(profiles.parts(each) for each in works)]
     names = ("serial_ms", "parallel_ms")
-    return {name: round(1000 * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
+    return {name: round(MS_PER_S * sum(each[index] for each in parts), 6) for index, name in enumerate(names)}
 
 
 class PackageOverflowError(ModelError):

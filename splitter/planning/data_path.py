@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import Platform, billed_usd
+from serfer.core.units import MS_PER_S
 
-_MS_PER_S = 1000
 _ROUNDING = 1e-6  # of a millisecond: bills are rounded to less before they are rounded up
 
 
@@ -60,5 +60,5 @@ class Detour:
 
     def _waiting(self, seconds: float, memory_mb: int) -> float:
         """Price the least that a bill of whole milliseconds grows by."""
-        whole = math.floor(seconds * _MS_PER_S - _ROUNDING) if seconds else 0
-        return float(billed_usd(memory_mb, max(whole, 0) / _MS_PER_S, self.functions))
+        whole = math.floor(seconds * MS_PER_S - _ROUNDING) if seconds else 0
+        return float(billed_usd(memory_mb, max(whole, 0) / MS_PER_S, self.functions))

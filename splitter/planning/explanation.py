@@ -9,6 +9,7 @@ from itertools import groupby
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import OBJECTS, Alternative, PackageLimit
+from serfer.core.units import MS_PER_S
 from splitter.network.graph import Graph
 from splitter.planning.planner import Budget, Choice, choices_of, prepare
 from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Goal, Search
@@ -24,7 +25,6 @@ _MEANINGS = {
 }
 _LEAST_SHOWN = 0.01  # times as much: below it two decimals say nothing
 _ENDLESS = PackageLimit(1 << 62, 0)
-_MS_PER_S = 1000
 _MILLION = 1_000_000
 
 
@@ -45,7 +45,7 @@ def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) ->
             raise UsageError(f"{name} must be more than 0, not {value:g}")
     return replace(
         OBJECTIVES[objective],
-        most_seconds=float("inf") if slo_ms is None else slo_ms / _MS_PER_S,
+        most_seconds=float("inf") if slo_ms is None else slo_ms / MS_PER_S,
         most_usd=float("inf") if max_cost_usd is None else max_cost_usd,
     )
 
@@ -56,7 +56,7 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
     if fastest is None or frugal is None:
         raise AssertionError("no chain at all: nothing fits")
     if fastest.seconds > goal.most_seconds:
-        missed = (fastest.seconds - goal.most_seconds) * _MS_PER_S
+        missed = (fastest.seconds - goal.most_seconds) * MS_PER_S
         return ModelError(
             f"--slo-ms {_ms(goal.most_seconds)} is out of reach by {missed:.1f} ms: the fastest plan is predicted at "
             f"{_predicted(fastest)}"
@@ -139,11 +139,11 @@ def _listed(names: Sequence[str]) -> str:
 
 def _beats(other: Alternative, chosen: Chain) -> bool:
     """Say whether another plan fits, and is predicted to be faster and cheaper."""
-    return other.fits and other.ms < chosen.seconds * _MS_PER_S and other.usd < chosen.usd
+    return other.fits and other.ms < chosen.seconds * MS_PER_S and other.usd < chosen.usd
 
 
 def _compared(chosen: Chain, other: Alternative) -> str:
-    seconds, usd = other.ms / _MS_PER_S, other.usd
+    seconds, usd = other.ms / MS_PER_S, other.usd
     times, dollars = _times(seconds / chosen.seconds), _times(usd / chosen.usd)
     verdict = f"takes {times} times as long and costs {dollars} times as much ({_price(seconds, usd)})"
     return f"Unsplit, {other.stages} {verdict}" + ("." if other.fits else ", and does not fit a function's package.")
@@ -158,7 +158,7 @@ def _alternative(chain: Chain, *, chosen: bool) -> Alternative:
     return Alternative(
         _stages(choices),
         tasks=sum(choice.grid.tiles for choice in choices),
-        ms=round(chain.seconds * _MS_PER_S, 3),
+        ms=round(chain.seconds * MS_PER_S, 3),
         usd=chain.usd,
         fits=True,
         chosen=chosen,
@@ -185,4 +185,4 @@ def _price(seconds: float, usd: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * _MS_PER_S:.4g}"
+    return f"{seconds * MS_PER_S:.4g}"

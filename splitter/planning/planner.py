@@ -20,7 +20,8 @@ from serfer.core.costs.cost_model import Floats, Platform, StageLoad, Traffic, s
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, grid_rects
-from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PATHS, PackageLimit
+from serfer.core.plan import CACHE, INLINE, OBJECTS, PATHS, PackageLimit
+from serfer.core.units import FLOAT_BYTES, MIB
 from splitter.network.graph import Graph, Node
 from splitter.planning.data_path import Detour
 from splitter.planning.search import LATENCY, Chain, Edge, Goal, Search, Vertex
@@ -31,7 +32,7 @@ from splitter.tiling.grids import ONE, GridChoice
 from splitter.tiling.regions import infer_regions
 
 MAX_STAGES = 16
-INLINE_MOST = 1024 * 1024
+INLINE_MOST = MIB
 """Bytes between two stages that may ride along with the driver: what is larger goes through the store (DESIGN.md)."""
 LEAST_SIDE = 3
 """Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""
@@ -39,7 +40,6 @@ WORKER_MB = 120
 """What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
 _WEIGHT_COPIES = 2  # the file's pages, and the session's own layout
 _LIVE_MAPS = 3  # an operator's input and output, and what it works in
-_MB = 1024 * 1024
 _VCPU_SIZES = 4
 _CACHE, _INLINE, _OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE, OBJECTS))
 
@@ -451,7 +451,7 @@ def memory_needed(graph: Graph, start: int, stop: int, weights: int) -> int:
         sizes = (graph.shape(node.output).elements for node in graph.nodes[start:])
         graph.memo[key] = list(accumulate(sizes, max))
     largest: int = graph.memo[key][stop - start - 1]
-    return WORKER_MB + (_WEIGHT_COPIES * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // _MB
+    return WORKER_MB + (_WEIGHT_COPIES * weights + _LIVE_MAPS * FLOAT_BYTES * largest) // MIB
 
 
 def why_nothing_fits(
@@ -482,7 +482,7 @@ def why_nothing_fits(
     return (
         f"{what}, with operator {heaviest.name!r} ({heaviest.kind}), cannot be deployed: it has {size:,} bytes of "
         f"weights{' in fp16' if storage.half else ''}, a function has room for {limit.room:,} ({limit.package:,} less "
-        f"{limit.dependencies:,} of dependencies), {size - limit.room:,} too few ({(size - limit.room) / _MB:.1f} MB); "
+        f"{limit.dependencies:,} of dependencies), {size - limit.room:,} too few ({(size - limit.room) / MIB:.1f} MB); "
         f"{_advice(graph, heaviest, storage, free=free)}"
     )
 

@@ -11,7 +11,8 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import StageLoad, Traffic, stage_price
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import CACHE, FLOAT_BYTES, INLINE, OBJECTS, PackageLimit
+from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
+from serfer.core.units import FLOAT_BYTES
 from splitter.network.ingest import from_onnx
 from splitter.planning.ort_kernels import tile_moves, work
 from splitter.planning.planner import LEAST_SIDE, Budget, choices_of, prepare, tile_rects

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from serfer.core.costs.aws import AwsFacts, LambdaFacts, StoreFacts
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.plan import CACHE, INLINE, OBJECTS, Plan, Shape, Stage, Tile
+from serfer.core.units import MS_PER_S
 
 DISPATCH_SECONDS = 2.8e-4
 """A driver's processor time to sign and send one invocation, as measured on the development machine."""
@@ -34,7 +35,6 @@ CODEC_RATE = 4e7
 """Bytes a second that a worker does the same with, its runtime included. ADR 9."""
 _BASE64 = 4 / 3
 _MB_PER_GB = 1024
-_MS_PER_S = 1000
 _STEPS = 200  # of a distribution, for each mean of an invocation's tail
 _COLD_STEPS = 200_000  # of a distribution at most, for all cold starts together
 HOURS_A_MONTH = 730
@@ -155,8 +155,8 @@ def stage_price(load: StageLoad, memory_mb: Floats | float, platform: Platform) 
 
 def billed_usd(memory_mb: Floats | float, seconds: Floats | float, functions: LambdaFacts) -> Floats:
     """Price memory times time, each duration rounded up to the millisecond."""
-    milliseconds = np.ceil(np.round(np.asarray(seconds) * _MS_PER_S, 9))
-    return np.asarray(memory_mb) / _MB_PER_GB * milliseconds / _MS_PER_S * functions.price_gb_second
+    milliseconds = np.ceil(np.round(np.asarray(seconds) * MS_PER_S, 9))
+    return np.asarray(memory_mb) / _MB_PER_GB * milliseconds / MS_PER_S * functions.price_gb_second
 
 
 def invoke_seconds(tasks: int, functions: LambdaFacts) -> float:
@@ -178,7 +178,7 @@ def invocation_usd(memory_mb: int, milliseconds: float, facts: LambdaFacts, shar
 
     Of an invocation that `shared` queries' tasks had together this is one task's part, `milliseconds` its own share.
     """
-    gb_seconds = memory_mb / _MB_PER_GB * math.ceil(milliseconds * shared) / shared / _MS_PER_S
+    gb_seconds = memory_mb / _MB_PER_GB * math.ceil(milliseconds * shared) / shared / MS_PER_S
     return facts.price_request / shared + gb_seconds * facts.price_gb_second
 
 
@@ -321,8 +321,8 @@ def plan_load(plan: Plan, number: int) -> StageLoad:
     crops = _each(_pixels(tile, plan.input) if not number else 0 for tile in stage.tiles)
     cache, carried, objects = (_traffic(stage, paths, path) for path in (CACHE, INLINE, OBJECTS))
     return StageLoad(
-        serial_s=_each(tile.serial_ms for tile in stage.tiles) / _MS_PER_S,
-        parallel_s=_each(tile.parallel_ms for tile in stage.tiles) / _MS_PER_S,
+        serial_s=_each(tile.serial_ms for tile in stage.tiles) / MS_PER_S,
+        parallel_s=_each(tile.parallel_ms for tile in stage.tiles) / MS_PER_S,
         bytes_read=cache.bytes_read,
         ranges=cache.ranges,
         bytes_written=cache.bytes_written,

@@ -19,8 +19,8 @@ from serfer.core.costs.cost_model import (
 )
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
+from serfer.core.units import MS_PER_S
 
-_MS_PER_S = 1000
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -87,14 +87,14 @@ class Prices:
 
 def latency_ms(latency: Latency) -> dict[str, float]:
     """Return a distribution's mean and quantiles in milliseconds."""
-    quantiles = {name: _MS_PER_S * latency.quantile(share) for name, share in _SHARES.items()}
-    return {"mean": _MS_PER_S * latency.mean, **quantiles}
+    quantiles = {name: MS_PER_S * latency.quantile(share) for name, share in _SHARES.items()}
+    return {"mean": MS_PER_S * latency.mean, **quantiles}
 
 
 def _stage(price: StagePrice) -> dict[str, Any]:
     fields = asdict(price)
     seconds, usd, billed = (fields.pop(name) for name in ("seconds", "usd", "billed_s"))
-    return {**fields, "ms": _MS_PER_S * seconds, "cost_usd": usd, "billed_ms": _MS_PER_S * billed}
+    return {**fields, "ms": MS_PER_S * seconds, "cost_usd": usd, "billed_ms": MS_PER_S * billed}
 
 
 def price(plan: Plan, facts: AwsFacts, given: Circumstances) -> Prices:

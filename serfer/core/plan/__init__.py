@@ -21,7 +21,6 @@ from serfer.core.plan.codec import FORMAT, dump_plan, parse_plan, sealed
 from serfer.core.plan.model import (
     ACTIVATIONS,
     CACHE,
-    FLOAT_BYTES,
     IMAGE,
     INLINE,
     OBJECTS,
@@ -51,7 +50,6 @@ __all__ = [
     "ACTIVATIONS",
     "CACHE",
     "CHANNELS",
-    "FLOAT_BYTES",
     "FORMAT",
     "IMAGE",
     "INLINE",

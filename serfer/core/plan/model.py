@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.geometry import Grid, Rect
 from serfer.core.plan.preprocess import Preprocess
+from serfer.core.units import FLOAT_BYTES
 
-FLOAT_BYTES = 4
 IMAGE = -1
 """The stage that the image comes from, to those that read it."""
 ACTIVATIONS = ("softmax", "sigmoid", "none")

@@ -1,0 +1,7 @@
+"""Units that many modules convert by."""
+
+MS_PER_S = 1000
+MIB = 1024 * 1024
+"""Bytes; AWS's "MB" of memory and of packages are these."""
+FLOAT_BYTES = 4
+"""Bytes of a float32."""

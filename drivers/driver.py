@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from serfer.core.counts import StoreCounts
+from serfer.core.report import StoreCounts
 from serfer.core.run import StageRun
 from serfer.core.wire import Buffer, Crop
 

@@ -25,9 +25,9 @@ from drivers.invoker import to_failure
 from drivers.lifecycle import delete
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import verified
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, StoreUnavailableError
 from serfer.core.keys import reply_key
+from serfer.core.report import StoreCounts
 from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Report, Task, unpack_result
 from storage.store import Range, Store

@@ -22,12 +22,12 @@ from drivers.invoker import Invoker, SharedInvoker
 from drivers.lifecycle import ONE_SLOT, STRAGGLER_S, InFlight, delete, retry_store
 from drivers.priority_semaphore import PrioritySemaphore
 from serfer.core.checksum import protect, verified
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import UsageError
 from serfer.core.hedging import LearntHedging
 from serfer.core.inline import inline_stages
 from serfer.core.keys import input_key, output_key, query_id
 from serfer.core.plan import Plan
+from serfer.core.report import StoreCounts
 from serfer.core.run import (
     Action,
     Cancelled,

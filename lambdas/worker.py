@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from lambdas.sessions import SessionCache
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import checksum, protect, verified
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import AlteredPieceError, InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.geometry import Rect
 from serfer.core.keys import NO_QUERY, input_key, output_key, reply_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile, stored_bytes
+from serfer.core.report import StoreCounts
 from serfer.core.wire import (
     DTYPES,
     Buffer,

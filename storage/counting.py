@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from threading import Lock
 
-from serfer.core.counts import StoreCounts
+from serfer.core.report import StoreCounts
 from storage.store import Bytes, Range, Store
 
 

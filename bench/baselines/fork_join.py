@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, package, queries_at_once
 from bench.baselines.handlers.payload import from_json, to_json
 from bench.core.system import System
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import TaskFailedError
 from serfer.core.plan import Plan
+from serfer.core.report import StoreCounts
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.core.null_workers import null_output
-from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan
+from serfer.core.report import StoreCounts
 from serfer.core.wire import Report, Task, decode_task, encode_report
 from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.plan_directory import load_plan

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from drivers.push import PushDriver
 from serfer.core.checksum import protect
-from serfer.core.counts import StoreCounts
 from serfer.core.keys import output_key
 from serfer.core.plan import Plan
+from serfer.core.report import StoreCounts
 from serfer.core.run import Failure
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Report, Task

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.counts import StoreCounts
+from serfer.core.report import StoreCounts
 
 Pixels = NDArray[np.uint8]
 Logits = NDArray[np.float32]

@@ -8,9 +8,8 @@ from pathlib import Path
 from threading import Lock
 
 from bench.core.system import Logits, Pixels, System, Totals
-from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan
-from serfer.core.report import QueryReport
+from serfer.core.report import QueryReport, StoreCounts
 from serfer.pipeline.pipeline import Pipeline, Result
 from serfer.pipeline.reference import unsplit
 

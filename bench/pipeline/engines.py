@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.counts import StoreCounts
+from serfer.core.report import StoreCounts
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.pipeline import Pipeline

@@ -23,9 +23,9 @@ from bench.core.null_workers import null_pipeline
 from drivers.lambda_http import _Signer
 from lambdas.worker import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.core.checksum import protect
-from serfer.core.counts import StoreCounts
 from serfer.core.keys import output_key
 from serfer.core.plan import Plan, Stage, Tile
+from serfer.core.report import StoreCounts
 from serfer.core.run import Action, Invoke, Run, TaskDone, TaskStarted
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task

@@ -23,9 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
 from serfer.core.plan import Plan, Stage
+from serfer.core.report import StoreCounts
 from serfer.core.run import LOST, Retry
 from serfer.core.wire import Report, encode_report
 

@@ -24,7 +24,6 @@ from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions,
 from drivers.stepfunctions.output import parse_output
 from drivers.stepfunctions.result import error_of, stage_runs
 from serfer.core.checksum import protect, verified
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
     InputError,
@@ -33,6 +32,7 @@ from serfer.core.errors import (
 )
 from serfer.core.keys import input_key, output_key, query_id
 from serfer.core.plan import Plan
+from serfer.core.report import StoreCounts
 from serfer.core.run import FailureKind, Retry
 from serfer.core.wire import Buffer, Crop
 from storage.counting import CountingStore

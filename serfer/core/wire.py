@@ -24,9 +24,9 @@ from typing import Any
 
 import msgpack
 
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError
 from serfer.core.keys import check_query_id
+from serfer.core.report import StoreCounts
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_REPLIES = 1 << 31

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Answer, Driver, Overheads, RequestContext
 from drivers.target import Served, Target
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, NotFiniteError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan, Preprocess
-from serfer.core.report import ImageAnswer, QueryReport
+from serfer.core.report import ImageAnswer, QueryReport, StoreCounts
 from serfer.core.wire import MAX_BATCH, MAX_TTL, Crop
 from serfer.images import ImageLimits, Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of

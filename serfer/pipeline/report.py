@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from drivers.driver import Answer
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import invocation_usd
-from serfer.core.counts import StoreCounts
 from serfer.core.plan import Plan, Stage
-from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport
+from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport, StoreCounts
 from serfer.core.run import StageRun
 
 

@@ -21,8 +21,8 @@ from numpy.random import Generator
 
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import LambdaTarget, Scenario
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import LambdaUnavailableError, SerferError
+from serfer.core.report import StoreCounts
 from serfer.core.run import (
     Action,
     Event,

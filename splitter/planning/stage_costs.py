@@ -243,8 +243,7 @@ class Loads:
 
     def _kind(self, graph: Graph, index: int) -> int:
         """Number a node so that nodes whose work is the same have the same number: networks repeat their blocks."""
-        pools = graph.nodes[index].kind in (operators.TILE_POOL, operators.TILE_SUM) and self._pools
-        key = index, pools
+        key = index, graph.nodes[index].attributes.get("grid")
         if key not in self._known_kinds:
             self._known_kinds[key] = self._kinds.setdefault(likeness(graph, graph.nodes[index]), len(self._kinds))
         return self._known_kinds[key]

@@ -12,7 +12,6 @@ from serfer.api.http.problems import Problem
 from serfer.api.observability.metrics import Metrics, outcome
 from serfer.api.observability.telemetry import Telemetry
 from serfer.api.service import Answered
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
     ImageError,
@@ -21,7 +20,7 @@ from serfer.core.errors import (
     TaskFailedError,
     UsageError,
 )
-from serfer.core.report import QueryReport, StageReport
+from serfer.core.report import QueryReport, StageReport, StoreCounts
 from serfer.pipeline.health import Health
 from tests.api.conftest import png
 

@@ -16,8 +16,8 @@ from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
 from serfer.api.observability.tracing import Tracing, open_tracing
 from serfer.api.service import Answered
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.report import StoreCounts
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
 from serfer.core.wire import Report
 from tests.api.conftest import PATIENCE, png

@@ -20,10 +20,10 @@ from bench.baselines.handlers.payload import from_json, to_json
 from bench.baselines.poll_driver import POLLS_BEFORE_RETRY, PollDriver
 from bench.load.pipeline_system import PipelineSystem
 from bench.load.systems import BASELINES, SERFER, Setup, open_systems
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import PackageLimit, dump_plan, sealed
+from serfer.core.report import StoreCounts
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings

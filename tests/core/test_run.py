@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.core import run as run_module
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     AlteredPieceError,
     BrokenPlanError,
@@ -22,6 +21,7 @@ from serfer.core.errors import (
     TaskFailedError,
     UnavailableError,
 )
+from serfer.core.report import StoreCounts
 from serfer.core.run import (
     TRANSITIONS,
     Cancelled,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.core import wire
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError
+from serfer.core.report import StoreCounts
 from serfer.core.wire import (
     Crop,
     Report,

@@ -22,9 +22,9 @@ from drivers.stepfunctions.asl import (
     local_functions,
 )
 from drivers.stepfunctions.output import parse_output
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.keys import query_id
+from serfer.core.report import StoreCounts
 from serfer.core.run import (
     Failure,
     FailureKind,

@@ -4,8 +4,8 @@ import threading
 import pytest
 
 from drivers.inprocess import InProcessInvoker
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreUnavailableError
+from serfer.core.report import StoreCounts
 from serfer.core.run import FailureKind
 from serfer.core.wire import Report, Task, TaskError
 

@@ -10,9 +10,9 @@ from drivers.poll import POLLING, PollInvoker
 from drivers.push import PushDriver
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import StoreError, StoreUnavailableError, TaskFailedError
 from serfer.core.keys import output_key, reply_key
+from serfer.core.report import StoreCounts
 from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Report, Task, TaskError, pack_result
 from storage.memory import MemoryStore

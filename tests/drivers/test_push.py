@@ -11,7 +11,6 @@ import pytest
 from drivers.push import PushDriver
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
     LambdaUnavailableError,
@@ -21,6 +20,7 @@ from serfer.core.errors import (
 )
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Piece, Range, stored_bytes
+from serfer.core.report import StoreCounts
 from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore

@@ -17,7 +17,6 @@ from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import (
     DeadlineError,
     LambdaThrottledError,
@@ -29,6 +28,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.keys import input_key, output_key
+from serfer.core.report import StoreCounts
 from serfer.core.run import Failure, Retry
 from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
 from serfer.pipeline.report import make_report

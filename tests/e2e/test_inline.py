@@ -11,10 +11,10 @@ import pytest
 
 import serfer
 from lambdas.worker import Worker
-from serfer.core.counts import StoreCounts
 from serfer.core.exactness import difference
 from serfer.core.inline import inline_stages
 from serfer.core.keys import stage_of
+from serfer.core.report import StoreCounts
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from storage.file import FileStore

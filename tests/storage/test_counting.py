@@ -3,8 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from serfer.core.counts import StoreCounts
 from serfer.core.errors import MissingKeyError
+from serfer.core.report import StoreCounts
 from storage import Range
 from storage.contract import StoreContract
 from storage.counting import CountingStore

@@ -78,8 +78,9 @@ def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
     policy = SkiRental(scenario(13.0))
     for seconds, rate in load:
         policy.observe(float(seconds), rate)
-        assert sorted(policy._on, reverse=True) == policy._on
-        assert sorted(policy._behind) == policy._behind
+        work_function = policy._work_function
+        assert sorted(work_function.on, reverse=True) == work_function.on
+        assert sorted(work_function.gap) == work_function.gap
 
 
 def test_it_goes_on_from_instances_that_are_there():

@@ -9,11 +9,13 @@ from hypothesis import example, given, settings
 from serfer.control.policies.levels import lambda_units, levels_of
 from serfer.control.policies.ski_rental import SkiRental
 from serfer.control.policies.thresholds import PLAIN, SIZES, Thresholds
+from serfer.control.policies.work_function import WorkFunction
 from serfer.control.policy import Wanted
 from tests.control.worlds import QPS, rows, scenario, steps, with_boots
 
 BOOT_S = 60.0
 LEVELS = 3
+OFF = np.array([False])
 
 
 class Rule:
@@ -42,11 +44,14 @@ class Rule:
 
 
 def run(world, load, *, fading=1.0):
-    rules = Thresholds(world)
+    rules, work_function = Thresholds(world), WorkFunction(world.instance.boot_s)
     rules.grow(LEVELS)
+    work_function.grow(LEVELS)
     on = []
     for seconds, rate in steps(load, 5.0):
-        rules.pass_time(seconds, lambda_units(world, rate, LEVELS), fading)
+        units = lambda_units(world, rate, LEVELS)
+        work_function.advance((1.0 - units) * seconds)
+        rules.pass_time(seconds, units, fading, np.array(work_function.on))
         on.append(rules.on.sum(axis=0).tolist())
     return rules, on
 
@@ -90,7 +95,7 @@ def test_costs_fade_by_what_is_said():
     world = scenario(13.0, boot_s=BOOT_S)
     rules = Thresholds(world)
     rules.grow(1)
-    paid = [rules.pass_time(5.0, np.array([0.5]), 0.9)[0, PLAIN] for _ in range(3)]
+    paid = [rules.pass_time(5.0, np.array([0.5]), 0.9, OFF)[0, PLAIN] for _ in range(3)]
     assert paid == [2.5] * 3
     assert rules.cost[0, PLAIN] == pytest.approx(2.5 * (1 + 0.9 + 0.81))
 
@@ -98,7 +103,7 @@ def test_costs_fade_by_what_is_said():
 def test_levels_that_come_later_begin_off_and_without_cost():
     rules = Thresholds(scenario(13.0, boot_s=BOOT_S))
     rules.grow(1)
-    rules.pass_time(100.0, np.array([13.0]), 1.0)
+    rules.pass_time(100.0, np.array([13.0]), 1.0, ~OFF)
     before = rules.cost.copy()
     rules.grow(3)
     assert rules.cost[0].tolist() == before[0].tolist()
@@ -112,7 +117,7 @@ def test_instances_that_were_there_serve_by_every_rule():
     rules.grow(2)
     rules.resume(1)
     assert rules.on.all(axis=1).tolist() == [True, False]
-    paid = rules.pass_time(5.0, np.array([13.0, 0.0]), 1.0)
+    paid = rules.pass_time(5.0, np.array([13.0, 0.0]), 1.0, np.array([True, False]))
     assert paid[0].tolist() == [5.0] * len(SIZES)  # no boot
 
 

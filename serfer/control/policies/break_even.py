@@ -48,9 +48,9 @@ class BreakEven:
         units = lambda_units(self._scenario, rate, len(self._windows))
         fading = math.exp(-elapsed_s / _FADING_S)
         learnt = self._learnt_units(units) * elapsed_s
-        paid = self._rules.pass_time(elapsed_s, units, fading)
-        self._learnt_cost = self._learnt_cost * fading + np.where(np.isnan(learnt), paid[:, PLAIN], learnt)
         self._purse.pass_time(elapsed_s, units)
+        paid = self._rules.pass_time(elapsed_s, units, fading, self._purse.plain)
+        self._learnt_cost = self._learnt_cost * fading + np.where(np.isnan(learnt), paid[:, PLAIN], learnt)
         self._tick(elapsed_s, rate)
         wished = self._wished()
         on = self._purse.choose(wished, elapsed_s)

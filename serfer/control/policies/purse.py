@@ -13,32 +13,42 @@ from __future__ import annotations
 import numpy as np
 
 from serfer.control.policies.levels import Bools, Floats
+from serfer.control.policies.work_function import WorkFunction
 from serfer.control.scenario import Scenario
 
 
 class Purse:
-    """The books of all levels; `plain` is which of them the plain rule would have on."""
+    """The books of all levels."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._advantage = scenario.advantage
         self._start = scenario.instance.boot_s
         self.rho = bound(scenario.advantage)
         self.units = 0.0
-        self.behind: Floats = np.zeros(0)
-        self.plain: Bools = np.zeros(0, np.bool_)
+        self._work_function = WorkFunction(self._start)
         self._on: Bools = np.zeros(0, np.bool_)
         self._boot: Floats = np.zeros(0)  # seconds that an instance which was started still boots
 
+    @property
+    def plain(self) -> Bools:
+        """Which levels the plain rule has on."""
+        return np.array(self._work_function.on, np.bool_)
+
+    @property
+    def behind(self) -> Floats:
+        """The plain rule's walk on each level."""
+        return np.array(self._work_function.gap)
+
     def grow(self, levels: int) -> None:
         """Keep books of so many levels."""
-        more = levels - len(self.behind)
-        self.behind = np.append(self.behind, np.full(more, self._start))
-        self.plain, self._on = (np.append(each, np.zeros(more, np.bool_)) for each in (self.plain, self._on))
+        more = levels - len(self._on)
+        self._work_function.grow(levels)
+        self._on = np.append(self._on, np.zeros(more, np.bool_))
         self._boot = np.append(self._boot, np.zeros(more))
 
     def pass_time(self, elapsed_s: float, lambda_units: Floats) -> None:
         """Book what everybody paid in the last `elapsed_s` seconds, and walk on."""
-        walked = self.behind + (1.0 - lambda_units) * elapsed_s
+        walked = self._work_function.advance(((1.0 - lambda_units) * elapsed_s).tolist())
         # Where on has become as good as off, the clairvoyant pays the instance's price from there on.
         clairvoyant = lambda_units * elapsed_s + np.minimum(walked, 0.0)
         booting = np.minimum(self._boot, elapsed_s)
@@ -49,15 +59,14 @@ class Purse:
         )
         self.units += float(np.sum(self.rho * clairvoyant - paid))
         self._boot = self._boot - booting
-        self.behind = np.clip(walked, 0.0, self._start)
-        self.plain = (self.plain | (walked <= 0.0)) & (walked < self._start)
 
     def choose(self, wished: Bools, elapsed_s: float) -> Bools:
         """Return what is on from now on: what is wished for where the purse covers it, else the plain rule.
 
         `elapsed_s` is how long it will be until the next choice, in seconds.
         """
-        chosen = wished if self._covers(wished, elapsed_s) else self.plain
+        plain = self.plain
+        chosen = wished if self._covers(wished, plain, elapsed_s) else plain
         started, stopped = chosen & ~self._on, self._on & ~chosen
         self.units += float(np.sum(self._boot[stopped])) - self._start * int(np.count_nonzero(started))
         self._boot = np.where(started, self._start, np.where(stopped, 0.0, self._boot))
@@ -66,17 +75,18 @@ class Purse:
 
     def resume(self, levels: int) -> None:
         """Take so many levels for on and serving, by the plain rule too; the purse holds what that may cost."""
-        self.grow(max(levels, len(self.behind)))
-        self.behind[:levels], self.plain[:levels], self._on[:levels] = 0.0, True, True
+        self.grow(max(levels, len(self._on)))
+        self._work_function.resume(levels)
+        self._on[:levels] = True
         self.units = max(self.units, float(np.sum(self._liability())))
 
-    def _covers(self, wished: Bools, elapsed_s: float) -> bool:
+    def _covers(self, wished: Bools, plain: Bools, elapsed_s: float) -> bool:
         """Say whether the purse pays for a wish until the next choice and, then, for the way back and the rule."""
         loss = (self._advantage + 1.0) * elapsed_s * len(wished)
-        if self.units >= 4.0 * self._start * len(wished) + loss or np.array_equal(wished, self.plain):
+        if self.units >= 4.0 * self._start * len(wished) + loss or np.array_equal(wished, plain):
             return True  # the first: more than all of what follows could be
         starts = self._start * np.count_nonzero(wished & ~self._on)
-        back = self._start * np.count_nonzero(self.plain & ~wished)
+        back = self._start * np.count_nonzero(plain & ~wished)
         return bool(self.units >= np.sum(self._liability()) + starts + back + loss)
 
     def _liability(self) -> Floats:

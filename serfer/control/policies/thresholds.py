@@ -41,8 +41,11 @@ class Thresholds:
         """Take so many levels for on and serving, by every rule."""
         self.on[:levels], self._boot[:levels], self._walk[:levels] = True, 0.0, 0.0
 
-    def pass_time(self, elapsed_s: float, lambda_units: Floats, fading: float) -> Floats:
-        """Let earlier cost fade, pay for the last `elapsed_s` seconds, start and stop; return what was paid."""
+    def pass_time(self, elapsed_s: float, lambda_units: Floats, fading: float, plain: Bools) -> Floats:
+        """Let earlier cost fade, pay for the last `elapsed_s` seconds, start and stop; return what was paid.
+
+        `plain` says which levels the work-function algorithm has on from now on: the rule PLAIN is that algorithm.
+        """
         units = lambda_units[:, None]
         booting = np.minimum(self._boot, elapsed_s)
         paid: Floats = np.where(self.on, elapsed_s + units * booting, units * elapsed_s)
@@ -50,9 +53,13 @@ class Thresholds:
         self._boot -= booting
         step = np.where(self.on, 1.0 - units, units - 1.0) * elapsed_s
         self._walk = np.maximum(self._walk + step, 0.0)
-        start = ~self.on & (self._walk >= self._starts) & (units > 1.0)
-        stop = self.on & (self._walk >= self._stops) & (units < 1.0)
-        self.on = (self.on | start) & ~stop
-        self._boot = np.where(start, self._boot_s, np.where(stop, 0.0, self._boot))
-        self._walk[start | stop] = 0.0
+        switches = np.where(
+            self.on,
+            (self._walk >= self._stops) & (units < 1.0),
+            (self._walk >= self._starts) & (units > 1.0),
+        )
+        switches[:, PLAIN] = plain != self.on[:, PLAIN]
+        self.on ^= switches
+        self._boot[switches] = np.where(self.on, self._boot_s, 0.0)[switches]
+        self._walk[switches] = 0.0
         return paid

@@ -10,7 +10,6 @@ where T_b is the time of a batch and mu_nb the rate without batching, and takes 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from serfer.core.errors import InputError, UsageError
@@ -19,8 +18,37 @@ MS_PER_S = 1000.0
 _ALMOST = 1 + 1e-9  # of two sides that are equal but for rounding
 
 
+class BatchTimes:
+    """What batches take: `batches` are (images, milliseconds) as measured, by size.
+
+    With `stepped`, batches are padded to one of these sizes.
+    """
+
+    batches: tuple[tuple[int, float], ...]
+    stepped: bool = False
+
+    @property
+    def max_batch(self) -> int:
+        """The largest batch that was measured, in images."""
+        return self.batches[-1][0]
+
+    def batch_ms(self, images: int) -> float:
+        """Return what a batch takes: between two measured sizes in proportion, beyond the last at its rate.
+
+        A padded batch takes as long as the larger of the two, one below the smallest measured size as long as that.
+        """
+        smaller, smaller_ms = 0, 0.0
+        for size, ms in self.batches:
+            if images <= size:
+                if images == size or not smaller or self.stepped:
+                    return ms
+                return smaller_ms + (images - smaller) / (size - smaller) * (ms - smaller_ms)
+            smaller, smaller_ms = size, ms
+        return smaller_ms * images / smaller
+
+
 @dataclass(frozen=True)
-class Profile:
+class Profile(BatchTimes):
     """How long a network takes on a machine: `batches` are (images, milliseconds), by size, from one image on.
 
     `unbatched_qps` is mu_nb, the queries a second that it computes one by one; None: as fast as batches of one go.
@@ -45,26 +73,6 @@ class Profile:
     def rate(self) -> float:
         """mu_nb, in queries a second."""
         return MS_PER_S / self.batches[0][1] if self.unbatched_qps is None else self.unbatched_qps
-
-    @property
-    def most(self) -> int:
-        """The largest batch that was measured."""
-        return self.batches[-1][0]
-
-    def batch_ms(self, images: int) -> float:
-        """Return how long a batch takes: between two measured sizes in proportion, beyond the last at its rate.
-
-        One that is padded takes as long as the larger of the two.
-        """
-        at = bisect_left(self.batches, images, key=lambda one: one[0])
-        if at == len(self.batches):
-            size, ms = self.batches[-1]
-            return ms * images / size
-        size, ms = self.batches[at]
-        if images == size or at == 0 or self.stepped:
-            return ms
-        below, below_ms = self.batches[at - 1]
-        return below_ms + (images - below) / (size - below) * (ms - below_ms)
 
     def tidied(self) -> Profile:
         """Return the profile without what only a disturbance explains.
@@ -109,7 +117,7 @@ def tune(profile: Profile, slo_ms: float) -> Tuning:
             f"one image takes {alone:,.1f} ms here, longer than --slo-ms {slo_ms:g}: raise it, or take a faster machine"
         )
     most = 1
-    while most < profile.most and _window_ms(profile, most + 1, slo_ms) is not None:
+    while most < profile.max_batch and _window_ms(profile, most + 1, slo_ms) is not None:
         most += 1
     sustained = max(_sustained(profile, most, slo_ms), key=lambda size: size / profile.batch_ms(size))
     return Tuning(

@@ -110,12 +110,12 @@ class Router:
         never falls as more images wait.
         """
         kind = self.scenario.instance
-        last = (waiting - 1) % kind.most + 1 if waiting else 0
-        own = kind.batch_ms(min(images + last, kind.most))
-        if images > kind.most:
-            whole, rest = divmod(images, kind.most)
-            own = whole * kind.batch_ms(kind.most) + (kind.batch_ms(rest) if rest else 0.0)
-        return math.ceil(waiting / kind.most) * kind.batch_ms(min(waiting, kind.most)) + own
+        last = (waiting - 1) % kind.max_batch + 1 if waiting else 0
+        own = kind.batch_ms(min(images + last, kind.max_batch))
+        if images > kind.max_batch:
+            whole, rest = divmod(images, kind.max_batch)
+            own = whole * kind.batch_ms(kind.max_batch) + (kind.batch_ms(rest) if rest else 0.0)
+        return math.ceil(waiting / kind.max_batch) * kind.batch_ms(min(waiting, kind.max_batch)) + own
 
     def _decide(self, now: float, seats: Sequence[Seat], in_flight: int, images: int) -> Decision:
         best = min(seats, key=_waiting) if seats else None

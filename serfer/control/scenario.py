@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serfer.control.batching import BatchTimes
 from serfer.core.errors import InputError
 
 S_PER_HOUR = 3600.0
@@ -31,7 +32,7 @@ class LambdaTarget:
 
 
 @dataclass(frozen=True)
-class InstanceType:
+class InstanceType(BatchTimes):
     """A machine that serves the whole network: `qps` is what it sustains within the SLO, batched.
 
     `batches` are (images, milliseconds) measured, by size; billing begins with the launch, `boot_s` before it serves.
@@ -55,29 +56,12 @@ class InstanceType:
         """What switching one on costs: the price of its boot."""
         return self.boot_s * self.usd_per_s
 
-    @property
-    def most(self) -> int:
-        """The largest batch."""
-        return self.batches[-1][0]
-
-    def batch_ms(self, images: int) -> float:
-        """Return how long a batch takes: between two measured sizes in proportion, beyond the last at its rate."""
-        below = (0, 0.0)
-        for size, ms in self.batches:
-            if images <= size:
-                if below[0] == 0:
-                    return ms  # a batch smaller than the smallest measured one takes as long
-                share = (images - below[0]) / (size - below[0])
-                return below[1] + share * (ms - below[1])
-            below = (size, ms)
-        return below[1] * images / below[0]
-
     def sustained_qps(self, slo_ms: float) -> float:
         """Return the images a second of batches that follow one another within `slo_ms`, as `serfer tune` reckons.
 
         An image that has just missed a batch waits for it and is computed in the next one, so two have to fit.
         """
-        largest = bisect_right(range(1, self.most + 1), slo_ms / 2, key=self.batch_ms)
+        largest = bisect_right(range(1, self.max_batch + 1), slo_ms / 2, key=self.batch_ms)
         sizes = {1, largest or 1, *(size for size, ms in self.batches if 2 * ms <= slo_ms)}
         return max(size / self.batch_ms(size) for size in sizes) * _MS_PER_S
 

@@ -200,7 +200,7 @@ def _command(model: str, directory: Path, scenario: Scenario) -> list[str]:
     serve = ["instance", f"--plan={called}", "--host=127.0.0.1", "--port=0", "--json", "--log-format=json"]
     serve += ["--log-level=warning"]  # not a line for each request
     ends = ["--drain-s=0", f"--exit-when-idle-s={_IDLE_S:g}"]  # nobody sends one any more that is stopped
-    batching = [f"--max-batch={min(scenario.instance.most, MAX_BATCH)}"]
+    batching = [f"--max-batch={min(scenario.instance.max_batch, MAX_BATCH)}"]
     return [*without, sys.executable, "-P", "-m", "serfer", *serve, *batching, *ends]
 
 

@@ -60,7 +60,7 @@ class Tuned:
     def remarks(self) -> list[str]:
         """Return what follows from it, as lines."""
         tuning = self.tuning
-        largest = "" if tuning.most < self.profile.most else ", the largest measured: --most measures more"
+        largest = "" if tuning.most < self.profile.max_batch else ", the largest measured: --most measures more"
         where = f"{self.model} on {self.device}, {self.precision}"
         objective = f"MArk, section 4.3, for {self.slo_ms:g} ms"
         batching = f"N_batch {tuning.most} images{largest}, W_batch {tuning.window_ms:,.1f} ms"

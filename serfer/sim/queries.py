@@ -84,7 +84,7 @@ class QueriesRun:
     ) -> None:
         kind = scenario.instance
         self._scenario, self._router = scenario, router
-        self._batch_s = [kind.batch_ms(images) / _MS for images in range(kind.most + 1)]
+        self._batch_s = [kind.batch_ms(images) / _MS for images in range(kind.max_batch + 1)]
         self._chance = np.random.default_rng(seed)
         self._warm, self._cold = services.warm_s.draws(self._chance), services.cold_s.draws(self._chance)
         self._number = 0

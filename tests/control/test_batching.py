@@ -37,7 +37,7 @@ def test_the_answer_fulfils_both_constraints_and_one_more_image_breaks_one(measu
     found = tune(measured, slo_ms)
     assert fulfils(measured, found.most, slo_ms, found.window_ms)
     assert not fulfils(measured, found.most, slo_ms, found.window_ms * 1.01 + 0.01)  # the window is the largest
-    assert found.most == measured.most or not fulfils(measured, found.most + 1, slo_ms / ALMOST**2)
+    assert found.most == measured.max_batch or not fulfils(measured, found.most + 1, slo_ms / ALMOST**2)
     assert found.rate == pytest.approx(found.most / measured.batch_ms(found.most) * 1000)
 
 

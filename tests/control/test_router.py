@@ -94,10 +94,10 @@ def test_without_overflow_lambda_is_never_a_target(seats, in_flight, ceiling):
 @settings(derandomize=True, max_examples=40)
 def test_an_instance_takes_as_long_as_what_waits_and_the_query_take_in_full_batches(waiting, images, more):
     kind, wait_ms = WORLD.instance, router().wait_ms(waiting, images)
-    whole, rest = divmod(waiting + images, kind.most)
-    least = whole * kind.batch_ms(kind.most) + (kind.batch_ms(rest) if rest else 0.0)
-    assert least - 1e-9 <= wait_ms <= least + kind.batch_ms(kind.most) + 1e-9
-    assert router().wait_ms(waiting + kind.most * more, images) >= wait_ms
+    whole, rest = divmod(waiting + images, kind.max_batch)
+    least = whole * kind.batch_ms(kind.max_batch) + (kind.batch_ms(rest) if rest else 0.0)
+    assert least - 1e-9 <= wait_ms <= least + kind.batch_ms(kind.max_batch) + 1e-9
+    assert router().wait_ms(waiting + kind.max_batch * more, images) >= wait_ms
     assert router().wait_ms(waiting, images + more) >= wait_ms
 
 

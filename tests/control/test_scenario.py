@@ -73,7 +73,7 @@ def test_batches_take_as_measured_and_in_proportion_between_and_beyond():
     assert [kind.batch_ms(images) for images in (1, 4, 16)] == [25, 62, 240]
     assert kind.batch_ms(10) == pytest.approx(151)
     assert kind.batch_ms(32) == pytest.approx(480)
-    assert kind.most == 16
+    assert kind.max_batch == 16
     assert InstanceType("x", 1, 0, 1, 0, 1, ((4, 60.0),)).batch_ms(1) == 60  # as long as the smallest measured
 
 

@@ -28,7 +28,7 @@ def test_the_table_can_be_pasted_into_a_scenario_as_it_is():
     kind = scenario.instance
     assert (kind.name, kind.usd_per_hour, kind.spot_usd_per_hour, kind.boot_s) == ('a "fast" one', 0.8048, 0.3, 180.0)
     assert kind.qps == pytest.approx(TUNED.tuning.sustained_qps, rel=1e-4)
-    assert kind.most == TUNED.tuning.most == 27
+    assert kind.max_batch == TUNED.tuning.most == 27
     assert [kind.batch_ms(size) for size in (1, 8, 27)] == pytest.approx([6.0, 20.0, 59.583])
 
 

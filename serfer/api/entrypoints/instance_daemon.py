@@ -70,7 +70,7 @@ def _largest_batch(directory: Path) -> int | None:
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES)
     try:
-        return parse_scenario(tomllib.loads(data.decode("utf-8"))).instance.most
+        return parse_scenario(tomllib.loads(data.decode("utf-8"))).instance.max_batch
     except ValueError as error:
         raise InputError(f"{path} is not TOML: {str(error)[:200]}") from error
 

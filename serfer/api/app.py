@@ -25,6 +25,7 @@ from serfer.api.http.envelope import Envelope
 from serfer.api.http.held import HeldBytes
 from serfer.api.http.problems import OVERLOADED, Problem, problem_of, problem_response
 from serfer.api.http.server import FINISH_S
+from serfer.api.http.validation import fault
 from serfer.api.idempotency import Replies
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
@@ -36,11 +37,9 @@ from serfer.api.routes.page import page_router
 from serfer.api.routes.results import Results
 from serfer.api.service import Service
 from serfer.core.errors import SerferError
-from serfer.pipeline.pipeline import MAX_DEADLINE_S
 from serfer.settings import Settings
 
 _CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do
-_MS_PER_S = 1000
 _OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of errors, which may quote a client
     "tracing": False,
     "metrics": False,
@@ -65,11 +64,8 @@ def make_app(
     telemetry = telemetry or open_telemetry(service.pipelines)
     limits = ApiLimits(settings.api_max_body_bytes, settings.api_max_images, settings.api_body_timeout_s)
     results = Results(service.store, settings.api_result_ttl_s)
-    classifying = Classifying(
-        *(service, limits, Replies(service.store, settings.api_result_ttl_s), results),
-        deadline_ms=settings.api_deadline_ms,
-        longest_ms=int(MAX_DEADLINE_S * _MS_PER_S),
-    )
+    replies = Replies(service.store, settings.api_result_ttl_s)
+    classifying = Classifying(service, limits, replies, results, settings.api_deadline_ms)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -89,7 +85,7 @@ def make_app(
         lifespan=lifespan,
     )
     guarded: Sequence[Any] = [Depends(_guard(keys))] if keys else []
-    inferring = Inferring(service, limits, classifying.deadline_ms, classifying.longest_ms)
+    inferring = Inferring(service, limits, settings.api_deadline_ms)
     for router in (
         classify_router(classifying),
         models_router(service),
@@ -133,8 +129,7 @@ def _answer_errors(app: FastAPI, pace: RefusalPace) -> None:
         if not isinstance(error, RequestValidationError):
             raise TypeError
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return await answer(request, Problem(422, f"{where}: {first['msg']}"))
+        return await answer(request, Problem(422, fault(first["loc"][1:], first["msg"])))
 
     async def gone(request: Request, error: Exception) -> Response:
         request.state.error = error

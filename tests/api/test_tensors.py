@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from pydantic import ValidationError
 from starlette.datastructures import Headers
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 
 from serfer.api.http.compression import CODINGS, accepted, coding_of, compress, decompress
+from serfer.api.http.inference_models import InferenceRequest, RequestParameters
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.core.errors import NotFiniteError
@@ -57,7 +59,7 @@ def refusal(asked, header=None, signature=SIGNATURE):
 
 
 def asked(**changes):
-    plain = {"id": None, "form": INPUT, "array": None, "binary": True, "classes": 0, "parameters": {}}
+    plain = {"id": None, "form": INPUT, "array": None, "binary": True, "classes": 0, "parameters": RequestParameters()}
     return Inference(**{**plain, **changes})
 
 
@@ -91,9 +93,10 @@ class TestRequests:
         assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).id is None
 
     def test_parameters_are_handed_on(self):
-        plain = request() | {"parameters": {"deadline_ms": 5, "own": "x", "flag": True}}
-        found = decode_request(json.dumps(plain).encode(), None, SIGNATURE)
-        assert found.parameters == {"deadline_ms": 5, "own": "x", "flag": True}
+        plain = request() | {"parameters": {"deadline_ms": 5, "timeout": None, "own": "x", "flag": True}}
+        found = decode_request(json.dumps(plain).encode(), None, SIGNATURE).parameters
+        assert (found.deadline_ms, found.timeout) == (5, None)
+        assert found.model_extra == {"own": "x", "flag": True}
 
     @pytest.mark.parametrize(
         ("everything", "own", "binary"), [(True, False, False), (True, None, True), (False, True, True)]
@@ -115,16 +118,16 @@ class TestRefusals:
         [
             ({"datatype": "FP64"}, ["'input'", "'FP64'", "FP32"]),
             ({"datatype": "BYTES", "data": ["x"]}, ["'input'", "'BYTES'", "FP32"]),
-            ({"datatype": None}, ["datatype", "missing"]),
-            ({"datatype": 7}, ["datatype", "int"]),
+            ({"datatype": None}, ["inputs[0].datatype"]),
+            ({"datatype": 7}, ["inputs[0].datatype", "string"]),
             ({"name": "pixels"}, ["'pixels'", "'input' or 'image'"]),
-            ({"name": None}, ["missing", "'input' or 'image'"]),
+            ({"name": None}, ["inputs[0].name"]),
             ({"shape": [1, 3, 2, 4]}, ["[1, 3, 2, 4]", "[-1, 2, 3, 4]"]),
             ({"shape": [2, 3, 4]}, ["[2, 3, 4]"]),
-            ({"shape": [True, 2, 3, 4]}, ["[True, 2, 3, 4]"]),
-            ({"shape": [1.0, 2, 3, 4]}, ["[1.0, 2, 3, 4]"]),
-            ({"shape": None}, ["shape missing"]),
-            ({"shape": "1234"}, ["'1234'"]),
+            ({"shape": [True, 2, 3, 4]}, ["inputs[0].shape[0]"]),
+            ({"shape": [1.0, 2, 3, 4]}, ["inputs[0].shape[0]"]),
+            ({"shape": None}, ["inputs[0].shape"]),
+            ({"shape": "1234"}, ["inputs[0].shape", "list"]),
             ({"shape": [0, 2, 3, 4]}, ["0 images", "1 to 3"]),
             ({"shape": [-1, 2, 3, 4]}, ["-1 images"]),
             ({"shape": [4, 2, 3, 4]}, ["4 images", "1 to 3"]),
@@ -149,7 +152,7 @@ class TestRefusals:
             ({"parameters": {"binary_data_size": 10**4000}, "data": None}, ["binary_data_size"]),
             ({"parameters": {"shared_memory_region": "r"}, "data": None}, ["shared_memory_region"]),
             ({"parameters": {"deep": []}}, ["'deep'"]),
-            ({"parameters": []}, ["parameters of input 'input'"]),
+            ({"parameters": []}, ["inputs[0].parameters"]),
             ({"unknown\n": 1}, ["inputs[0]", "'unknown'"]),
         ],
     )
@@ -166,19 +169,22 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"inputs": []}, ["exactly one", "'input' or 'image'"]),
-            ({"inputs": None}, ["exactly one"]),
-            ({"inputs": [1]}, ["inputs[0] should be an object"]),
-            ({"inputs": request()["inputs"] * 2}, ["exactly one"]),
-            ({"outputs": [{"name": "logits"}] * 2}, ["'logits' alone"]),
-            ({"outputs": "logits"}, ["'logits' alone"]),
+            ({"inputs": []}, ["inputs", "1 item"]),
+            ({"inputs": None}, ["inputs", "list"]),
+            ({"inputs": [1]}, ["inputs[0]", "object"]),
+            ({"inputs": request()["inputs"] * 2}, ["inputs", "1 item"]),
+            ({"outputs": [{"name": "logits"}] * 2}, ["outputs", "1 item"]),
+            ({"outputs": "logits"}, ["outputs", "list"]),
             ({"outputs": [{"name": "probabilities"}]}, ["'probabilities'", "'logits'"]),
             ({"outputs": [{"name": "logits", "data": []}]}, ["outputs[0]", "'data'"]),
-            ({"outputs": [{"name": "logits", "parameters": {"binary_data": 1}}]}, ["true or false"]),
-            ({"outputs": [{"name": "logits", "parameters": {"classification": -1}}]}, ["number of classes"]),
-            ({"outputs": [{"name": "logits", "parameters": {"classification": True}}]}, ["number of classes"]),
+            (
+                {"outputs": [{"name": "logits", "parameters": {"binary_data": 1}}]},
+                ["outputs[0].parameters.binary_data"],
+            ),
+            ({"outputs": [{"name": "logits", "parameters": {"classification": -1}}]}, ["parameters.classification"]),
+            ({"outputs": [{"name": "logits", "parameters": {"classification": True}}]}, ["parameters.classification"]),
             ({"outputs": [{"name": "logits", "parameters": {"shared_memory_region": "r"}}]}, ["shared_memory_region"]),
-            ({"parameters": {"binary_data_output": "yes"}}, ["true or false"]),
+            ({"parameters": {"binary_data_output": "yes"}}, ["parameters.binary_data_output"]),
             ({"id": 42}, ["id"]),
             ({"id": "x" * 5000}, ["id"]),
             ({"inptus": []}, ["'inptus'"]),
@@ -209,6 +215,20 @@ class TestRefusals:
     def test_json_of_more_values_than_images_have_is_refused_before_it_is_decoded(self, junk):
         body = b'{"inputs": [' + junk * 3000 + b"0]}"
         assert "more values than 3 images need" in refusal(body)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"inputs": [], **{f"x{number}": 0 for number in range(1000)}},
+            {"inputs": [], "parameters": {f"x{number}": None for number in range(1000)}},
+            {"inputs": [], "outputs": [1] * 1000},
+            request(shape=["x"] * 1000),
+        ],
+    )
+    def test_validation_stops_at_the_first_wrong_member(self, given):
+        with pytest.raises(ValidationError) as caught:
+            InferenceRequest.model_validate(given)
+        assert caught.value.error_count() <= 2
 
     def test_images_nested_as_deep_as_can_be_are_not_too_many_values(self):
         signature = Signature((TensorForm("input", "FP32", (700, 1, 1)),), LOGITS, 16)

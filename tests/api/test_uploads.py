@@ -6,10 +6,11 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from serfer.api.http.problems import Problem
-from serfer.api.http.uploads import ACCEPTED, ApiLimits, read_images
+from serfer.api.http.uploads import ACCEPTED, ApiLimits, ImageRequest, read_images
 
 JPEG = b"\xff\xd8\xff rest of a picture"
 PNG = b"\x89PNG\r\n\x1a\n rest"
@@ -244,7 +245,7 @@ def test_what_is_no_form_is_refused(kind, body):
         (b'{"images": [1]}', 422, "images[0]"),
         (b'{"images": [{}]}', 422, "images[0]"),
         (b'{"images": [{"data": 1}]}', 422, "images[0]"),
-        (b'{"images": [{"data": "iVBO", "name": 1}]}', 422, '"name"'),
+        (b'{"images": [{"data": "iVBO", "name": 1}]}', 422, "images[0].name"),
         (b'{"images": [{"data": "iVBO", "what\\ud800\\u0007": 1}]}', 422, "'what'"),
         (b'{"images": [{"url": "http://localhost/cat.png"}]}', 422, "nothing is fetched"),
         (b'{"images": [], "url": "file:///etc/passwd"}', 422, "nothing is fetched"),
@@ -254,6 +255,13 @@ def test_what_is_no_form_is_refused(kind, body):
 def test_wrong_json_is_refused_with_where_it_is_wrong(body, status, word):
     with refused(status, word):
         images("application/json", body)
+
+
+@pytest.mark.parametrize("given", [{"images": [1] * 100}, {f"x{number}": 1 for number in range(100)}])
+def test_validation_stops_at_the_first_wrong_member(given):
+    with pytest.raises(ValidationError) as caught:
+        ImageRequest.model_validate(given)
+    assert caught.value.error_count() == 1
 
 
 @pytest.mark.parametrize(

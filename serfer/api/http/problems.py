@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from serfer.core.errors import (
@@ -51,6 +52,16 @@ _OUTSIDE = (
     (DeadlineError, HTTPStatus.GATEWAY_TIMEOUT),
     (NotFiniteError, HTTPStatus.INTERNAL_SERVER_ERROR),
 )
+
+
+class ProblemDetails(BaseModel):
+    """Why there is no answer (RFC 9457); `type` is left out where the status says it all."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    request_id: str
 
 
 class Problem(Exception):  # noqa: N818 - RFC 9457's word

@@ -20,18 +20,24 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from pydantic_core import from_json
 
+from serfer.api.http.inference_models import (
+    InferenceRequest,
+    OutputParameters,
+    RequestParameters,
+    RequestTensor,
+    TensorMetadata,
+)
 from serfer.api.http.problems import Problem
+from serfer.api.http.validation import first_fault, shown
 from serfer.core.errors import NotFiniteError
 
 Array = NDArray[Any]
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 _NUMBERS: Final[dict[str, set[type]]] = {"FP32": {float, int}, "UINT8": {int}}  # of JSON's; a bool is neither
-_SHARED = "shared_memory"
 _MOST_BESIDES = 1024  # commas and brackets of a request beside those of its tensor
-_MOST_ID = 4096  # characters
-_MOST_BYTES = 1 << 63  # an int64, as the protocol says
 _SHOWN = 40  # characters of what a client sent
 
 
@@ -53,9 +59,9 @@ class TensorForm:
         """Lists that one image's values are nested in, in JSON."""
         return sum(math.prod(self.shape[:depth]) for depth in range(len(self.shape)))
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> TensorMetadata:
         """Return what the protocol says of a tensor; -1 stands for the batch."""
-        return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
+        return TensorMetadata(name=self.name, datatype=self.datatype, shape=[-1, *self.shape])
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Inference:
     array: Array
     binary: bool
     classes: int
-    parameters: Mapping[str, Any]
+    parameters: RequestParameters
 
 
 @dataclass(frozen=True)
@@ -86,16 +92,16 @@ def decode_request(body: bytes, header: int | None, signature: Signature) -> Inf
     """Read a request whose JSON is the first `header` bytes of its body, or all of it; raises Problem 400."""
     if header is not None and not 0 < header <= len(body):
         raise _bad(f"Inference-Header-Content-Length is {header}, of a body of {len(body):,} bytes")
-    request = _object(_json(body[:header], signature), "the request")
-    _known(request, "the request", ("id", "model_name", "model_version", "parameters", "inputs", "outputs"))
-    identifier = request.get("id")
-    if identifier is not None and not (isinstance(identifier, str) and len(identifier) <= _MOST_ID):
-        raise _bad(f"id should be text of at most {_MOST_ID} characters")
-    parameters = _parameters(request, "the request")
+    try:
+        request = InferenceRequest.model_validate(_json(body[:header], signature))
+    except ValidationError as error:
+        raise _bad(first_fault(error)) from None
+    parameters = request.parameters or RequestParameters()
     binary, classes = _wanted(request, signature.gives, parameters)
-    form, given = _input(request, signature)
-    array = _array(given, form, signature.most, memoryview(body)[header:] if header else None)
-    return Inference(identifier, form, array, binary, classes, parameters)
+    tensor = request.inputs[0]
+    form = _form(tensor.name, signature)
+    array = _array(tensor, form, signature.most, memoryview(body)[header:] if header else None)
+    return Inference(request.id, form, array, binary, classes, parameters)
 
 
 def encode_answer(
@@ -145,32 +151,28 @@ def _json(text: bytes, signature: Signature) -> object:
         raise _bad(f"the request's JSON cannot be read: {error}") from None
 
 
-def _input(request: dict[str, Any], signature: Signature) -> tuple[TensorForm, dict[str, Any]]:
-    """Return the one input of a request, and the form whose name it has."""
-    names = " or ".join(repr(form.name) for form in signature.takes)
-    inputs = request.get("inputs")
-    if not isinstance(inputs, list) or len(inputs) != 1:
-        raise _bad(f"inputs should be a list of exactly one tensor, {names}")
-    given = _object(inputs[0], "inputs[0]")
-    _known(given, "inputs[0]", ("name", "shape", "datatype", "parameters", "data"))
+def _form(name: str, signature: Signature) -> TensorForm:
+    """Return the form that an input's name stands for."""
     for form in signature.takes:
-        if given.get("name") == form.name:
-            return form, given
-    raise _bad(f"inputs[0] is {_shown(given.get('name'))}: this model takes {names}")
+        if form.name == name:
+            return form
+    raise _bad(
+        f"inputs[0] is {shown(name)}: this model takes {' or '.join(repr(form.name) for form in signature.takes)}"
+    )
 
 
-def _array(given: dict[str, Any], form: TensorForm, most: int, raw: memoryview | None) -> Array:
+def _array(tensor: RequestTensor, form: TensorForm, most: int, raw: memoryview | None) -> Array:
     """Return a tensor, (N, ...), from JSON or from the binary data `raw`."""
-    where, datatype = f"input {form.name!r}", given.get("datatype")
-    if datatype != form.datatype:
-        raise _bad(f"{where} has datatype {_shown(datatype)}: it should be {form.datatype}")
-    shape = _shape(given.get("shape"), form, most)
-    size = _binary_size(given, where)
+    where = f"input {form.name!r}"
+    if tensor.datatype != form.datatype:
+        raise _bad(f"{where} has datatype {shown(tensor.datatype)}: it should be {form.datatype}")
+    shape = _shape(tensor.shape, form, most)
+    size = tensor.parameters.binary_data_size if tensor.parameters else None
     if size is None:
         if raw:
             raise _bad(f"{len(raw):,} bytes follow the request's JSON, and {where} has no binary_data_size")
-        return _from_json(given.get("data"), form, shape)
-    if "data" in given:
+        return _from_json(tensor.data, form, shape)
+    if "data" in tensor.model_fields_set:
         raise _bad(f"{where} has both data and binary_data_size")
     expected = math.prod(shape) * _DTYPES[form.datatype].itemsize
     if raw is None:
@@ -186,22 +188,14 @@ def _array(given: dict[str, Any], form: TensorForm, most: int, raw: memoryview |
     return array.reshape(shape)
 
 
-def _shape(value: object, form: TensorForm, most: int) -> tuple[int, ...]:
+def _shape(shape: Sequence[int], form: TensorForm, most: int) -> tuple[int, ...]:
     """Return the shape of a tensor of 1 to `most` images."""
-    if isinstance(value, list) and set(map(type, value)) == {int} and tuple(value[1:]) == form.shape:
-        if 1 <= value[0] <= most:
-            return tuple(value)
-        raise _bad(f"input {form.name!r} has {str(value[0])[:_SHOWN]} images: 1 to {most} are accepted")
-    shown = _shown(value) if not isinstance(value, list) else str(value[:8])[: 2 * _SHOWN]
-    raise _bad(f"input {form.name!r} has shape {shown}: it should be {[-1, *form.shape]}, where -1 is 1 to {most}")
-
-
-def _binary_size(given: dict[str, Any], where: str) -> int | None:
-    parameters = _parameters(given, where)
-    size = parameters.get("binary_data_size")
-    if size is not None and (type(size) is not int or not 0 <= size < _MOST_BYTES):
-        raise _bad(f"{where}: binary_data_size should be a number of bytes")
-    return size
+    if tuple(shape[1:]) != form.shape:
+        given = str(shape[:8])[: 2 * _SHOWN]
+        raise _bad(f"input {form.name!r} has shape {given}: it should be {[-1, *form.shape]}, where -1 is 1 to {most}")
+    if not 1 <= shape[0] <= most:
+        raise _bad(f"input {form.name!r} has {str(shape[0])[:_SHOWN]} images: 1 to {most} are accepted")
+    return tuple(shape)
 
 
 def _from_json(data: object, form: TensorForm, shape: tuple[int, ...]) -> Array:
@@ -236,56 +230,16 @@ def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
     return values
 
 
-def _wanted(request: dict[str, Any], gives: TensorForm, parameters: Mapping[str, Any]) -> tuple[bool, int]:
+def _wanted(request: InferenceRequest, gives: TensorForm, parameters: RequestParameters) -> tuple[bool, int]:
     """Say whether the output is wanted as binary data, and how many classes of it, 0 for all its numbers."""
-    outputs = request.get("outputs")
-    if outputs is None or outputs == []:
-        outputs = [{"name": gives.name}]
-    if not isinstance(outputs, list) or len(outputs) != 1:
-        raise _bad(f"outputs should be a list of {gives.name!r} alone, or be left out")
-    output = _object(outputs[0], "outputs[0]")
-    _known(output, "outputs[0]", ("name", "parameters"))
-    if output.get("name") != gives.name:
-        raise _bad(f"outputs[0] is {_shown(output.get('name'))}: this model gives {gives.name!r}")
-    asked = _parameters(output, "outputs[0]")
-    binary = asked.get("binary_data", parameters.get("binary_data_output", False))
-    if not isinstance(binary, bool):
-        raise _bad("binary_data and binary_data_output should be true or false")
-    classes = asked.get("classification", 0)
-    if type(classes) is not int or classes < 0:
-        raise _bad("outputs[0]: classification should be a number of classes")
-    return binary, min(classes, gives.elements)
-
-
-def _parameters(value: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the parameters of a request, an input or an output; those that are not known here are not an error."""
-    parameters = value.get("parameters")
-    parameters = {} if parameters is None else _object(parameters, f"parameters of {where}")
-    for name, parameter in parameters.items():
-        if name.startswith(_SHARED):
-            raise _bad(f"{where} has {_shown(name)}: there is no shared memory here, send the data itself")
-        if not isinstance(parameter, str | int | float):
-            raise _bad(f"{where}: parameter {_shown(name)} should be text, a number, true or false")
-    return parameters
-
-
-def _object(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _bad(f"{where} should be an object")
-    return value
-
-
-def _known(value: dict[str, Any], where: str, known: Sequence[str]) -> None:
-    for name in value:
-        if name not in known:
-            raise _bad(f"{where} has unknown {_shown(name)}: it takes {', '.join(known)}")
-
-
-def _shown(value: object) -> str:
-    """Return what a client sent, short and in one line, for a message."""
-    if isinstance(value, str):
-        return repr("".join(filter(str.isprintable, value[:_SHOWN])))
-    return "missing" if value is None else f"no text but {type(value).__name__}"
+    if not request.outputs:
+        return parameters.binary_data_output, 0
+    output = request.outputs[0]
+    if output.name != gives.name:
+        raise _bad(f"outputs[0] is {shown(output.name)}: this model gives {gives.name!r}")
+    own = output.parameters or OutputParameters()
+    binary = parameters.binary_data_output if own.binary_data is None else own.binary_data
+    return binary, min(own.classification, gives.elements)
 
 
 def _bad(detail: str) -> Problem:

@@ -12,12 +12,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic import Field, ValidationError, field_validator
 from starlette.requests import Request
 
 from serfer.api.http.body import ApiLimits, read_body
 from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.multipart import split_form
 from serfer.api.http.problems import Problem
+from serfer.api.http.validation import Body, first_fault, shown
 
 __all__ = ["ACCEPTED", "ApiLimits", "Upload", "read_images"]
 
@@ -25,10 +27,32 @@ FORM, JSON = "multipart/form-data", "application/json"
 RAW: Final = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp", "image/tiff")
 ACCEPTED: Final = (FORM, JSON, *RAW)
 _MOST_NAME = 255  # characters
-_MOST_SHOWN = 40  # characters of a name that should not have been there
 _MOST_MARKS = 1024  # braces, brackets, commas per image, of each; base64 has none, names have few
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
 _PIECE = 64 * 1024  # characters of base64 that are decoded before another thread may go on; a multiple of 4
+
+
+def _printable(name: str) -> str:
+    return "".join(filter(str.isprintable, name[: 4 * _MOST_NAME]))[:_MOST_NAME]
+
+
+class ImagePart(Body):
+    """An image in base64 (RFC 4648, section 4), and what the answer calls it."""
+
+    data: str = Field(json_schema_extra={"contentEncoding": "base64", "minLength": 1})
+    name: str | None = None
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _sendable(cls, name: object) -> object:
+        """Leave out what cannot be printed: half a surrogate could not even be sent back."""
+        return _printable(name) if isinstance(name, str) else name
+
+
+class ImageRequest(Body):
+    """A classify request in JSON."""
+
+    images: list[ImagePart] = Field(fail_fast=True, json_schema_extra={"minItems": 1})
 
 
 @dataclass(frozen=True)
@@ -91,35 +115,25 @@ def _images_in_form(content_type: str, body: bytes, limits: ApiLimits) -> list[U
     parts = split_form(content_type, body, limits.max_images)
     for part in parts:
         if part.name != "image":
-            raise Problem(422, f"the form has unknown {_shown(part.name)}: images come in parts named 'image'")
+            raise Problem(422, f"the form has unknown {shown(part.name)}: images come in parts named 'image'")
     return [Upload(_clean(part.filename, number), part.data) for number, part in enumerate(parts)]
 
 
 def _images_in_json(body: bytes, limits: ApiLimits) -> list[Upload]:
-    """Read {"images": [{"data": BASE64, "name": TEXT}]}, where a name may be left out."""
-    value = _fields(_decoded(body, limits), "the body", ("images",))
-    images = value.get("images")
-    if not isinstance(images, list):
-        raise Problem(
-            422, 'the body should be {"images": [{"data": BASE64, "name": TEXT}, ...]}: "images" is not a list'
-        )
-    if len(images) > limits.max_images:
-        raise _too_many(limits)
-    return [_image_in_json(image, number) for number, image in enumerate(images)]
-
-
-def _image_in_json(value: object, number: int) -> Upload:
-    where = f"images[{number}]"
-    image = _fields(value, where, ("data", "name"))
-    data, name = image.get("data"), image.get("name")
-    if not isinstance(data, str):
-        raise Problem(422, f'{where} lacks "data", the image in base64')
-    if name is not None and not isinstance(name, str):
-        raise Problem(422, f'{where}: "name" should be text')
     try:
-        return Upload(_clean(name, number), _from_base64(data))
+        request = ImageRequest.model_validate(_decoded(body, limits))
+    except ValidationError as error:
+        raise Problem(422, first_fault(error)) from None
+    if len(request.images) > limits.max_images:
+        raise _too_many(limits)
+    return [_image_in_json(image, number) for number, image in enumerate(request.images)]
+
+
+def _image_in_json(image: ImagePart, number: int) -> Upload:
+    try:
+        return Upload(_clean(image.name, number), _from_base64(image.data))
     except ValueError:  # binascii.Error, or characters beyond ASCII
-        raise Problem(422, f'{where}: "data" is not base64 (RFC 4648, section 4, with its padding)') from None
+        raise Problem(422, f"images[{number}].data: not base64 (RFC 4648, section 4, with its padding)") from None
 
 
 def _from_base64(text: str) -> bytes:
@@ -161,30 +175,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise Problem(422, f"the body has {_shown(name)} twice in one object")
+            raise Problem(422, f"the body has {shown(name)} twice in one object")
         found[name] = value
     return found
 
 
-def _fields(value: object, where: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return an object that has none but known names."""
-    if not isinstance(value, dict):
-        raise Problem(422, f"{where} should be an object")
-    for name in value:
-        if name == "url":
-            raise Problem(422, f'{where} has "url": nothing is fetched, send the image itself as "data"')
-        if name not in known:
-            raise Problem(422, f"{where} has unknown {_shown(name)}: it takes {' and '.join(map(repr, known))}")
-    return value
-
-
 def _clean(name: str | None, number: int) -> str:
-    """Return a file's name without what cannot be printed (half a surrogate could not even be sent back)."""
-    return "".join(filter(str.isprintable, (name or "")[: 4 * _MOST_NAME]))[:_MOST_NAME] or f"image {number}"
-
-
-def _shown(name: str) -> str:
-    return repr("".join(filter(str.isprintable, name[:_MOST_SHOWN])))
+    """Return a file's name without what cannot be printed, or one by its number."""
+    return _printable(name or "") or f"image {number}"
 
 
 def _too_many(limits: ApiLimits) -> Problem:

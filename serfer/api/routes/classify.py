@@ -18,6 +18,7 @@ from serfer.api.http.body import ApiLimits
 from serfer.api.http.held import Hold
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
+from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import Replies
 from serfer.api.observability.timeline import progress, served_report
 from serfer.api.requests import (
@@ -30,11 +31,11 @@ from serfer.api.requests import (
     unless_gone,
     wants_async,
 )
-from serfer.api.routes import documents
+from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.routes.results import Results, Watch, new_job
 from serfer.api.service import Question, Service
 from serfer.core.run import StageRun
-from serfer.core.served import StageProgress
+from serfer.core.served import JobStatus, ServedReport, StageProgress
 
 _MOST_CLASSES = 65_536
 _PARAMETERS = ("top_k", "model", "deadline_ms", "explain")
@@ -44,14 +45,13 @@ _MS_PER_S = 1000
 
 @dataclass(frozen=True)
 class Classifying:
-    """What the routes share: the service, its limits, what was answered before; `longest_ms` bounds deadlines."""
+    """What the routes share: the service, its limits, what was answered before, and the default deadline."""
 
     service: Service
     limits: ApiLimits
     replies: Replies
     results: Results
     deadline_ms: int
-    longest_ms: int
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,23 @@ def classify_router(routes: Classifying) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["classify"])
     service, results = routes.service, routes.results
 
-    @router.post("/classify", **documents.CLASSIFY)
+    @router.post(
+        "/classify",
+        response_model=ServedReport,
+        responses={
+            200: {"description": "The best classes of each image, and what the query took."},
+            202: {"model": JobStatus, "description": "It was begun: Location says where its result will be."},
+            **problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
+        },
+        openapi_extra=CLASSIFY,
+    )
     async def classify(
         request: Request,
         top_k: Annotated[int, Query(ge=1, le=_MOST_CLASSES, description="How many classes at most, best first.")] = 5,
         model: Annotated[str | None, Query(max_length=80, description="One of GET /v1/models.")] = None,
-        deadline_ms: Annotated[int | None, Query(ge=1, description="Give up then; waiting counts.")] = None,
+        deadline_ms: Annotated[
+            int | None, Query(ge=1, le=MAX_DEADLINE_MS, description="Give up then; waiting counts.")
+        ] = None,
         explain: Annotated[bool, Query(description="Also say where the time went, task by task.")] = False,  # noqa: FBT002 - a query parameter
     ) -> Response:
         """Classify the images of one request, as one query."""
@@ -101,7 +112,14 @@ def classify_router(routes: Classifying) -> APIRouter:
             return await _later(routes, asked, images)
         return await unless_gone(request, _now(routes, asked, images))
 
-    @router.get("/results/{result_id}", **documents.RESULT)
+    @router.get(
+        "/results/{result_id}",
+        response_model=JobStatus,
+        responses={
+            200: {"description": "How far it is, stage by stage, and its result."},
+            **problems(401, 403, 404, 422, 503),
+        },
+    )
     async def result(request: Request, result_id: str) -> Response:
         """Say how far a query is that was asked with `Prefer: respond-async`, and its result when it is done."""
         check_parameters(request, ())
@@ -109,7 +127,9 @@ def classify_router(routes: Classifying) -> APIRouter:
         waiting = state["status"] in ("queued", "running")
         return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
 
-    @router.delete("/results/{result_id}", status_code=HTTPStatus.NO_CONTENT, **documents.DELETED)
+    @router.delete(
+        "/results/{result_id}", status_code=HTTPStatus.NO_CONTENT, responses=problems(401, 403, 404, 422, 503)
+    )
     async def delete(request: Request, result_id: str) -> None:
         """Forget a result, and stop its query if it still runs."""
         check_parameters(request, ())
@@ -122,10 +142,6 @@ def _asked(
     routes: Classifying, request: Request, *, top_k: int, model: str | None, deadline_ms: int | None, explain: bool
 ) -> _Asked:
     name = routes.service.name(model)
-    if deadline_ms is not None and deadline_ms > routes.longest_ms:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY, f"deadline_ms should be 1 to {routes.longest_ms}, not {deadline_ms}"
-        )
     question = question_of(request, name, (deadline_ms or routes.deadline_ms) / _MS_PER_S)
     return _Asked(request, question, top_k, explain, idempotency_key(request))
 

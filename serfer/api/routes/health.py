@@ -7,7 +7,8 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
 from serfer.api.observability.logs import write
 from serfer.api.service import Service
@@ -16,30 +17,53 @@ _LONGEST = 300  # characters of what is wrong
 _RETRY_S = "2"  # store and functions are looked at that often
 
 
+class Liveness(BaseModel):
+    """That the process lives."""
+
+    live: bool = True
+
+
+class Readiness(BaseModel):
+    """That queries can be answered."""
+
+    ready: bool = True
+
+
+class Unready(BaseModel):
+    """What keeps queries from being answered: each of store and functions is "ok" or what is wrong."""
+
+    ready: bool = False
+    store: str
+    functions: str
+    draining: bool
+
+
 def health_router(service: Service) -> APIRouter:
     """Return the routes of /healthz and /readyz."""
     router = APIRouter(tags=["operation"])
-    readiness = _Readiness(service)
+    watch = _Watch(service)
+    unready = {"model": Unready, "description": "No queries should be sent here now."}
 
     @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz")
-    async def healthz() -> JSONResponse:
+    async def healthz() -> Liveness:
         """Answer 200 for as long as the process lives and its event loop turns."""
-        return JSONResponse({"live": True})
+        return Liveness()
 
-    @router.head("/readyz", include_in_schema=False)
-    @router.get("/readyz", responses={503: {"description": "No queries should be sent here now."}})
-    async def readyz() -> JSONResponse:
+    @router.head("/readyz", include_in_schema=False, response_model=None)
+    @router.get("/readyz", response_model=Readiness, responses={503: unready})
+    async def readyz() -> Readiness | Response:
         """Answer 200 while queries can be answered here, else 503 and what is wrong with store and functions."""
-        wrong = await readiness.wrong()
+        wrong = await watch.wrong()
         if wrong is None:
-            return JSONResponse({"ready": True})
-        return JSONResponse({"ready": False, **wrong}, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": _RETRY_S})
+            return Readiness()
+        body = Unready(**wrong).model_dump()
+        return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": _RETRY_S})
 
     return router
 
 
-class _Readiness:
+class _Watch:
     """Looks what is wrong, and tells the log when that changes: not at every look, of which there are many."""
 
     def __init__(self, service: Service) -> None:

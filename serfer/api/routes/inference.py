@@ -9,24 +9,36 @@ not: there are no such routes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic_core import from_json
+from pydantic import ValidationError
 
 from serfer import __version__
 from serfer.api.http.body import ApiLimits, read_body
 from serfer.api.http.compression import CODINGS, accepted, coding_of, compress, decompress
+from serfer.api.http.inference_models import (
+    IndexEntry,
+    IndexRequest,
+    InferenceRequest,
+    InferenceResponse,
+    ModelMetadata,
+    ModelReady,
+    RequestParameters,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+)
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
+from serfer.api.http.validation import first_fault
 from serfer.api.requests import TimelyResponse, question_of, unless_gone
-from serfer.api.routes import inference_documents as documents
+from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Answered, Question, Service
 from serfer.core.plan import Plan
+from serfer.pipeline.pipeline import MAX_DEADLINE_S
 
 PREFIX: Final = "/v2"
 VERSION: Final = "1"
@@ -35,11 +47,13 @@ _MOST_DIGITS = 18  # of that header
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
 _MOST_INDEX_BYTES = 64 * 1024
 _MS_PER_S, _US_PER_S = 1000, 1_000_000
+_NOT_READY: Final = {"description": "Not ready."}
+_INFER: Final = {"requestBody": request_body({"application/json": InferenceRequest, BINARY: FILE})}
 
 
 @dataclass(frozen=True)
 class Inferring:
-    """What the routes share: the service, its limits, and deadlines, of which `longest_ms` is the bound.
+    """What the routes share: the service, its limits, and the default deadline.
 
     `decoding` is held while a large request is decoded: decoded, it takes several times its bytes.
     """
@@ -47,7 +61,6 @@ class Inferring:
     service: Service
     limits: ApiLimits
     deadline_ms: int
-    longest_ms: int
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
@@ -64,16 +77,17 @@ def protocol_health_router(service: Service) -> APIRouter:
     """Return the protocol's routes that need no API key: whether the service lives and is ready."""
     router = APIRouter(prefix=f"{PREFIX}/health", tags=["inference"])
 
-    @router.get("/live", **documents.HEALTH)
-    async def live() -> Response:
+    @router.get("/live", responses={200: {"description": "It is."}})
+    async def live() -> ServerLive:
         """Say that the process lives."""
-        return JSONResponse({"live": True})
+        return ServerLive(live=True)
 
-    @router.get("/ready", **documents.HEALTH)
-    async def ready() -> Response:
+    @router.get("/ready", responses={200: {"description": "It is."}, 503: {"model": ServerReady} | _NOT_READY})
+    async def ready(response: Response) -> ServerReady:
         """Say whether queries can be answered: 200, or 503."""
         is_ready = await _ready(service)
-        return JSONResponse({"live": True, "ready": is_ready}, _status(ready=is_ready))
+        response.status_code = _status(ready=is_ready)
+        return ServerReady(live=True, ready=is_ready)
 
     return router
 
@@ -83,43 +97,86 @@ def inference_router(routes: Inferring) -> APIRouter:
     router = APIRouter(prefix=PREFIX, tags=["inference"])
     service = routes.service
 
-    @router.get("", **documents.SERVER)
-    async def server() -> Response:
+    @router.get("", responses={200: {"description": "The server."}, **inference_errors(401, 403)})
+    async def server() -> ServerMetadata:
         """Say which server this is, and what it knows beyond the protocol."""
         extensions = ["binary_tensor_data", "classification"]
-        return JSONResponse({"name": "serfer", "version": __version__, "extensions": extensions})
+        return ServerMetadata(name="serfer", version=__version__, extensions=extensions)
 
-    @router.post("/repository/index", **documents.INDEX)
-    async def index(request: Request) -> Response:
+    @router.post(
+        "/repository/index",
+        responses={200: {"description": "The models."}, **inference_errors(400, 401, 403, 408, 413)},
+        openapi_extra={"requestBody": request_body({"application/json": IndexRequest}, required=False)},
+    )
+    async def index(request: Request) -> list[IndexEntry]:
         """List the models; with {"ready": true}, those that are ready."""
         only = await _only_ready(request, routes.limits)
         is_ready = await _ready(service)
-        state = {"state": "READY", "reason": ""} if is_ready else {"state": "UNAVAILABLE", "reason": "not ready"}
         models = service.pipelines if is_ready or not only else ()
-        return JSONResponse([{"name": name, "version": VERSION, **state} for name in models])
+        return [
+            IndexEntry(name=name, version=VERSION, state="READY", reason="")
+            if is_ready
+            else IndexEntry(name=name, version=VERSION, state="UNAVAILABLE", reason="not ready")
+            for name in models
+        ]
 
-    async def metadata(request: Request) -> Response:
+    async def metadata(request: Request) -> ModelMetadata:
         """Say what a model takes and gives: one of its inputs, not all of them, makes a request."""
         name = _model(request, service)
         signature = signature_of(service.pipelines[name].plan, routes.limits.max_images)
-        inputs, outputs = [form.metadata() for form in signature.takes], [signature.gives.metadata()]
-        about = {"name": name, "versions": [VERSION], "platform": "serfer_plan"}
-        return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
+        return ModelMetadata(
+            name=name,
+            versions=[VERSION],
+            platform="serfer_plan",
+            inputs=[form.metadata() for form in signature.takes],
+            outputs=[signature.gives.metadata()],
+        )
 
-    async def model_ready(request: Request) -> Response:
+    async def model_ready(request: Request, response: Response) -> ModelReady:
         """Say whether a model can answer: 200, or 503."""
         name = _model(request, service)
         is_ready = await _ready(service)
-        return JSONResponse({"name": name, "ready": is_ready}, _status(ready=is_ready))
+        response.status_code = _status(ready=is_ready)
+        return ModelReady(name=name, ready=is_ready)
 
     async def infer(request: Request) -> Response:
         """Return what a model's network makes of a tensor."""
         return await _infer(routes, request)
 
-    for at, names in (("/models/{model}", ("model",)), ("/models/{model}/versions/{version}", ("model", "version"))):
-        router.add_api_route(at, metadata, methods=["GET"], **documents.metadata(names))
-        router.add_api_route(f"{at}/ready", model_ready, methods=["GET"], **documents.ready(names))
-        router.add_api_route(f"{at}/infer", infer, methods=["POST"], **documents.infer(names))
+    for at in ("/models/{model}", "/models/{model}/versions/{version}"):
+        parameters = {"parameters": path_parameters(at)}
+        router.add_api_route(
+            at,
+            metadata,
+            methods=["GET"],
+            responses={
+                200: {"description": "The model, with every form of its input."},
+                **inference_errors(401, 403, 404),
+            },
+            openapi_extra=parameters,
+        )
+        router.add_api_route(
+            f"{at}/ready",
+            model_ready,
+            methods=["GET"],
+            responses={
+                200: {"description": "The model is ready."},
+                **inference_errors(401, 403, 404),
+                503: {"model": ModelReady, **_NOT_READY},
+            },
+            openapi_extra=parameters,
+        )
+        router.add_api_route(
+            f"{at}/infer",
+            infer,
+            methods=["POST"],
+            response_model=InferenceResponse,
+            responses={
+                200: {"description": "The logits, or the highest of them.", "content": {BINARY: {"schema": FILE}}},
+                **inference_errors(400, 401, 403, 404, 408, 413, 415, 429, 503, 504),
+            },
+            openapi_extra=parameters | _INFER,
+        )
     return router
 
 
@@ -144,13 +201,9 @@ async def _only_ready(request: Request, limits: ApiLimits) -> bool:
     """Read the body of a request for the index, which may be empty."""
     body = await read_body(request, ApiLimits(_MOST_INDEX_BYTES, body_timeout_s=limits.body_timeout_s))
     try:
-        asked = from_json(body or b"{}")
-    except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the request's JSON cannot be read: {error}") from None
-    only = asked.get("ready", False) if isinstance(asked, dict) else None
-    if not isinstance(only, bool):
-        raise Problem(HTTPStatus.BAD_REQUEST, 'the request should be {"ready": true or false}, or empty')
-    return only
+        return IndexRequest.model_validate_json(body or b"{}").ready
+    except ValidationError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, first_fault(error)) from None
 
 
 async def _infer(routes: Inferring, request: Request) -> Response:
@@ -158,7 +211,7 @@ async def _infer(routes: Inferring, request: Request) -> Response:
     name = _model(request, service)
     plan = service.pipelines[name].plan
     signature = signature_of(plan, routes.limits.max_images)
-    service.admission.check(routes.longest_ms / _MS_PER_S)  # before the body is read: its deadline is in there
+    service.admission.check(MAX_DEADLINE_S)  # before the body is read: its deadline is in there
     inference = await _read(routes, request, signature)
     question = question_of(request, name, _deadline_s(routes, inference.parameters))
     answered = await unless_gone(request, service.run(question, inference.array))
@@ -192,18 +245,14 @@ def _header_length(request: Request) -> int | None:
     return int(values[0])
 
 
-def _deadline_s(routes: Inferring, parameters: Mapping[str, Any]) -> float:
+def _deadline_s(routes: Inferring, parameters: RequestParameters) -> float:
     """Return the deadline of a request: `deadline_ms`, or Triton's `timeout` in microseconds, or the usual one.
 
     A timeout of 0 stands for the usual one, and one that is too long for the longest.
     """
-    longest, ms, us = routes.longest_ms, parameters.get("deadline_ms"), parameters.get("timeout")
-    if ms is not None and (type(ms) is not int or not 1 <= ms <= longest):
-        raise Problem(HTTPStatus.BAD_REQUEST, f"deadline_ms should be a whole number, 1 to {longest}")
-    if us is not None and (type(us) is not int or us < 0):
-        raise Problem(HTTPStatus.BAD_REQUEST, "timeout should be a whole number of microseconds")
+    ms, us = parameters.deadline_ms, parameters.timeout
     asked = [limit for limit in (ms and ms / _MS_PER_S, us and us / _US_PER_S) if limit]
-    return min([*asked, longest / _MS_PER_S] if asked else [routes.deadline_ms / _MS_PER_S])
+    return min([*asked, MAX_DEADLINE_S] if asked else [routes.deadline_ms / _MS_PER_S])
 
 
 def _answer(request: Request, question: Question, inference: Inference, plan: Plan, answered: Answered) -> Response:
@@ -219,4 +268,4 @@ def _answer(request: Request, question: Question, inference: Inference, plan: Pl
     coding = accepted(request.headers, len(body))
     if coding:
         body, headers["Content-Encoding"] = compress(body, coding), coding
-    return TimelyResponse(question, body, "application/json" if header is None else documents.BINARY, headers)
+    return TimelyResponse(question, body, "application/json" if header is None else BINARY, headers)

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from serfer.api.requests import check_parameters
-from serfer.api.routes.documents import problems
+from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
 from serfer.core.plan import Operator, Plan
 from serfer.core.served import ModelInput, ServedModel

@@ -1,0 +1,188 @@
+"""Requests and answers of the Open Inference Protocol, version 2, as models that check and document them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
+
+from serfer.api.http.validation import MAX_DEADLINE_MS, Body, shown
+
+_SHARED_MEMORY: Final = "shared_memory"
+_MAX_ID = 4096  # characters
+_MAX_BYTES = (1 << 63) - 1  # an int64, as the protocol says
+_DATATYPES: Final[JsonDict] = {"enum": ["FP32", "UINT8", "BYTES"]}
+_Scalar = str | bool | int | float
+
+
+class Parameters(BaseModel):
+    """Parameters by name; unknown ones are ignored."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, _Scalar] = Field(init=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scalars(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("object", "Input should be an object")
+        for name, parameter in value.items():
+            if name.startswith(_SHARED_MEMORY):
+                refused = {"name": shown(name)}
+                raise PydanticCustomError(
+                    "shared", "{name}: there is no shared memory here, send the data itself", refused
+                )
+            left_out = parameter is None and name in cls.model_fields
+            if not (isinstance(parameter, _Scalar) or left_out):
+                wrong = {"name": shown(name)}
+                raise PydanticCustomError("scalar", "{name} should be text, a number, true or false", wrong)
+        return value
+
+
+class RequestParameters(Parameters):
+    """Parameters of a request; `timeout` is Triton's, in microseconds, where 0 stands for the default deadline."""
+
+    binary_data_output: bool = False
+    deadline_ms: int | None = Field(default=None, ge=1, le=MAX_DEADLINE_MS)
+    timeout: int | None = Field(default=None, ge=0)
+
+
+class InputParameters(Parameters):
+    """Parameters of an input tensor."""
+
+    binary_data_size: int | None = Field(default=None, ge=0, le=_MAX_BYTES)
+
+
+class OutputParameters(Parameters):
+    """Parameters of the output; `classification` asks for so many of the highest logits as text."""
+
+    binary_data: bool | None = None
+    classification: int = Field(default=0, ge=0)
+
+
+class RequestTensor(Body):
+    """An input tensor."""
+
+    name: str
+    shape: list[int] = Field(fail_fast=True)
+    datatype: str = Field(json_schema_extra=_DATATYPES)
+    parameters: InputParameters | None = None
+    data: SkipValidation[list[Any]] | None = Field(
+        default=None, description="Flat or nested; left out where binary data follows the JSON."
+    )
+
+
+class RequestOutput(Body):
+    """The output that is asked for."""
+
+    name: str = Field(json_schema_extra={"enum": ["logits"]})
+    parameters: OutputParameters | None = None
+
+
+class InferenceRequest(Body):
+    """One tensor, and how the answer should look."""
+
+    id: str | None = Field(default=None, max_length=_MAX_ID)
+    model_name: SkipValidation[str] | None = None
+    model_version: SkipValidation[str] | None = None
+    parameters: RequestParameters | None = None
+    inputs: list[RequestTensor] = Field(min_length=1, max_length=1, fail_fast=True)
+    outputs: list[RequestOutput] | None = Field(default=None, max_length=1, fail_fast=True)
+
+
+class IndexRequest(BaseModel):
+    """Which models to list."""
+
+    model_config = ConfigDict(strict=True)
+
+    ready: bool = False
+
+
+class BatchParameters(BaseModel):
+    """How many images an instance ran together, and for how long."""
+
+    batch: int
+    computed_ms: float
+
+
+class ResponseTensor(BaseModel):
+    """The output tensor."""
+
+    name: str
+    datatype: str = Field(json_schema_extra=_DATATYPES)
+    shape: list[int]
+    parameters: dict[str, int] | None = None
+    data: list[Any] | None = Field(default=None, description="Left out where binary data follows the JSON.")
+
+
+class InferenceResponse(BaseModel):
+    """The logits, or the highest of them."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    parameters: BatchParameters | None = None
+    outputs: list[ResponseTensor]
+
+
+class InferenceError(BaseModel):
+    """Why there is no answer."""
+
+    error: str
+
+
+class TensorMetadata(BaseModel):
+    """A tensor that a model takes or gives; -1 stands for the batch."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """What a model takes and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ServerMetadata(BaseModel):
+    """Which server this is."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class IndexEntry(BaseModel):
+    """A model of the repository."""
+
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str
+
+
+class ServerLive(BaseModel):
+    """That the process lives."""
+
+    live: bool
+
+
+class ServerReady(BaseModel):
+    """Whether queries can be answered."""
+
+    live: bool
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    """Whether a model can answer."""
+
+    name: str
+    ready: bool

@@ -1,0 +1,54 @@
+"""Bodies of requests as pydantic models, and what is wrong with one as a line for its client.
+
+A request may hold millions of values, and pydantic reports every one that is wrong, so models here stop at the first
+unknown member, and lists at their first wrong item (`fail_fast`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from serfer.pipeline.pipeline import MAX_DEADLINE_S
+
+MAX_DEADLINE_MS = int(MAX_DEADLINE_S * 1000)
+_MAX_SHOWN = 40  # characters of what a client sent
+
+
+class Body(BaseModel):
+    """An object in JSON with no other members than its fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("object", "Input should be an object")
+        for name in value:
+            if name not in cls.model_fields:
+                known = {"name": shown(name), "known": ", ".join(cls.model_fields)}
+                if name == "url":
+                    raise PydanticCustomError("url", "unknown member 'url': nothing is fetched, send the data itself")
+                raise PydanticCustomError("unknown", "unknown member {name}: there is {known}", known)
+        return value
+
+
+def fault(location: Sequence[int | str], message: str) -> str:
+    """Return an error's line: where it is, and what."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return f"{path.removeprefix('.') or 'the body'}: {message}"
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the line of the first of a body's errors; no input of the client's is in it, but for unknown names."""
+    first: dict[str, Any] = {**error.errors(include_url=False, include_context=False, include_input=False)[0]}
+    return fault(first["loc"], first["msg"])
+
+
+def shown(text: str) -> str:
+    """Return what a client sent, short, quoted and in one line."""
+    return repr("".join(filter(str.isprintable, text[:_MAX_SHOWN])))

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any
 
 from serfer.control.batching import BatchTimes
 from serfer.core.errors import InputError
+from serfer.core.structure import Bounds, structure
+from serfer.core.units import MS_PER_S
 
 S_PER_HOUR = 3600.0
-_MS_PER_S = 1000.0
 _LOADED = 0.9  # the share of what batches sustain that an instance is loaded with
 _CONSISTENT = (0.8, 1.1)  # qps over what batches sustain: up to a tenth of margin, and of noise in measurements
-_MOST_TYPES, _MOST_BATCHES, _LONGEST_NAME = 16, 64, 64
-_SMALLEST, _LARGEST = 1e-9, 1e9
+_MAX_TYPES, _MAX_BATCHES, _MAX_NAME = 16, 64, 64
+_Positive = Annotated[float, Bounds(1e-9, 1e9)]
+_NotNegative = Annotated[float, Bounds(0.0, 1e9)]
+_Count = Annotated[int, Bounds(1, 1e9)]
 
 
 @dataclass(frozen=True)
 class LambdaTarget:
     """What a query costs and how long it takes on Lambda; a cold start adds `cold_ms` to `latency_ms`."""
 
-    usd_per_query: float
-    latency_ms: float
-    cold_ms: float
-    concurrency: int
-    memory_gb: float
-    keep_alive_s: float
+    usd_per_query: _Positive
+    latency_ms: _Positive
+    cold_ms: _NotNegative
+    concurrency: _Count
+    memory_gb: _Positive
+    keep_alive_s: _NotNegative
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,26 @@ class InstanceType(BatchTimes):
     """A machine that serves the whole network: `qps` is what it sustains within the SLO, batched.
 
     `batches` are (images, milliseconds) measured, by size; billing begins with the launch, `boot_s` before it serves.
+    Raises InputError for another order of batches, and for a name that is not a short line.
     """
 
     name: str
-    usd_per_hour: float
-    spot_usd_per_hour: float
-    boot_s: float
-    min_billing_s: float
-    qps: float
-    batches: tuple[tuple[int, float], ...]
+    usd_per_hour: _Positive
+    spot_usd_per_hour: _NotNegative
+    boot_s: _NotNegative
+    min_billing_s: _NotNegative
+    qps: _Positive
+    batches: tuple[tuple[_Count, _Positive], ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
+            raise InputError(f"instance: name should have 1 to {_MAX_NAME} printable characters, not {self.name!r:.80}")
+        sizes = [size for size, _ in self.batches]
+        if not 1 <= len(sizes) <= _MAX_BATCHES or any(size >= larger for size, larger in pairwise(sizes)):
+            raise InputError(
+                f"instance {self.name}: batches should be 1 to {_MAX_BATCHES} pairs [images, milliseconds], by size, "
+                f"not of {sizes!s:.80} images"
+            )
 
     @property
     def usd_per_s(self) -> float:
@@ -63,7 +77,7 @@ class InstanceType(BatchTimes):
         """
         largest = bisect_right(range(1, self.max_batch + 1), slo_ms / 2, key=self.batch_ms)
         sizes = {1, largest or 1, *(size for size, ms in self.batches if 2 * ms <= slo_ms)}
-        return max(size / self.batch_ms(size) for size in sizes) * _MS_PER_S
+        return max(size / self.batch_ms(size) for size in sizes) * MS_PER_S
 
     def warning(self, slo_ms: float) -> str | None:
         """Return a sentence where `qps` is not what `batches` sustain within `slo_ms`.
@@ -85,12 +99,17 @@ class InstanceType(BatchTimes):
 class Scenario:
     """A service-level objective in milliseconds, and the targets that it is to be met with.
 
-    The first instance type is the one that policies start; bounds are judged with it, on demand.
+    The first instance type is the one that policies start; bounds are judged with it, on demand. Raises InputError for
+    no types, or too many.
     """
 
-    slo_ms: float
-    serverless: LambdaTarget
-    instances: tuple[InstanceType, ...]
+    slo_ms: _Positive
+    serverless: LambdaTarget = field(metadata={"key": "lambda"})
+    instances: tuple[InstanceType, ...] = field(metadata={"key": "instance"})
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.instances) <= _MAX_TYPES:
+            raise InputError(f"a scenario has 1 to {_MAX_TYPES} [[instance]] tables, not {len(self.instances)}")
 
     @property
     def instance(self) -> InstanceType:
@@ -111,111 +130,6 @@ class Scenario:
 def parse_scenario(tables: Mapping[str, Any]) -> Scenario:
     """Return the scenario that a TOML document describes (docs/explanation/policies.md has the format).
 
-    Raises InputError that names the key: missing, unknown, no number, or out of bounds.
+    Raises InputError that names the key: missing, unknown, not a number, or out of bounds.
     """
-    top = _Table("", tables, {"slo_ms", "lambda", "instance"})
-    serverless = _Table(
-        "lambda",
-        top.table("lambda"),
-        {"usd_per_query", "latency_ms", "cold_ms", "concurrency", "memory_gb", "keep_alive_s"},
-    )
-    kinds = tables.get("instance")
-    if not isinstance(kinds, list) or not 1 <= len(kinds) <= _MOST_TYPES:
-        raise InputError(f"a scenario has 1 to {_MOST_TYPES} [[instance]] tables")
-    return Scenario(
-        slo_ms=top.number("slo_ms", least=_SMALLEST),
-        serverless=LambdaTarget(
-            usd_per_query=serverless.number("usd_per_query", least=_SMALLEST),
-            latency_ms=serverless.number("latency_ms", least=_SMALLEST),
-            cold_ms=serverless.number("cold_ms"),
-            concurrency=serverless.whole("concurrency"),
-            memory_gb=serverless.number("memory_gb", least=_SMALLEST),
-            keep_alive_s=serverless.number("keep_alive_s"),
-        ),
-        instances=tuple(_instance(number, kind) for number, kind in enumerate(kinds)),
-    )
-
-
-def _instance(number: int, fields: object) -> InstanceType:
-    table = _Table(
-        f"instance {number}",
-        fields,
-        {"name", "usd_per_hour", "spot_usd_per_hour", "boot_s", "min_billing_s", "qps", "batches"},
-    )
-    name = table.fields.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise InputError(f"instance {number}: name is a text of at most {_LONGEST_NAME} characters that can be printed")
-    return InstanceType(
-        name=name,
-        usd_per_hour=table.number("usd_per_hour", least=_SMALLEST),
-        spot_usd_per_hour=table.number("spot_usd_per_hour"),
-        boot_s=table.number("boot_s"),
-        min_billing_s=table.number("min_billing_s"),
-        qps=table.number("qps", least=_SMALLEST),
-        batches=_batches(name, table.fields.get("batches")),
-    )
-
-
-def _batches(name: str, given: object) -> tuple[tuple[int, float], ...]:
-    wrong = InputError(
-        f"instance {name}: batches is a list of [images, milliseconds], by size, not {str(given)[:80]!r}"
-    )
-    if not isinstance(given, list) or not 1 <= len(given) <= _MOST_BATCHES:
-        raise wrong
-    batches: list[tuple[int, float]] = []
-    for pair in given:
-        if not isinstance(pair, list) or [_is_number(part) for part in pair] != [True, True]:
-            raise wrong
-        size, ms = pair
-        if size != int(size) or not 1 <= size <= _LARGEST or not 0 < ms <= _LARGEST:
-            raise wrong
-        if batches and size <= batches[-1][0]:
-            raise wrong
-        batches.append((int(size), float(ms)))
-    return tuple(batches)
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-class _Table:
-    """A TOML table whose keys are known; errors say which table and key."""
-
-    def __init__(self, name: str, fields: object, known: set[str]) -> None:
-        if not isinstance(fields, Mapping):
-            raise InputError(f"the scenario's [{name}] is not a table")
-        unknown = sorted(set(fields) - known)
-        if unknown:
-            raise InputError(
-                f"{name or 'the scenario'}: {unknown[0]!r} is not known; there are {', '.join(sorted(known))}"
-            )
-        self.fields = fields
-        self._name = name or "the scenario"
-
-    def table(self, key: str) -> object:
-        """Return a table within this one."""
-        if key not in self.fields:
-            raise InputError(f"{self._name}: [{key}] is missing")
-        return self.fields[key]
-
-    def number(self, key: str, *, least: float = 0.0) -> float:
-        """Return a number of at least `least`."""
-        value = self.fields.get(key)
-        if value is None:
-            raise InputError(f"{self._name}: {key} is missing")
-        if not isinstance(value, int | float) or not _is_number(value):
-            raise InputError(f"{self._name}: {key} is a number, not {str(value)[:40]!r}")
-        if not least <= value <= _LARGEST:
-            from_least = "more than 0" if least == _SMALLEST else f"at least {least:g}"
-            raise InputError(f"{self._name}: {key} is {from_least} and at most {_LARGEST:g}, not {str(value)[:40]}")
-        return float(value)
-
-    def whole(self, key: str) -> int:
-        """Return a whole number of at least 1."""
-        value = self.number(key, least=1)
-        if value != int(value):
-            raise InputError(f"{self._name}: {key} is a whole number, not {value:g}")
-        return int(value)
+    return structure(Scenario, tables, "scenario", error=InputError)

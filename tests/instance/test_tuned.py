@@ -35,7 +35,7 @@ def test_the_table_can_be_pasted_into_a_scenario_as_it_is():
 def test_a_price_that_nobody_knows_is_not_invented():
     text = TUNED.as_toml(Machine("here", None, 0.0, 180.0))
     assert "--usd-per-hour" in text
-    with pytest.raises(InputError, match="usd_per_hour is missing"):
+    with pytest.raises(InputError, match="lacks 'usd_per_hour'"):
         parse_scenario({"slo_ms": 60, "lambda": LAMBDA, **tomllib.loads(text)})
 
 

@@ -15,15 +15,13 @@ from typing import Any
 
 import yaml
 
-from sam.options import Options
+from sam.options import RECORD, TEMPLATE, Options
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.structure import structure, unstructure
 from serfer.plan_directory import load_plan
 
 FORMAT = 1
-RECORD = "deployment.json"
-TEMPLATE = "template.yaml"
 _MOST_RECORD_BYTES = 1024 * 1024
 _MOST_TEMPLATE_BYTES = 16 * 1024 * 1024
 _DIGEST12 = re.compile(r"[0-9a-f]{12}")
@@ -52,11 +50,6 @@ class Deployment:
     def current(self) -> str:
         """What the plan that is deployed is called."""
         return self.plans[0]
-
-
-def is_build(directory: Path) -> bool:
-    """Say whether a directory is one that `serfer package` wrote."""
-    return (directory / RECORD).is_file()
 
 
 def is_replaceable(directory: Path) -> bool:

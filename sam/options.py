@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from sam.names import check_name
 from serfer.core.errors import UsageError
 
+RECORD = "deployment.json"
+TEMPLATE = "template.yaml"
 DRIVERS = ("function", "fleet")
 STORES = ("s3", "s3express", "valkey", "redis")
 ENGINES = ("push", "poll", "stepfunctions", "stepfunctions-express")
@@ -16,6 +19,11 @@ ARCHITECTURES = ("x86_64", "arm64")
 _OLD_RUNTIME = "python3.11"
 _GPU_TYPE = re.compile(r"g\d[a-z]*\.[a-z0-9]{1,12}")
 _MOST_GPUS = 100
+
+
+def is_build(directory: Path) -> bool:
+    """Say whether a directory is one that `serfer package` wrote."""
+    return (directory / RECORD).is_file()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from serfer import torchvision_import
+from serfer.core.extras import named_extras
 
 if TYPE_CHECKING:
     from serfer.client.client import AsyncClient as AsyncClient
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from serfer.core.errors import KeyRefusedError as KeyRefusedError
     from serfer.core.errors import LambdaThrottledError as LambdaThrottledError
     from serfer.core.errors import LambdaUnavailableError as LambdaUnavailableError
+    from serfer.core.errors import MissingExtraError as MissingExtraError
     from serfer.core.errors import MissingKeyError as MissingKeyError
     from serfer.core.errors import ModelError as ModelError
     from serfer.core.errors import NotFiniteError as NotFiniteError
@@ -79,6 +81,7 @@ __all__ = [
     "KeyRefusedError",
     "LambdaThrottledError",
     "LambdaUnavailableError",
+    "MissingExtraError",
     "MissingKeyError",
     "ModelError",
     "NotFiniteError",
@@ -130,7 +133,8 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'serfer' has no attribute {name!r}")
     module, attribute = _HOMES.get(name, (_ERRORS, name))
-    return getattr(import_module(module), attribute)
+    with named_extras():
+        return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

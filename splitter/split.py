@@ -13,6 +13,7 @@ import numpy as np
 from serfer.core.costs.aws import AwsFacts, LambdaFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import ModelError, UsageError
+from serfer.core.extras import named_extras
 from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
 from serfer.core.units import MIB
 from serfer.images import ImageLimits, check_channels
@@ -34,6 +35,7 @@ _CHOICES = 4
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
 
 
+@named_extras()
 def split(  # noqa: PLR0913 - what a user may choose, each with a default
     model: Any,  # noqa: ANN401 - an nn.Module, or a path or name as text
     example: Any | None = None,  # noqa: ANN401 - an array or tensor

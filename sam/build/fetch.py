@@ -11,10 +11,11 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
+import urllib3
 
 from lambdas.artefacts import IN_LAYER
 from sam.stacks import DeployedStack
@@ -85,15 +86,16 @@ def _downloaded(location: str) -> Iterator[zipfile.ZipFile]:
     """Download a package from a signed link into a temporary file, and open it."""
     with tempfile.TemporaryFile() as file:
         try:
-            with httpx.stream("GET", location, timeout=_TIMEOUT_S) as answer:
-                answer.raise_for_status()
-                for piece in answer.iter_bytes(_AT_ONCE):
+            with urllib3.request("GET", location, timeout=_TIMEOUT_S, preload_content=False) as response:
+                if response.status != HTTPStatus.OK:
+                    raise UnavailableError(f"a package cannot be downloaded: HTTP status {response.status}; try again")
+                for piece in response.stream(_AT_ONCE):
                     file.write(piece)
                     if file.tell() > _MOST_PACKAGE_BYTES:
                         raise InputError(
                             f"a package has more than {_MOST_PACKAGE_BYTES:,} bytes: it is not a function's"
                         )
-        except httpx.HTTPError as error:  # whose text has the link, which is signed
+        except urllib3.exceptions.HTTPError as error:  # whose text has the link, which is signed
             raise UnavailableError(f"a package cannot be downloaded: {type(error).__name__}; try again") from error
         try:
             with zipfile.ZipFile(file) as package:

@@ -28,18 +28,15 @@ from sam.build.sbom import SBOM, dump_sbom
 from sam.build.tree import Built, combined_digest, link_tree, seal
 from sam.cost.scenario import Profile, check_pool, make_scenario
 from sam.deployment import (
-    RECORD,
-    TEMPLATE,
     Deployment,
     dump_deployment,
-    is_build,
     is_replaceable,
     load_deployment,
     load_packaged_plan,
     plan_directory,
 )
 from sam.names import digest12
-from sam.options import Options
+from sam.options import RECORD, TEMPLATE, Options, is_build
 from sam.quotas import check_deployable, check_template
 from sam.samconfig import FILE as SAMCONFIG
 from sam.samconfig import read_samconfig, samconfig

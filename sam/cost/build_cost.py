@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sam.cost.bill import LOADS, Bill, Row, bill, compare, deployed
-from sam.deployment import TEMPLATE, load_current_plan, load_deployment, load_template
+from sam.deployment import load_current_plan, load_deployment, load_template
+from sam.options import TEMPLATE
 from sam.template.template import make_template
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError

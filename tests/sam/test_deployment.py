@@ -4,17 +4,14 @@ import os
 import pytest
 
 from sam.deployment import (
-    RECORD,
-    TEMPLATE,
     dump_deployment,
-    is_build,
     is_replaceable,
     load_current_plan,
     load_deployment,
     load_template,
     parse_deployment,
 )
-from sam.options import GpuPool
+from sam.options import RECORD, TEMPLATE, GpuPool, is_build
 from sam.template.intrinsics import resources
 from serfer.core.errors import InputError
 from tests.core.plans import small_plan

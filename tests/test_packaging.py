@@ -141,6 +141,20 @@ def test_what_users_import_is_exported_and_help_shows_no_addresses():
         assert " at 0x" not in str(inspect.signature(function))
 
 
+def link(site, files):
+    """Link distributions' files into a directory, packages and metadata as a whole: torch's files are 15,000."""
+    sources = {Path(os.path.normpath(site / file)): Path(file.locate()) for file in files if file.suffix != ".pyc"}
+    whole = {
+        place.parent for place in sources if place.name in {"__init__.py", "RECORD"} and place.parent.parent == site
+    }
+    for place, source in sources.items():
+        steps = len(place.relative_to(site).parts) - 1 if {*place.parents} & whole else 0
+        target, origin = (place.parents[steps - 1], source.parents[steps - 1]) if steps else (place, source)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(origin.resolve())
+
+
 def environment(home, wheel, *extras):
     """Return the programs of a new virtual environment with a wheel and what these extras of it require, linked."""
     venv.create(home, symlinks=True)
@@ -161,12 +175,7 @@ def environment(home, wheel, *extras):
             asked = {(canonicalize_name(wanted.name), name) for name in ("", *wanted.extras)} - found
             found |= asked
             waiting += [(needed, name) for _, name in asked]
-    for name in {name for name, _ in found} - {own.name}:
-        for file in importlib.metadata.files(name):
-            place = Path(os.path.normpath(site / file))
-            if file.suffix != ".pyc" and not place.exists():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(Path(file.locate()).resolve())
+    link(site, chain.from_iterable(importlib.metadata.files(name) for name in {name for name, _ in found} - {own.name}))
     return home / "bin"
 
 

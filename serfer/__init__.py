@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from serfer import torchvision_import
-from serfer.core.extras import named_extras
+from serfer.extras import named_extras
 
 if TYPE_CHECKING:
     from serfer.client.client import AsyncClient as AsyncClient

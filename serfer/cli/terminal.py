@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.exceptions import TyperException
 
 from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
-from serfer.core.extras import missing_extra, pip_command
+from serfer.extras import missing_extra, pip_command
 
 _TERMINATED = 128 + signal.SIGTERM
 _INTERRUPTED = 128 + signal.SIGINT

@@ -34,7 +34,7 @@ from serfer.cli.serve import (
 )
 from serfer.cli.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
-from serfer.core.extras import installed
+from serfer.extras import installed
 from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.options import Choices
 

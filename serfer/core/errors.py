@@ -105,7 +105,7 @@ class UnavailableError(SerferError):
 
 
 class MissingExtraError(UnavailableError, ModuleNotFoundError):
-    """A package is not installed; the message has the pip command that installs it (serfer/core/extras.py)."""
+    """A package is not installed; the message has the pip command that installs it (serfer/extras.py)."""
 
 
 class StoreUnavailableError(UnavailableError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serfer.core.errors import InputError, UnavailableError
-from serfer.core.extras import pip_command
+from serfer.extras import pip_command
 from serfer.settings import Settings
 
 _TESTED = (3, 11)

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serfer.core.extras import missing_extra
+from serfer.extras import missing_extra
 from serfer.local.lambda_.function import REGION, python_version
 
 if TYPE_CHECKING:

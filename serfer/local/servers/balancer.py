@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Sequence
 
 from serfer.core.errors import UnavailableError
-from serfer.core.extras import installed
+from serfer.extras import installed
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port, listen, local_url, reachable
 

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 
 from serfer.core.errors import UnavailableError
-from serfer.core.extras import installed
+from serfer.extras import installed
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from botocore.session import Session
 
 from serfer.core.errors import SerferError, UnavailableError
-from serfer.core.extras import missing_extra
+from serfer.extras import missing_extra
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_ports
 from storage.s3.store import S3Store

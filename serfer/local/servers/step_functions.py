@@ -22,8 +22,8 @@ from botocore.config import Config
 from botocore.session import Session
 
 from serfer.core.errors import UnavailableError, UsageError
-from serfer.core.extras import installed
 from serfer.core.sigv4 import Access
+from serfer.extras import installed
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
 from serfer.local.server import LocalServer, free_port

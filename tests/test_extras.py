@@ -12,10 +12,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from serfer.core.errors import MissingExtraError
-from serfer.core.extras import BASE, MODULES, named_extras
+from serfer.extras import BASE, MODULES, named_extras
 from tests.e2e.small import split_small
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage"}
 IMAGE = ROOT / "examples" / "images" / "chelsea.png"

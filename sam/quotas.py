@@ -134,8 +134,8 @@ def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
     if options.gpu and options.store in registry.BUCKETS:
         usd = registry.usd_per_driver(facts, options.store)
         notes.append(
-            f"a GPU pool's drivers tell one another of themselves each second through --store {options.store}: about "
-            f"${usd:,.0f} a month for each driver, whether queries come or not; choose --store valkey"
+            f"a GPU pool's drivers update its registry each second in --store {options.store}: about "
+            f"${usd:,.0f} a month for each driver, also when idle; choose --store valkey"
         )
     reserved = (options.reserved_concurrency or 0) * len(plan.functions)
     if reserved > functions.concurrency - functions.concurrency_kept:

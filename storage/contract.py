@@ -1,4 +1,4 @@
-"""What every store must do, as tests: derive a class from StoreContract, and pytest runs them against your store.
+"""Conformance tests: derive a class from StoreContract, and pytest runs them against your store.
 
     import time
     import pytest
@@ -13,15 +13,21 @@
 
         @pytest.fixture
         def expire(self):
-            return lambda key: time.sleep(0.1)  # better: move a clock of your own on, or ask until `key` is gone
+            return lambda key: time.sleep(0.1)  # better: advance a clock of your own, or poll until `key` is gone
 
-It needs pytest, hypothesis and numpy; nothing that runs in production imports it.
+        @pytest.fixture
+        def raw(self):
+            return MyBackend("mine://somewhere")  # a Raw: gets and puts without your store
+
+A store with a `coordination()` derives from CoordinationContract as well. The tests need pytest, hypothesis and numpy;
+nothing that runs in production imports them.
 """
 
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -30,17 +36,46 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import MissingKeyError, UsageError
 from storage import Range, Store
+from storage.coordination import Coordination, Entry
 
 TTL = 60.0
 
 
-class StoreContract:
-    """Fixtures to provide: `store`, open and perhaps shared between tests; `expire(key)`, waits out a 0.05 s value."""
+class Raw(Protocol):
+    """Access to a store's values without the store: what is wrong in its puts and gets alike shows only here."""
 
+    def get(self, key: str) -> tuple[bytes, float]:
+        """Return the value that lies where the backend's layout has it, and how many seconds it has left."""
+
+    def put(self, key: str, value: bytes, ttl: float) -> None:
+        """Put a value there."""
+
+
+class _Keys:
     @pytest.fixture
     def key(self) -> str:
         """Make up a key that no other test uses."""
         return f"t:{secrets.token_hex(8)}"
+
+
+class StoreContract(_Keys):
+    """Fixtures to provide: `store`, perhaps shared by tests; `expire(key)`, which waits out a 0.05 s value; `raw`."""
+
+    @pytest.mark.parametrize("tail", ["", "/part", "x" * 300])
+    def test_what_is_put_lies_where_the_layout_has_it(self, store: Store, raw: Raw, key: str, tail: str) -> None:
+        store.put(key + tail, b"value", TTL)
+        value, left_s = raw.get(key + tail)
+        assert value == b"value"
+        assert TTL - 10 < left_s <= TTL + 0.01
+
+    @pytest.mark.parametrize("tail", ["", "/part", "x" * 300])
+    def test_what_lies_where_the_layout_has_it_is_read(self, store: Store, raw: Raw, key: str, tail: str) -> None:
+        raw.put(key + tail, b"value", TTL)
+        assert store.get(key + tail) == b"value"
+        assert store.get_many([Range(key + tail, 1, 3)]) == [b"alu"]
+        assert store.exists([key + tail]) == [True]
+        store.delete([key + tail])
+        assert store.exists([key + tail]) == [False]
 
     @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 20_000])
     def test_round_trip(self, store: Store, key: str, value: bytes) -> None:
@@ -60,72 +95,6 @@ class StoreContract:
         store.put(other, b"x", 0.05)
         expire(other)
         assert store.get(key) == b"new"
-
-    @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 20_000])
-    def test_new_value_is_kept_and_the_next_is_not(self, store: Store, key: str, value: bytes) -> None:
-        assert store.put_new(key, memoryview(value), TTL) is True
-        assert store.put_new(key, b"another", TTL) is False
-        assert store.put_new(key, value, TTL) is False
-        assert store.get(key) == value
-        assert type(store.get(key)) is bytes
-
-    def test_new_value_is_read_like_any(self, store: Store, key: str) -> None:
-        store.put_new(key, b"0123456789", TTL)
-        asked = [Range(key, 3), Range(key, 3, 2), Range(key, 8, 2), Range(key, 10), Range(key, 10, 0), Range(key, 0, 0)]
-        assert store.get_many(asked) == [b"3456789", b"34", b"89", b"", b"", b""]
-        assert store.exists([key, key + "0"]) == [True, False]
-        for start, length in [(0, 11), (9, 2), (10, 1), (11, None), (11, 0), (26, None), (27, None), (20, 1)]:
-            with pytest.raises(MissingKeyError, match=key):
-                store.get(key, start, length)
-
-    def test_value_of_a_plain_put_is_no_room_for_a_new_one(self, store: Store, key: str) -> None:
-        store.put(key, b"plain", TTL)
-        assert store.put_new(key, b"new", TTL) is False
-        assert store.get(key) == b"plain"
-
-    def test_plain_put_replaces_a_new_value(self, store: Store, key: str) -> None:
-        store.put_new(key, b"a new value", TTL)
-        store.put(key, b"plain", TTL)
-        assert store.get(key) == b"plain"
-
-    def test_deleted_value_makes_room_for_a_new_one(self, store: Store, key: str) -> None:
-        store.put_new(key, b"first", TTL)
-        store.delete([key])
-        assert store.put_new(key, b"second", TTL) is True
-        assert store.get(key) == b"second"
-
-    @pytest.mark.parametrize("put", ["put", "put_new"])
-    def test_expired_value_makes_room_for_a_new_one(
-        self, store: Store, key: str, put: str, expire: Callable[[str], None]
-    ) -> None:
-        getattr(store, put)(key, b"old", 0.05)
-        expire(key)
-        assert store.put_new(key, b"new", TTL) is True
-        assert store.put_new(key, b"late", TTL) is False
-        assert store.get(key) == b"new"
-
-    def test_new_value_expires(self, store: Store, key: str, expire: Callable[[str], None]) -> None:
-        store.put_new(key, b"x", 0.05)
-        expire(key)
-        assert store.exists([key]) == [False]
-        with pytest.raises(MissingKeyError, match=key):
-            store.get(key)
-
-    @pytest.mark.parametrize("expired", [False, True])
-    @pytest.mark.parametrize("same", [False, True])
-    def test_one_of_many_callers_is_kept(
-        self, store: Store, key: str, expire: Callable[[str], None], *, expired: bool, same: bool
-    ) -> None:
-        values = [b"same" if same else b"%d" % number for number in range(8)]
-        rounds = [f"{key}:{number}" for number in range(3)]
-        if expired:
-            for each in rounds:
-                store.put_new(each, values[0], 0.05)
-            expire(rounds[-1])
-        for each in rounds:
-            kept = _at_once(store, each, values)
-            assert sorted(kept) == [False] * 7 + [True]
-            assert store.get(each) == values[kept.index(True)]
 
     def test_missing_key_is_named(self, store: Store, key: str) -> None:
         with pytest.raises(MissingKeyError, match=key):
@@ -181,15 +150,12 @@ class StoreContract:
     def test_time_to_live_must_be_a_positive_number(self, store: Store, key: str, ttl: float) -> None:
         with pytest.raises(UsageError, match="time to live"):
             store.put(key, b"x", ttl)
-        with pytest.raises(UsageError, match="time to live"):
-            store.put_new(key, b"x", ttl)
         assert store.exists([key]) == [False]
 
     @pytest.mark.parametrize("bad", ["", "a b", "a\n", "../x", "a/..", "ключ", "a%", "k" * 513, "a#", "a\0"])
     def test_bad_keys_are_refused(self, store: Store, bad: str) -> None:
         for ask in (
             lambda: store.put(bad, b"", TTL),
-            lambda: store.put_new(bad, b"", TTL),
             lambda: store.get(bad),
             lambda: store.exists([bad]),
             lambda: store.delete([bad]),
@@ -225,8 +191,6 @@ class StoreContract:
     def test_scattered_memory_is_refused(self, store: Store, key: str) -> None:
         with pytest.raises(TypeError, match="contiguous"):
             store.put(key, np.zeros((4, 4)).data[::2], TTL)
-        with pytest.raises(TypeError, match="contiguous"):
-            store.put_new(key, np.zeros((4, 4)).data[::2], TTL)
 
     def test_readers_see_whole_values_while_writers_overwrite(self, store: Store, key: str) -> None:
         values = [bytes([i]) * 200_000 for i in range(4)]
@@ -258,13 +222,122 @@ class StoreContract:
         assert store.get(key, start, length) == expected
 
 
-def _at_once(store: Store, key: str, values: list[bytes]) -> list[bool]:
-    """Put every value as the new one, from as many threads, when all have started."""
+class CoordinationContract(_Keys):
+    """Fixtures to provide: `store`, whose coordination is tested, or `coordination`; `expire(key)` as above."""
+
+    @pytest.fixture
+    def coordination(self, store: Store) -> Coordination:
+        """Return what is tested."""
+        return store.coordination()
+
+    @pytest.mark.parametrize("value", [b"", b"x", b"\r\n\x00$-1\r\n", bytes(range(256)) * 20_000])
+    def test_a_key_without_a_value_is_set_once(self, coordination: Coordination, key: str, value: bytes) -> None:
+        assert coordination.get(key) is None
+        version = coordination.compare_and_set(key, None, value, TTL)
+        assert version is not None
+        assert coordination.compare_and_set(key, None, b"another", TTL) is None
+        assert coordination.compare_and_set(key, None, value, TTL) is None
+        assert coordination.get(key) == Entry(value, version)
+
+    def test_only_the_last_version_is_replaced(self, coordination: Coordination, key: str) -> None:
+        first = coordination.compare_and_set(key, None, b"1", TTL)
+        second = coordination.compare_and_set(key, first, b"2", TTL)
+        assert second not in {None, first}
+        assert coordination.compare_and_set(key, first, b"3", TTL) is None
+        assert coordination.get(key) == Entry(b"2", str(second))
+
+    def test_the_same_bytes_get_another_version(self, coordination: Coordination, key: str) -> None:
+        first = coordination.compare_and_set(key, None, b"same", TTL)
+        second = coordination.compare_and_set(key, first, b"same", TTL)
+        assert second not in {None, first}
+        assert coordination.compare_and_set(key, first, b"same", TTL) is None
+
+    def test_a_deleted_key_has_no_version(self, coordination: Coordination, key: str) -> None:
+        first = coordination.compare_and_set(key, None, b"1", TTL)
+        coordination.delete([key, f"{key}:absent"])
+        assert coordination.get(key) is None
+        assert coordination.compare_and_set(key, first, b"2", TTL) is None
+        assert coordination.get(key) is None
+        assert coordination.compare_and_set(key, None, b"3", TTL) is not None
+
+    def test_an_expired_key_has_no_value(
+        self, coordination: Coordination, key: str, expire: Callable[[str], None]
+    ) -> None:
+        coordination.compare_and_set(key, None, b"old", 0.05)
+        expire(key)
+        assert coordination.get(key) is None
+        version = coordination.compare_and_set(key, None, b"new", TTL)
+        assert coordination.compare_and_set(key, None, b"late", TTL) is None
+        assert coordination.get(key) == Entry(b"new", str(version))
+
+    def test_a_write_renews_the_time_to_live(
+        self, coordination: Coordination, key: str, expire: Callable[[str], None]
+    ) -> None:
+        version = coordination.compare_and_set(key, None, b"old", 0.5)
+        coordination.compare_and_set(key, version, b"new", TTL)
+        coordination.compare_and_set(f"{key}:other", None, b"x", 0.05)
+        expire(f"{key}:other")
+        entry = coordination.get(key)
+        assert entry is not None
+        assert entry.value == b"new"
+
+    @pytest.mark.parametrize("there", ["nothing", "expired", "a version"])
+    def test_of_callers_at_once_one_succeeds(
+        self, coordination: Coordination, key: str, expire: Callable[[str], None], there: str
+    ) -> None:
+        for number in range(3):
+            each, expected = f"{key}:{number}", None
+            if there == "expired":
+                coordination.compare_and_set(each, None, b"same", 0.05)
+                expire(each)
+            elif there == "a version":
+                expected = coordination.compare_and_set(each, None, b"same", TTL)
+            versions = _at_once(coordination, each, expected, [b"same"] * 4 + [b"%d" % one for one in range(4)])
+            assert sorted(version is None for version in versions) == [False] + [True] * 7
+            entry = coordination.get(each)
+            assert entry is not None
+            assert entry.version in versions
+
+    def test_increments_of_many_callers_are_all_kept(self, coordination: Coordination, key: str) -> None:
+        def increment(_: int) -> None:
+            while True:
+                entry = coordination.get(key)
+                value, version = (int(entry.value), entry.version) if entry else (0, None)
+                if coordination.compare_and_set(key, version, b"%d" % (value + 1), TTL):
+                    return
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(increment, range(12)))
+        entry = coordination.get(key)
+        assert entry is not None
+        assert entry.value == b"12"
+
+    @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])
+    def test_time_to_live_of_a_version_must_be_a_positive_number(
+        self, coordination: Coordination, key: str, ttl: float
+    ) -> None:
+        with pytest.raises(UsageError, match="time to live"):
+            coordination.compare_and_set(key, None, b"x", ttl)
+        assert coordination.get(key) is None
+
+    @pytest.mark.parametrize("bad", ["", "a b", "../x", "k" * 513])
+    def test_bad_keys_of_versions_are_refused(self, coordination: Coordination, bad: str) -> None:
+        for ask in (
+            lambda: coordination.get(bad),
+            lambda: coordination.compare_and_set(bad, None, b"", TTL),
+            lambda: coordination.delete([bad]),
+        ):
+            with pytest.raises(UsageError, match="not allowed"):
+                ask()
+
+
+def _at_once(coordination: Coordination, key: str, expected: str | None, values: list[bytes]) -> list[str | None]:
+    """Set every value from a thread of its own, when all have started."""
     start = Barrier(len(values))
 
-    def work(value: bytes) -> bool:
+    def work(value: bytes) -> str | None:
         start.wait()
-        return store.put_new(key, value, TTL)
+        return coordination.compare_and_set(key, expected, value, TTL)
 
     with ThreadPoolExecutor(len(values)) as threads:
         return list(threads.map(work, values))

@@ -1,35 +1,30 @@
-"""A wrapper that counts what goes through a store."""
+"""A wrapper that counts the operations on a store."""
 
 from collections.abc import Sequence
 from threading import Lock
 
 from serfer.core.report import StoreCounts
 from storage.store import Bytes, Range, Store
+from storage.wrapping import WrapperStore
 
 
-class CountingStore(Store):
-    """Passes everything to `inner` and counts what succeeded; closing it closes `inner`."""
+class CountingStore(WrapperStore):
+    """Counts the puts, ranges and keys that succeeded; deletions are free."""
 
     def __init__(self, inner: Store) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._lock = Lock()
         self._counts = StoreCounts()
 
     @property
     def counts(self) -> StoreCounts:
-        """What has gone through so far."""
+        """The counts so far."""
         return self._counts
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """Count one put and its bytes."""
         self._inner.put(key, value, ttl)
         self._add(StoreCounts(bytes_put=memoryview(value).nbytes, puts=1))
-
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """Count one put and its bytes, also where the value was not kept: it went to the store all the same."""
-        kept = self._inner.put_new(key, value, ttl)
-        self._add(StoreCounts(bytes_put=memoryview(value).nbytes, puts=1))
-        return kept
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Count every range and its bytes."""
@@ -38,18 +33,10 @@ class CountingStore(Store):
         return values
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Count every key asked for."""
-        found = self._inner.exists(keys)
-        self._add(StoreCounts(exists=len(found)))
-        return found
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Pass through, uncounted."""
-        self._inner.delete(keys)
-
-    def close(self) -> None:
-        """Close `inner`."""
-        self._inner.close()
+        """Count every key."""
+        flags = self._inner.exists(keys)
+        self._add(StoreCounts(exists=len(flags)))
+        return flags
 
     def _add(self, more: StoreCounts) -> None:
         with self._lock:

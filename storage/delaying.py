@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from serfer.core.errors import UsageError
+from storage.coordination import Coordination, InterceptedCoordination
 from storage.store import Bytes, Range, Store
-from storage.wrapping import unwrapped, wrapped_url
+from storage.wrapping import WrapperStore, unwrapped, wrapped_url
 
 _OPTIONS = {"put_ms": 0.0, "get_ms": 0.0, "bytes_per_s": 0.0, "jitter": 0.0}
 
 
-class DelayingStore(Store):
-    """Waits once a call, as for S3's concurrent requests, and for the bytes; closing it closes `inner`.
+class DelayingStore(WrapperStore):
+    """Waits once a call, as for S3's concurrent requests, and for the bytes.
 
     A put or delete waits `put_s`, a get or exists `get_s` seconds, each between (1 - jitter) and (1 + jitter) times as
     long; bytes flow at `bytes_per_s`, where 0 means at once.
@@ -32,7 +33,7 @@ class DelayingStore(Store):
         sleep: Callable[[float], None] = time.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._put_s, self._get_s = put_s, get_s
         self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
         self._jitter = jitter
@@ -44,11 +45,6 @@ class DelayingStore(Store):
         self._wait(self._put_s, memoryview(value).nbytes)
         self._inner.put(key, value, ttl)
 
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """Wait as for a put."""
-        self._wait(self._put_s, memoryview(value).nbytes)
-        return self._inner.put_new(key, value, ttl)
-
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Wait once, however many ranges there are, then get them, then wait for all their bytes."""
         self._wait(self._get_s)
@@ -57,7 +53,7 @@ class DelayingStore(Store):
         return values
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Wait once, then ask."""
+        """Wait once, then look the keys up."""
         self._wait(self._get_s)
         return self._inner.exists(keys)
 
@@ -66,9 +62,11 @@ class DelayingStore(Store):
         self._wait(self._put_s)
         self._inner.delete(keys)
 
-    def close(self) -> None:
-        """Close `inner`."""
-        self._inner.close()
+    def coordination(self) -> Coordination:
+        """Coordinate after a wait for the request; values are small."""
+        return InterceptedCoordination(
+            self._inner.coordination(), lambda operation: self._wait(self._get_s if operation == "get" else self._put_s)
+        )
 
     def _wait(self, latency_s: float, size: int = 0) -> None:
         spread = self._jitter * latency_s

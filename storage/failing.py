@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from serfer.core.errors import StoreUnavailableError, UsageError
+from storage.coordination import Coordination, InterceptedCoordination
 from storage.store import Bytes, Range, Store
-from storage.wrapping import unwrapped, wrapped_url
+from storage.wrapping import WrapperStore, unwrapped, wrapped_url
 
 _NO_SEED = -1.0
 _OPTIONS = {"fail": 0.0, "hang": 0.0, "hang_s": 1.0, "seed": _NO_SEED}
 
 
-class FailingStore(Store):
-    """Raises StoreUnavailableError instead of a call, at once or after a hang; closing it closes `inner`.
+class FailingStore(WrapperStore):
+    """Raises StoreUnavailableError instead of a call, at once or after a hang.
 
     `fail` and `hang` are shares of all calls; a call that hangs waits `hang_s` seconds and then fails. A call that
     fails has done nothing. `draw` returns numbers from [0, 1).
@@ -32,7 +33,7 @@ class FailingStore(Store):
         draw: Callable[[], float] = random.random,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._fail, self._hang, self._hang_s = fail, hang, hang_s
         self._draw = draw
         self._sleep = sleep
@@ -42,18 +43,13 @@ class FailingStore(Store):
         self._maybe_fail("put")
         self._inner.put(key, value, ttl)
 
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """Put where there is no value, or fail."""
-        self._maybe_fail("put_new")
-        return self._inner.put_new(key, value, ttl)
-
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Get all the ranges, or fail for all of them."""
         self._maybe_fail("get")
         return self._inner.get_many(ranges)
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Ask, or fail."""
+        """Look the keys up, or fail."""
         self._maybe_fail("exists")
         return self._inner.exists(keys)
 
@@ -62,9 +58,9 @@ class FailingStore(Store):
         self._maybe_fail("delete")
         self._inner.delete(keys)
 
-    def close(self) -> None:
-        """Close `inner`."""
-        self._inner.close()
+    def coordination(self) -> Coordination:
+        """Coordinate, or fail, by the same shares."""
+        return InterceptedCoordination(self._inner.coordination(), self._maybe_fail)
 
     def _maybe_fail(self, operation: str) -> None:
         number = self._draw()

@@ -1,7 +1,7 @@
 """A store in a directory, shared by the processes of one machine (or of a shared file system).
 
     ROOT/q7:s2:t0=      the value under q7:s2:t0; its modification time is the moment it expires
-    ROOT/#lock          puts hold it shared; puts of what must be new, and whoever removes the expired, alone
+    ROOT/#lock          puts hold it shared; conditional puts and sweeps hold it alone
     ROOT/#1f3a...       a value being written
 
 A slash in a key is written "%". A key of more than 200 characters is cut, and its first parts, ended by "+", are
@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from serfer.core.errors import StoreUnavailableError, UsageError
+from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
+from storage.coordination import Coordination
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
+from storage.versions import VERSION_BYTES, LocalCoordination
 
 _PART = 200
 _NS = 1_000_000_000
@@ -51,10 +53,10 @@ class FileStore(Store):
         with self._aside(key, value, ttl) as aside, self._lock(fcntl.LOCK_SH):
             self._place(aside, key)
 
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """Write the value aside, then look and rename while nobody else puts."""
+    def put_if(self, key: str, value: Bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
+        """Write the value aside, then check and rename while no other put runs."""
         with self._aside(key, value, ttl) as aside, self._lock(fcntl.LOCK_EX):
-            if self._is_live(key):
+            if not condition(self._head(key)):
                 return False
             self._place(aside, key)
             return True
@@ -77,6 +79,10 @@ class FileStore(Store):
         with self._reached():
             for key in keys:
                 self._path(key).unlink(missing_ok=True)
+
+    def coordination(self) -> Coordination:
+        """Coordinate by files of the same directory."""
+        return LocalCoordination(self)
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
@@ -124,6 +130,13 @@ class FileStore(Store):
             return _pread(file, length, asked.start)
         finally:
             os.close(file)
+
+    def _head(self, key: str) -> bytes:
+        """Return the first VERSION_BYTES of a live value, empty where there is none."""
+        try:
+            return self._read(Range(key, 0, VERSION_BYTES))
+        except MissingKeyError:
+            return b""
 
     def _is_live(self, key: str) -> bool:
         try:

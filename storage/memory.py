@@ -1,14 +1,18 @@
 """A store in the memory of one process."""
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 from urllib.parse import urlsplit
 
+from storage.coordination import Coordination
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
+from storage.versions import VERSION_BYTES, LocalCoordination
 
 _SWEEP_EVERY_S = 1.0
+_NOTHING = b"", -math.inf  # a value and when it expires
 
 
 class MemoryStore(Store):
@@ -22,11 +26,22 @@ class MemoryStore(Store):
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """Copy the value, unless it is bytes already."""
-        self._put(key, value, ttl, new=False)
+        self.put_if(key, value, ttl, lambda _: True)
 
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """Look and put under one lock."""
-        return self._put(key, value, ttl, new=True)
+    def put_if(self, key: str, value: Bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
+        """Check and put under one lock."""
+        check_keys((key,))
+        check_ttl(ttl)
+        kept, now = bytes(flat(value)), self._clock()
+        with self._lock:
+            if now >= self._next_sweep:
+                self._values = {k: entry for k, entry in self._values.items() if entry[1] > now}
+                self._next_sweep = now + _SWEEP_EVERY_S
+            there, expiry = self._values.get(key, _NOTHING)
+            if not condition(there[:VERSION_BYTES] if expiry > now else b""):
+                return False
+            self._values[key] = kept, now + ttl
+            return True
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Slice the values; a whole one is not copied."""
@@ -47,25 +62,16 @@ class MemoryStore(Store):
             for key in keys:
                 self._values.pop(key, None)
 
+    def coordination(self) -> Coordination:
+        """Coordinate by the same dict."""
+        return LocalCoordination(self)
+
     def close(self) -> None:
         """Do nothing: others may hold the same named store."""
 
-    def _put(self, key: str, value: Bytes, ttl: float, *, new: bool) -> bool:
-        check_keys((key,))
-        check_ttl(ttl)
-        kept, now = bytes(flat(value)), self._clock()
-        with self._lock:
-            if now >= self._next_sweep:
-                self._values = {k: entry for k, entry in self._values.items() if entry[1] > now}
-                self._next_sweep = now + _SWEEP_EVERY_S
-            if new and key in self._values and self._values[key][1] > now:
-                return False
-            self._values[key] = kept, now + ttl
-            return True
-
     def _live(self, asked: Range) -> bytes:
         with self._lock:
-            value, expiry = self._values.get(asked.key, (b"", -float("inf")))
+            value, expiry = self._values.get(asked.key, _NOTHING)
             if expiry <= self._clock():
                 self._values.pop(asked.key, None)
                 raise missing(asked)

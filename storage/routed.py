@@ -13,28 +13,25 @@ from serfer.core.keys import stage_of
 from serfer.core.plan import OBJECTS, Plan
 from storage import open_store
 from storage.store import Bytes, Range, Store, check_keys, check_ranges
+from storage.wrapping import WrapperStore
 
 _Value = TypeVar("_Value")
 
 
-class RoutedStore(Store):
-    """Keeps what lies under the keys that `apart` chooses in `objects`, the rest in `main`; closing it closes both.
+class RoutedStore(WrapperStore):
+    """Keeps what lies under the keys that `apart` chooses in `objects`, all else in `main`; closing it closes both.
 
-    What concerns both is asked of both at once; where both fail, main's error is raised.
+    What concerns both is sent to both at once; where both fail, main's error is raised. Drivers coordinate in main.
     """
 
     def __init__(self, main: Store, objects: Store, apart: Callable[[str], bool]) -> None:
-        self._main = main
+        super().__init__(main)
         self._objects = objects
         self._apart = apart
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """Put it where it belongs."""
         self._of(key).put(key, value, ttl)
-
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """Put it where it belongs, if it is new there."""
-        return self._of(key).put_new(key, value, ttl)
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Get from both at once; where both lack something, the first of all that is missing is named."""
@@ -45,7 +42,7 @@ class RoutedStore(Store):
         with ThreadPoolExecutor(1) as thread:
             apart = thread.submit(self._objects.get_many, _chosen(ranges, sides, apart=True))
             try:
-                near = self._main.get_many(_chosen(ranges, sides, apart=False))
+                near = self._inner.get_many(_chosen(ranges, sides, apart=False))
             except MissingKeyError:
                 if apart.exception() is None:
                     raise
@@ -60,7 +57,7 @@ class RoutedStore(Store):
             return self._side(sides).exists(keys)
         with ThreadPoolExecutor(1) as thread:
             apart = thread.submit(self._objects.exists, _chosen(keys, sides, apart=True))
-            return _merged(sides, self._main.exists(_chosen(keys, sides, apart=False)), apart.result())
+            return _merged(sides, self._inner.exists(_chosen(keys, sides, apart=False)), apart.result())
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete from both at once: what one holds goes even where the other fails."""
@@ -70,22 +67,22 @@ class RoutedStore(Store):
             return self._side(sides).delete(keys)
         with ThreadPoolExecutor(1) as thread:
             apart = thread.submit(self._objects.delete, _chosen(keys, sides, apart=True))
-            self._main.delete(_chosen(keys, sides, apart=False))
+            self._inner.delete(_chosen(keys, sides, apart=False))
             return apart.result()
 
     def close(self) -> None:
         """Close both."""
         try:
-            self._main.close()
+            super().close()
         finally:
             self._objects.close()
 
     def _of(self, key: str) -> Store:
-        return self._objects if self._apart(key) else self._main
+        return self._objects if self._apart(key) else self._inner
 
     def _side(self, sides: Sequence[bool]) -> Store:
         """Return the store of keys that all belong to one: main where there are no keys."""
-        return self._objects if any(sides) else self._main
+        return self._objects if any(sides) else self._inner
 
 
 def _chosen(asked: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
-from serfer.core.errors import MissingKeyError, StoreError, UsageError
+from serfer.core.errors import MissingKeyError, UsageError
+from storage.coordination import Coordination, NoCoordination
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -36,18 +37,6 @@ class Store(Protocol):
             ValueTooLargeError: the backend takes no value of that size.
         """
 
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:  # noqa: ARG002  what a store without it does
-        """Put a value as `put` does, but only where the key holds none or an expired one; say whether it was kept.
-
-        Of any number of callers at once exactly one is told True. A StoreUnavailableError leaves open whether the value
-        was kept.
-
-        Raises:
-            UsageError, ValueTooLargeError: as `put`.
-            StoreError: the backend cannot do it (nor can a store of the user's own that does not override this).
-        """
-        raise StoreError(f"{type(self).__name__} cannot keep the first value of {key!r} only: change --store")
-
     def get(self, key: str, start: int | None = None, length: int | None = None) -> bytes:
         """Return one range of a value, or all of it, in full or not at all.
 
@@ -70,6 +59,13 @@ class Store(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove the keys, in one round trip where the backend can; absent ones are fine."""
+
+    def coordination(self) -> Coordination:
+        """Return what drivers share state by, over this store's connections; closing the store ends it too.
+
+        Where a store does not override this, each call to what it returns raises StoreError.
+        """
+        return NoCoordination(type(self).__name__)
 
     def close(self) -> None:
         """Give back connections and the like; values stay until their time to live has passed."""

@@ -1,10 +1,43 @@
-"""URLs of stores around a store: `SCHEME://?store=PERCENT-ENCODED-URL&option=number`, open to every process."""
+"""Stores around a store, and their URLs: `SCHEME://?store=PERCENT-ENCODED-URL&option=number`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from serfer.core.errors import UsageError
+from storage.coordination import Coordination
+from storage.store import Bytes, Range, Store
+
+
+class WrapperStore(Store):
+    """Passes every call to `inner`: derive from it and override what differs."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+
+    def put(self, key: str, value: Bytes, ttl: float) -> None:
+        """Put into `inner`."""
+        self._inner.put(key, value, ttl)
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Get from `inner`."""
+        return self._inner.get_many(ranges)
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Look the keys up in `inner`."""
+        return self._inner.exists(keys)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete from `inner`."""
+        self._inner.delete(keys)
+
+    def coordination(self) -> Coordination:
+        """Coordinate by `inner`."""
+        return self._inner.coordination()
+
+    def close(self) -> None:
+        """Close `inner`."""
+        self._inner.close()
 
 
 def wrapped_url(scheme: str, store: str, options: Mapping[str, float | None]) -> str:

@@ -1,7 +1,7 @@
-"""What the drivers of a GPU pool cost by telling one another of themselves, where their store is a bucket.
+"""What the registry of a GPU pool costs where the drivers' store is a bucket.
 
-A bucket bills each request: every driver reads each second what the others wrote (serfer/fleet/registry.py), and writes
-its own. Where the store is a cache these are a few cheap commands.
+A bucket bills each request: every driver reads and writes the pool's record each second (serfer/fleet/registry.py).
+Where the store is a cache these are a few cheap commands.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from sam.cost.fixed import SECONDS_A_MONTH, Line
 from sam.options import Options
 from sam.template.intrinsics import resources
 from serfer.core.costs.aws import AwsFacts, StoreFacts
-from serfer.fleet.registry import requests_per_s
+from serfer.fleet.registry import REQUESTS_PER_S
 
 BUCKETS = ("s3", "s3express")
 _GROUP = "Drivers"
 
 
 def usd_per_driver(facts: AwsFacts, store: str) -> float:
-    """Return the dollars a month that a driver's part in the registry costs, of two drivers."""
-    reads, writes = _requests(2)
+    """Return the dollars a month that a driver's part in the registry costs."""
+    reads, writes = _requests(1)
     prices = _prices(facts, store)
-    return (reads * prices.price_get + writes * prices.price_put) / 2
+    return reads * prices.price_get + writes * prices.price_put
 
 
 def lines(
@@ -43,8 +43,8 @@ def lines(
 
 def _requests(drivers: int) -> tuple[float, float]:
     """Return the reads and writes of a month, of all drivers."""
-    each = requests_per_s(drivers)
-    return drivers * each.reads * SECONDS_A_MONTH, drivers * each.writes * SECONDS_A_MONTH
+    seconds = drivers * SECONDS_A_MONTH
+    return seconds * REQUESTS_PER_S.reads, seconds * REQUESTS_PER_S.writes
 
 
 def _prices(facts: AwsFacts, store: str) -> StoreFacts:

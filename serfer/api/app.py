@@ -63,8 +63,9 @@ def make_app(
     """
     telemetry = telemetry or open_telemetry(service.pipelines)
     limits = ApiLimits(settings.api_max_body_bytes, settings.api_max_images, settings.api_body_timeout_s)
-    results = Results(service.store, settings.api_result_ttl_s)
-    replies = Replies(service.store, settings.api_result_ttl_s)
+    coordination = service.store.coordination()
+    results = Results(coordination, settings.api_result_ttl_s)
+    replies = Replies(coordination, settings.api_result_ttl_s)
     classifying = Classifying(service, limits, replies, results, settings.api_deadline_ms)
 
     @asynccontextmanager

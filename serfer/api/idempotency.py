@@ -1,8 +1,8 @@
-"""The first answer to a request is its answer, however often and to whichever driver it is sent again.
+"""Idempotency keys: the first answer to a request is its answer, whichever driver a retry reaches.
 
-A client sends a key with its request, and the same one with every retry. The answer is kept in the drivers' common
-store under that key, if there is none yet: of two drivers that computed it, both give the first one out. Only answers
-are kept: after an error, the same request is tried anew.
+A client sends a key with its request, and the same one with every retry. The first answer that a driver computes is set
+under that key in the drivers' common store; another driver that computed one too returns the first. Only answers are
+kept: after an error the request is run again.
 """
 
 from __future__ import annotations
@@ -15,44 +15,43 @@ from http import HTTPStatus
 
 from serfer.api.http.problems import Problem
 from serfer.api.requests import Once
-from serfer.core.errors import DeadlineError, MissingKeyError
-from storage.store import Store
+from serfer.core.errors import DeadlineError
+from storage.coordination import Coordination
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer's body, and whether it was given before."""
+    """An answer's body, and whether an earlier request computed it."""
 
     body: bytes
     replayed: bool
 
 
 class Replies:
-    """Answers by idempotency key, in `store` for `ttl_s` seconds."""
+    """Answers by idempotency key, kept in `coordination` for `ttl_s` seconds."""
 
-    def __init__(self, store: Store, ttl_s: float) -> None:
-        self._store = store
+    def __init__(self, coordination: Coordination, ttl_s: float) -> None:
+        self._coordination = coordination
         self._ttl_s = ttl_s
-        self._under_way: dict[str, asyncio.Future[None]] = {}
+        self._in_flight: dict[str, asyncio.Future[None]] = {}
 
     async def check(self, once: Once) -> None:
-        """Raise Problem 422 where the key came with another question before, and was answered."""
+        """Raise Problem 422 where the key has an answer to another request."""
         await asyncio.to_thread(self._find, once)
 
     async def once(self, once: Once, answer: Callable[[float], Awaitable[bytes]], deadline_s: float) -> Reply:
-        """Return the answer that there is, or else make one, within so many seconds, and keep it.
+        """Return the key's answer; where it has none, compute one with `answer(seconds left)` and keep it.
 
-        `answer` is told how many seconds are left. Raises Problem 422 where the key came with another question before,
-        DeadlineError, and whatever `answer` raises.
+        Raises Problem 422 where the key has an answer to another request, DeadlineError, and what `answer` raises.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
-        while (other := self._under_way.get(once.name)) is not None:
-            # The same request, sent again: its answer is on its way here.
+        while (other := self._in_flight.get(once.name)) is not None:
+            # A retry of a request that runs here: its answer is to come.
             await asyncio.wait((other,), timeout=deadline - loop.time())
             if loop.time() >= deadline:
                 raise DeadlineError("no answer by the deadline: the same request still runs")
-        ended = self._under_way[once.name] = asyncio.get_running_loop().create_future()
+        ended = self._in_flight[once.name] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout_at(deadline):
                 known = await asyncio.to_thread(self._find, once)
@@ -64,15 +63,14 @@ class Replies:
         except TimeoutError:
             raise DeadlineError("no answer by the deadline: the store did not answer in time") from None
         finally:
-            del self._under_way[once.name]
+            del self._in_flight[once.name]
             ended.set_result(None)
 
     def _find(self, once: Once) -> bytes | None:
-        try:
-            value = self._store.get(_key(once))
-        except MissingKeyError:
+        entry = self._coordination.get(_key(once))
+        if entry is None:
             return None
-        head, _, body = value.partition(b"\n")
+        head, _, body = entry.value.partition(b"\n")
         if json.loads(head) != once.digest:
             raise Problem(
                 HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
@@ -80,12 +78,12 @@ class Replies:
         return body
 
     def _keep(self, once: Once, body: bytes) -> Reply:
-        """Keep an answer unless another driver was first, and return the one that counts."""
+        """Set an answer unless another driver was first, and return the key's answer."""
         value = json.dumps(once.digest).encode() + b"\n" + body
-        if self._store.put_new(_key(once), value, self._ttl_s):
+        if self._coordination.compare_and_set(_key(once), None, value, self._ttl_s):
             return Reply(body, replayed=False)
         return Reply(self._find(once) or body, replayed=True)
 
 
 def _key(once: Once) -> str:
-    return f"serfer:reply:{once.name}"
+    return f"serfer:answer:{once.name}"

@@ -109,7 +109,7 @@ def serve(
     """Answer queries over HTTP, as one driver, until SIGTERM: what runs is answered first (docs/reference/api.md)."""
     from serfer.api.entrypoints.serving import Address, Opening, serve_models  # noqa: PLC0415 - same
     from serfer.api.observability.logs import configure_logs  # noqa: PLC0415 - the command line starts fast
-    from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
+    from serfer.fleet.open_pool import routing_of  # noqa: PLC0415 - same
 
     chosen = {"api_in_flight": in_flight, "api_queue": queue, "api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})

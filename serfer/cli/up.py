@@ -69,7 +69,7 @@ def up(
 ) -> None:
     """Start store, Lambda service, drivers and a load balancer; Ctrl-C ends all of it (docs/reference/api.md)."""
     from serfer.api.auth.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
-    from serfer.fleet.opening import routing_of  # noqa: PLC0415 - same
+    from serfer.fleet.open_pool import routing_of  # noqa: PLC0415 - same
     from serfer.local.descriptors import raise_limit  # noqa: PLC0415 - same
     from serfer.local.server import listen  # noqa: PLC0415 - same
 

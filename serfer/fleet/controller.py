@@ -1,12 +1,12 @@
-"""The loop of every driver: what all of them have to do ──> how many instances ──> the leader starts and stops them.
+"""The control loop of every driver: the load of all ──> how many instances ──> the leader starts and stops them.
 
-    each second:  board (loads of all drivers, the leader's word), lease ──> policy, in a thread
-                    ├── leads: a look at the instances ──> roster ──> start, stop, tell     (serfer/fleet/leader.py)
-                    └── follows: uses the instances that the leader tells of
+    each second:  registry (loads of all drivers, lease, published fleet) ──> policy, in a thread
+                    ├── leads: probes ──> reconciler ──> publish, start, stop     (serfer/fleet/leader.py)
+                    └── follows: uses the published instances
 
-All drivers decide on the same load, so that whoever leads next goes on where the one before it was. Nothing here is
-fatal: what fails is told, counted and tried again. Without the store each driver goes on with the instances that it
-knows, and nobody starts or stops any.
+All drivers decide on the same load, so that the next leader continues where the previous one was. No error ends the
+loop: errors are logged, counted, and what failed is tried again. Without the store each driver goes on with the
+instances that it knows, and none are started or stopped.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drivers.instance import InstanceClient
 from serfer.control.policy import Wanted
 from serfer.control.scenario import S_PER_HOUR
-from serfer.fleet.hour import HourSum
 from serfer.fleet.leader import Leader, end_instances
-from serfer.fleet.lease import Lease
-from serfer.fleet.log_events import tell
+from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool
 from serfer.fleet.provisioners.provisioner import Provisioner
-from serfer.fleet.registry import Board, Fleet, Load, View
+from serfer.fleet.registry import DriverLoad, FleetState, PoolRegistry, PoolView
+from serfer.fleet.rolling_sum import RollingSum
 
 PERIOD_S = 1.0
-_TALK_S = 1.0
+_EXCHANGE_S = 1.0
 _REVIVE_S = 1.0
-_END_S = 15.0  # for what was begun, and for instances to end that the last driver stops
+_END_S = 15.0  # for tasks in flight, and for the instances that the last driver stops
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,13 @@ class Status:
 class Controller:
     """One driver's part in running a pool; with `ends_instances` the last driver stops them when it is closed.
 
-    `admits` says of an address that another driver told of whether an instance may be there.
+    `admits` says of a published address whether an instance may be there.
     """
 
     def __init__(
         self,
         pool: Pool,
-        board: Board,
-        lease: Lease,
+        registry: PoolRegistry,
         provisioner: Provisioner,
         connect: Callable[[str], InstanceClient],
         *,
@@ -79,27 +77,26 @@ class Controller:
         self.troubles: Counter[str] = Counter()
         self.changes: Counter[str] = Counter()
         self._pool = pool
-        self._board = board
-        self._lease = lease
+        self._registry = registry
         self._provisioner = provisioner
         self._connect = connect
         self._admits = admits
         self._ends_instances = ends_instances
         self._timing = timing or Timing()
         self._last = self._timing.now()
-        self._view = View()
-        self._fleet: Fleet | None = None
+        self._view = PoolView()
+        self._fleet: FleetState | None = None
         self._leader: Leader | None = None
         self._resumed = False
         self._paid = _Paid()
-        self._instances = HourSum()
-        self._said: dict[str, str] = {}
+        self._instances = RollingSum()
+        self._last_troubles: dict[str, str] = {}
         self._loop: asyncio.Task[None] | None = None
-        self._talking: asyncio.Task[tuple[View, bool]] | None = None
+        self._exchanging: asyncio.Task[PoolView] | None = None
         self.work: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin the loop, on the event loop that runs."""
+        """Start the loop on the running event loop."""
         self._loop = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -110,16 +107,16 @@ class Controller:
             await self._timing.sleep(max(0.0, began + PERIOD_S - self._timing.now()))
 
     async def tick(self) -> None:
-        """Do once what is to be done each second; what the leader does besides is `work`, which may take longer."""
+        """Run one iteration; the leader's part is the task `work`, which may take longer."""
         now = self._timing.now()
         elapsed_s, self._last = now - self._last, now
         load = self._load(elapsed_s)
         leads = False
         with self._survived("store"):
-            leads = await self._meet(load)
+            leads = await self._exchange(load)
         if self._view.fleet is not None and (not leads or self._fleet is None):
             self._fleet = self._view.fleet
-        self._reckon_with_others(now)
+        self._account_for_others(now)
         on = len(self._fleet.members) if self._fleet else 0
         self._resume()
         wanted = await self._wanted(now, elapsed_s, load.rate + self._view.rate, on)
@@ -130,52 +127,42 @@ class Controller:
         self._note(now, wanted, leads=leads, own_usd=load.hour_usd)
 
     async def close(self) -> None:
-        """End the loop, leave the board, and, where this is the last driver and it is wanted, stop the instances."""
+        """End the loop, leave the registry, and, with `ends_instances`, as the last driver stop the instances."""
         if self._loop is not None:
             await _cancelled(self._loop)
-        begun = [task for task in (self._talking, self.work) if task is not None]
-        if begun:  # threads go on though their tasks end: what these tell the store is taken back below
-            await asyncio.wait(begun, timeout=_END_S)
-        for task in begun:
+        in_flight = [task for task in (self._exchanging, self.work) if task is not None]
+        if in_flight:  # threads outlive their tasks: what they still write is taken back below
+            await asyncio.wait(in_flight, timeout=_END_S)
+        for task in in_flight:
             await _cancelled(task)
         last = not self._view.others
         with self._survived("store"):
-            last = await asyncio.to_thread(self._leave)
+            last = await asyncio.to_thread(self._registry.leave)
         if self._ends_instances and last:
             with self._survived("provisioner"):
                 await end_instances(self._provisioner, _END_S)
         await self._provisioner.close()
 
-    def _load(self, elapsed_s: float) -> Load:
-        stock = self._pool.stock()
-        rate = stock.images / elapsed_s if elapsed_s > 0 else 0.0
-        return Load(self._board.driver, rate, stock.in_flight, stock.paid_usd, stock.hour_usd, stock.busy)
+    def _load(self, elapsed_s: float) -> DriverLoad:
+        stats = self._pool.take_stats()
+        rate = stats.images / elapsed_s if elapsed_s > 0 else 0.0
+        return DriverLoad(self._registry.driver, rate, stats.in_flight, stats.paid_usd, stats.hour_usd, stats.busy)
 
-    async def _meet(self, load: Load) -> bool:
-        """Hear of the other drivers and tell them of this one, and say whether it leads.
+    async def _exchange(self, load: DriverLoad) -> bool:
+        """Exchange loads with the other drivers, and say whether this one leads.
 
-        A store that is slow is not waited for: until it has answered, what it said before is what is known.
+        A slow store is not waited for: until it responds, the last view holds.
         """
-        if self._talking is None:
-            self._talking = asyncio.create_task(asyncio.to_thread(self._talk, load))
-        await asyncio.wait((self._talking,), timeout=_TALK_S)
-        if not self._talking.done():
-            return self._lease.leads
-        talking, self._talking = self._talking, None
-        self._view, leads = talking.result()
-        return leads
+        if self._exchanging is None:
+            self._exchanging = asyncio.create_task(asyncio.to_thread(self._registry.exchange, load))
+        await asyncio.wait((self._exchanging,), timeout=_EXCHANGE_S)
+        if self._exchanging.done():
+            exchanging, self._exchanging = self._exchanging, None
+            self._view = exchanging.result()
+        return self._registry.leads
 
-    def _talk(self, load: Load) -> tuple[View, bool]:
-        """Exchange what drivers tell, and claim the lead; it blocks."""
-        return self._board.exchange(load), self._lease.claim()
-
-    def _leave(self) -> bool:
-        """Leave the board, and the lead to others; say whether there are none. It blocks."""
-        self._lease.release()
-        return self._board.leave()
-
-    def _reckon_with_others(self, now: float) -> None:
-        """Take into account how many drivers there are, what they have on Lambda, and what they paid for it."""
+    def _account_for_others(self, now: float) -> None:
+        """Note how many drivers there are, what they have on Lambda, and what they paid for it."""
         self._pool.drivers = 1 + len(self._view.others)
         self._pool.elsewhere = self._view.in_flight
         usd = self._paid.since(self._view, now)
@@ -183,7 +170,7 @@ class Controller:
             self._pool.router.spending.pay(now, usd)
 
     def _resume(self) -> None:
-        """Tell the policy, once, of the instances that were on before this driver came."""
+        """Report to the policy, once, the instances that were on before this driver started."""
         if not self._resumed and self._fleet is not None:
             self._resumed = True
             staying = sum(member.state != "draining" for member in self._fleet.members)
@@ -197,7 +184,7 @@ class Controller:
         return router.afford(now, elapsed_s, wanted, on)
 
     def _act(self, now: float, wanted: Wanted, *, leads: bool, busy: frozenset[str]) -> None:
-        """Where this driver leads, do a leader's work, but for what is still being done."""
+        """Start the leader's work where this driver leads, unless the last one is still in flight."""
         if not leads:
             self._leader = None
             return
@@ -205,36 +192,45 @@ class Controller:
             return
         if self._leader is None:
             boot_s = self._pool.router.scenario.instance.boot_s
-            parts = self._board, self._lease, self._provisioner, self._connect, self.changes
-            self._leader = Leader(*parts, boot_s=boot_s, fleet=self._fleet, now=now)
+            self._leader = Leader(
+                self._registry,
+                self._provisioner,
+                self._connect,
+                self.changes,
+                boot_s=boot_s,
+                fleet=self._fleet,
+                now=now,
+            )
         self.work = asyncio.create_task(self._lead(self._leader, now, wanted, busy))
 
     async def _lead(self, leader: Leader, now: float, wanted: Wanted, busy: frozenset[str]) -> None:
         with self._survived("provisioner"):
             members = await self._provisioner.members()
-            if self._fleet is None:  # nobody told of any: these are another fleet's, of before
-                self._fleet = leader.found(members)
+            if self._fleet is None:  # none was published: these are an earlier fleet's
+                self._fleet = leader.initial_state(members)
                 return
-            self._fleet = await leader.work(now, members, wanted, busy)
-            self._use()
+            published = await leader.work(now, members, wanted, busy)
+            if published is not None:
+                self._fleet = published
+                self._use()
 
     def _use(self) -> None:
-        """Send queries to those instances that serve."""
+        """Send queries to the instances that serve."""
         if self._fleet is not None:
             serving = {one.name: one.url for one in self._fleet.members if one.state == "serving" and one.url}
             self._pool.use({name: url for name, url in serving.items() if self._admits(url)})
 
     async def _revive(self) -> None:
-        """Ask those that did not answer a query whether they are there again."""
+        """Probe the instances that did not answer a query."""
 
-        async def look(client: InstanceClient) -> None:
+        async def probe(client: InstanceClient) -> None:
             if await client.ready(_REVIVE_S):
                 self._pool.revive(client)
 
-        await asyncio.gather(*(look(client) for client in self._pool.down()))
+        await asyncio.gather(*(probe(client) for client in self._pool.down()))
 
     def _note(self, now: float, wanted: Wanted, *, leads: bool, own_usd: float) -> None:
-        """Keep what metrics tell, and write a line where something changed."""
+        """Keep the status for metrics, and log it where it changed."""
         before = self.status
         self.status = Status(
             leads,
@@ -245,14 +241,10 @@ class Controller:
             self._instances.total(now),
         )
         after = self.status
-        if (before.leads, before.wanted, before.on, before.serving) != (
-            after.leads,
-            after.wanted,
-            after.on,
-            after.serving,
-        ):
-            tell(
-                *(logging.INFO, "pool"),
+        if replace(before, serverless_usd=0, instances_usd=0) != replace(after, serverless_usd=0, instances_usd=0):
+            log_event(
+                logging.INFO,
+                "pool",
                 leads=leads,
                 wanted=wanted.instances,
                 on=after.on,
@@ -263,37 +255,37 @@ class Controller:
 
     @contextlib.contextmanager
     def _survived(self, what: str) -> Iterator[None]:
-        """Count what fails, and tell of it where it is another failure than the last one."""
+        """Count a failure, and log it where it differs from the last one."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, the loop that pays for instances goes on
+        except Exception as error:  # noqa: BLE001 - any error: the loop that pays for instances goes on
             self.troubles[what] += 1
             line = f"{type(error).__name__}: {error}"
-            if self._said.get(what) != line:
-                self._said[what] = line
-                tell(logging.WARNING, "pool trouble", of=what, message=line.partition("\n")[0])
+            if self._last_troubles.get(what) != line:
+                self._last_troubles[what] = line
+                log_event(logging.WARNING, "pool trouble", of=what, message=line.partition("\n")[0])
         else:
-            if self._said.pop(what, None):
-                tell(logging.INFO, "pool trouble is over", of=what)
+            if self._last_troubles.pop(what, None):
+                log_event(logging.INFO, "pool trouble is over", of=what)
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
-    """End a task; what it fails with is nobody's concern any more."""
+    """Cancel a task and wait for it; its error is dropped."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
 
 
 class _Paid:
-    """What the other drivers paid to Lambda, as far as it was accounted for already."""
+    """What the other drivers paid to Lambda, as far as it is accounted for."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, float]] = {}  # by driver: dollars it ever paid, and when it said so
+        self._known: dict[str, tuple[float, float]] = {}  # by driver: dollars that it ever paid, and when it was seen
 
-    def since(self, view: View, now: float) -> float:
+    def since(self, view: PoolView, now: float) -> float:
         """Return what they paid since the last call; of a driver that is new or was away for an hour, in the last hour.
 
-        Names are new at every start of a driver, so those that were not seen for an hour are forgotten.
+        A driver's name is new at every start, so those that were not seen for an hour are forgotten.
         """
         self._known = {name: known for name, known in self._known.items() if now - known[1] < S_PER_HOUR}
         usd = 0.0

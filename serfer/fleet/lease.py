@@ -1,92 +1,69 @@
-"""One leader among drivers, with nothing but a store that keeps the first value of a key.
+"""One leader among drivers: a lease in the pool's record, which its holder renews.
 
-Time is cut into slots. Whoever puts a slot's key first leads in that slot, and nobody else ever does:
+    holder's own clock    renewal begins ──── leads for LEASE_S ────┤
+    another's clock          sees the counter change ──── waits for TAKEOVER_S ──── takes the lease over
 
-    slot        |        41        |        42        |        43        |
-    A leads 41           claims 42 ├── at half time: it goes on leading
-    B, C                              ├── claim 42 after its grace, in vain
-    A dies in 42, with 43 claimed                                         ├── B claims 44 after its grace
-
-So a leader that dies is followed within two slots. Slots are counted by each candidate's own wall clock: where two
-clocks differ by less than the grace, the one that follows begins after the one before has ended; where they differ by
-more, both may believe for so long that they lead, each in a slot of its own.
+Every change of the record is a compare-and-set, so the lease has one holder. No clocks are compared: a holder counts
+from before its last successful renewal, the others from when they saw the counter change, which is later. So two never
+lead at once as long as their clocks run equally fast (within a fifth), and a leader that dies is followed within
+TAKEOVER_S and two ticks.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from serfer.core.errors import MissingKeyError
-from storage.store import Store
-
-SLOT_S = 4.0
-_EARLY, _GRACE = 0.5, 0.25  # shares of a slot: when its leader claims the next one, and when others do
-_KEPT_SLOTS = 3  # that a key outlives the moment of its claim: it is asked for until its slot is over everywhere
+LEASE_S = 5.0
+TAKEOVER_S = 6.0
 
 
+@dataclass(frozen=True)
 class Lease:
-    """Claims slots for one candidate, under keys that begin with `prefix`; `clock` is in seconds since 1970.
+    """Who leads, "" where the last holder has let go, and how many times the lease was taken or renewed."""
 
-    `candidate` is a name that no other one has, of a length that all of them have.
-    """
+    holder: str
+    renewals: int
 
-    def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        candidate: str,
-        *,
-        slot_s: float = SLOT_S,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+
+class Election:
+    """What one candidate makes of the lease that it reads; `candidate` is a name that no other one has."""
+
+    def __init__(self, candidate: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.candidate = candidate
-        self._store = store
-        self._prefix = prefix
-        self._slot_s = slot_s
         self._clock = clock
-        self._held: set[int] = set()
-        self._tried: set[int] = set()
+        self._seen: Lease | None = None
+        self._changed = math.inf
+        self._renewals = 0
+        self._leads_until = -math.inf
 
     @property
     def leads(self) -> bool:
-        """Say whether this candidate leads now, without asking the store."""
-        return int(self._clock() // self._slot_s) in self._held
+        """Whether this candidate leads now."""
+        return self._clock() < self._leads_until
 
-    def claim(self) -> bool:
-        """Claim a slot if its time has come, and say whether this candidate leads now; it blocks.
+    def proposal(self, read: Lease | None) -> Lease:
+        """Return the lease to write in place of the one that was just read: a renewal, a takeover, or the same one.
 
-        Called a few times a slot. Raises StoreUnavailableError: then this candidate leads for as long as it knew.
+        A record that was lost is restored with the lease that was seen last.
         """
-        slot, passed = divmod(self._clock() / self._slot_s, 1.0)
-        now = int(slot)
-        self._held = {each for each in self._held if each >= now}
-        self._tried = {each for each in self._tried if each >= now}
-        if now not in self._held and now not in self._tried and passed >= _GRACE:
-            self._try(now)
-        if now in self._held and now + 1 not in self._tried and passed >= _EARLY:
-            self._try(now + 1)
-        return self.leads
+        now = self._clock()
+        if read is not None and read != self._seen:
+            self._seen, self._changed = read, now
+        seen = self._seen or Lease("", 0)
+        if seen.holder in {"", self.candidate} or now - self._changed >= TAKEOVER_S:
+            # Never a number twice, also where a response or the record was lost: to others it would look unchanged.
+            self._renewals = max(self._renewals, seen.renewals) + 1
+            return Lease(self.candidate, self._renewals)
+        return seen
 
-    def release(self) -> None:
-        """Let go of the slots that were claimed, so that another one can lead at once; it blocks."""
-        keys = [self._key(slot) for slot in self._held]
-        self._held.clear()
-        if keys:
-            self._store.delete(keys)
+    def written(self, lease: Lease, begun: float) -> None:
+        """Note that a proposal was written, by a request that was sent at `begun` or later."""
+        self._leads_until = begun + LEASE_S if lease.holder == self.candidate else -math.inf
 
-    def _try(self, slot: int) -> None:
-        key, mine = self._key(slot), self.candidate.encode()
-        if self._store.put_new(key, mine, _KEPT_SLOTS * self._slot_s) or self._is_mine(key, mine):
-            self._held.add(slot)
-        self._tried.add(slot)  # not before: what the store did not answer is asked again
-
-    def _is_mine(self, key: str, mine: bytes) -> bool:
-        """Say whether a key was claimed by a try of this candidate's own whose answer was lost."""
-        try:
-            return self._store.get(key, 0, len(mine)) == mine
-        except MissingKeyError:  # it has gone, or is shorter: another one's
-            return False
-
-    def _key(self, slot: int) -> str:
-        return f"{self._prefix}:lead:{slot}"
+    def released(self, read: Lease | None) -> Lease | None:
+        """Stop leading, and return the lease to write: free if it was this candidate's."""
+        self._leads_until = -math.inf
+        return Lease("", read.renewals + 1) if read is not None and read.holder == self.candidate else read

@@ -1,4 +1,4 @@
-"""Lines of the log about the pool, in the form that serfer/api/observability/logs.py writes."""
+"""Log events of the pool, in the form that serfer/api/observability/logs.py writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 _log = logging.getLogger("serfer.fleet")
 
 
-def tell(level: int, event: str, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
-    """Write a line: an event and what is known of it."""
+def log_event(level: int, event: str, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Log an event with its fields."""
     _log.log(level, event, extra={"serfer": fields})

@@ -1,11 +1,11 @@
 """The pool as a target of queries: each goes to an instance that will answer in time, else to the plan's functions.
 
     query ──> Router.route ──> an instance ──> its answer
-                 │                 └── refused, too slow, gone ──> another target, in what is left of its time
+                 │                 └── refused, too slow, gone ──> another target, within the time that is left
                  ├──> None: the plan's functions
                  └──> OverloadedError, CeilingError: neither
 
-A query is pure, so what an instance took and never answered is simply asked elsewhere: nothing is lost with it.
+A query is pure, so one that an instance never answered is sent to another target: nothing is lost with the instance.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from drivers.target import Served
 from serfer.control.router import SERVERLESS, Reason, Router, Seat
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
-from serfer.fleet.hour import HourSum
-from serfer.fleet.log_events import tell
+from serfer.fleet.log_events import log_event
+from serfer.fleet.rolling_sum import RollingSum
 
 _SLOS = 4.0  # an instance that is silent for so many times the objective hangs
 _LEAST_S = 1.0  # and is given this long where the objective is short
@@ -38,10 +38,10 @@ _SILENT = (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
 
 
 @dataclass
-class _Place:
+class _Endpoint:
     """An instance as this driver knows it: `waiting` images were sent to it and not answered.
 
-    `heard` is when it last said something, or else was sent the first of these.
+    `heard` is when its last response came, or else the first of these images was sent.
     """
 
     name: str
@@ -54,7 +54,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Query:
-    """A query that an instance is asked first; `spare` where the functions may be asked next."""
+    """A query that goes to an instance first; `spare` where it may go to the functions next."""
 
     batch: NDArray[Any]
     deadline: float
@@ -63,8 +63,8 @@ class _Query:
 
 
 @dataclass(frozen=True)
-class Stock:
-    """What a driver did since it was last asked, and does now."""
+class DriverStats:
+    """What a driver did since the last snapshot, and does now."""
 
     images: int
     in_flight: int
@@ -88,11 +88,11 @@ class Pool:
         self.faults: Counter[FaultKind] = Counter()
         self._connect = connect
         self._clock = clock
-        self._places: dict[str, _Place] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
         self._images = 0
         self._in_flight = 0
         self._paid_usd = 0.0
-        self._hour = HourSum()
+        self._hour = RollingSum()
 
     async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext = NO_CONTEXT) -> Served | None:
         """Answer a query, or return None where it should run through the plan's functions.
@@ -115,55 +115,57 @@ class Pool:
         return _Counted(driver, self._count)
 
     def use(self, members: Mapping[str, str]) -> None:
-        """Send queries to these instances, URLs by name, and to no others; what was sent already may be answered."""
-        for name, place in list(self._places.items()):
-            place.listed = members.get(name, "").rstrip("/") == place.client.url
-            if not place.listed and not place.waiting:
-                del self._places[name]
+        """Send queries to these instances, URLs by name, and to no others; queries in flight may finish."""
+        for name, endpoint in list(self._endpoints.items()):
+            endpoint.listed = members.get(name, "").rstrip("/") == endpoint.client.url
+            if not endpoint.listed and not endpoint.waiting:
+                del self._endpoints[name]
         for name, url in members.items():
-            known = self._places.get(name)
+            known = self._endpoints.get(name)
             if known is None or known.client.url != url.rstrip("/"):
-                self._places[name] = _Place(name, self._connect(url))
+                self._endpoints[name] = _Endpoint(name, self._connect(url))
 
-    def stock(self) -> Stock:
-        """Return what this driver did since this was last called, and does now."""
+    def take_stats(self) -> DriverStats:
+        """Return what this driver did since the last call, and does now."""
         images, self._images = self._images, 0
-        busy = tuple(place.name for place in self._places.values() if place.waiting)
-        return Stock(images, self._in_flight, self._paid_usd, self._hour.total(self._clock()), busy)
+        busy = tuple(endpoint.name for endpoint in self._endpoints.values() if endpoint.waiting)
+        return DriverStats(images, self._in_flight, self._paid_usd, self._hour.total(self._clock()), busy)
 
     def down(self) -> Sequence[InstanceClient]:
         """Return the clients of instances that get no queries because they did not answer one."""
-        return [place.client for place in self._places.values() if place.down and place.listed]
+        return [endpoint.client for endpoint in self._endpoints.values() if endpoint.down and endpoint.listed]
 
     def revive(self, client: InstanceClient) -> None:
-        """Send queries again to an instance that is there again."""
-        for place in self._places.values():
-            if place.client is client:
-                place.down = False
+        """Send queries again to an instance that is ready again."""
+        for endpoint in self._endpoints.values():
+            if endpoint.client is client:
+                endpoint.down = False
 
     @property
     def serving(self) -> int:
         """How many instances this driver sends queries to."""
-        return sum(place.listed and not place.down for place in list(self._places.values()))  # metrics' thread asks
+        return sum(
+            endpoint.listed and not endpoint.down for endpoint in list(self._endpoints.values())
+        )  # the metrics' thread calls it
 
     def _seats(self) -> list[Seat]:
-        """Return what the router may choose from: other drivers are taken to have sent as much as this one."""
+        """Return what the router may choose from; other drivers are assumed to have sent as much as this one."""
         return [
-            Seat(place.name, place.waiting * self.drivers)
-            for place in self._places.values()
-            if place.listed and not place.down
+            Seat(endpoint.name, endpoint.waiting * self.drivers)
+            for endpoint in self._endpoints.values()
+            if endpoint.listed and not endpoint.down
         ]
 
     async def _ask_in_turn(self, name: str, query: _Query) -> Served | None:
-        """Ask an instance; where it fails, the functions if they may, else the other instances."""
+        """Send a query to an instance; where that fails, to the functions if they may, else to the other instances."""
         tried: set[str] = set()
         found: str | None = name
         while found is not None:
-            served = await self._ask(self._places[found], query)
+            served = await self._ask(self._endpoints[found], query)
             if served is not None:
                 return served
             if self._clock() >= query.deadline:
-                raise DeadlineError("no answer by the deadline: an instance had it and gave none")
+                raise DeadlineError("no answer by the deadline: an instance took the query and did not answer")
             if self.router.fall_back(self._clock(), len(query.batch)):
                 self._pay(len(query.batch))
                 return None
@@ -172,27 +174,27 @@ class Pool:
             found = min(left, key=lambda seat: seat.waiting).name if left else None
         raise self._refusal(Reason.CEILING if query.spare else Reason.NO_INSTANCE, len(query.batch))
 
-    async def _ask(self, place: _Place, query: _Query) -> Served | None:
-        """Ask an instance, for as long as leaves the functions time enough if they are to be asked next."""
+    async def _ask(self, endpoint: _Endpoint, query: _Query) -> Served | None:
+        """Send a query to an instance, for as long as leaves the functions time enough if they come next."""
         begun = self._clock()
         timeout_s = patience_s = query.deadline - begun
         if query.spare:
             patience_s, slo_s = self._patience_s(patience_s), self.router.scenario.slo_ms / _MS_PER_S
             timeout_s = min(patience_s, slo_s)
-        if not place.waiting:
-            place.heard = begun
-        place.waiting += len(query.batch)
+        if not endpoint.waiting:
+            endpoint.heard = begun
+        endpoint.waiting += len(query.batch)
         try:
-            found = await place.client.infer(query.batch, timeout_s, patience_s, query.request)
+            found = await endpoint.client.infer(query.batch, timeout_s, patience_s, query.request)
         finally:
-            place.waiting -= len(query.batch)
-            if not place.listed and not place.waiting and self._places.get(place.name) is place:
-                del self._places[place.name]
+            endpoint.waiting -= len(query.batch)
+            if not endpoint.listed and not endpoint.waiting and self._endpoints.get(endpoint.name) is endpoint:
+                del self._endpoints[endpoint.name]
         if isinstance(found, Fault):
-            self._note(place, found, patience_s)
+            self._note(endpoint, found, patience_s)
             return None
-        place.heard = self._clock()
-        return self._served(place, found, (self._clock() - begun) * _MS_PER_S)
+        endpoint.heard = self._clock()
+        return self._served(endpoint, found, (self._clock() - begun) * _MS_PER_S)
 
     def _patience_s(self, left_s: float) -> float:
         target = self.router.scenario.serverless
@@ -203,27 +205,33 @@ class Pool:
     def _hangs_s(self) -> float:
         return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / _MS_PER_S)
 
-    def _served(self, place: _Place, found: Inferred, took_ms: float) -> Served:
+    def _served(self, endpoint: _Endpoint, found: Inferred, took_ms: float) -> Served:
         images, kind = len(found.logits), self.router.scenario.instance
         return Served(
             found.logits,
-            place.name,
+            endpoint.name,
             found.batch or images,  # a server that does not say: the query's own images, and the round trip
             took_ms if found.computed_ms is None else found.computed_ms,
             images * kind.usd_per_s / kind.qps,
         )
 
-    def _note(self, place: _Place, fault: Fault, patience_s: float) -> None:
-        """Count a fault of an instance that a query waited for so long; what is gone gets no more of them."""
+    def _note(self, endpoint: _Endpoint, fault: Fault, patience_s: float) -> None:
+        """Count a fault of an instance after `patience_s`; one that is gone gets no more queries."""
         self.faults[fault.kind] += 1
         if fault.kind not in _SILENT:
-            place.heard = self._clock()
+            endpoint.heard = self._clock()
         # One query's short deadline says nothing about an instance that answers others.
-        hangs = max(patience_s, self._clock() - place.heard) >= self._hangs_s
+        hangs = max(patience_s, self._clock() - endpoint.heard) >= self._hangs_s
         gone = fault.kind is FaultKind.UNREACHABLE or (fault.kind is FaultKind.NO_RESPONSE and hangs)
-        if (gone and not place.down) or fault.kind is FaultKind.INVALID:
-            tell(logging.WARNING, "instance failed", instance=place.name, fault=fault.kind.value, message=fault.message)
-        place.down = place.down or gone
+        if (gone and not endpoint.down) or fault.kind is FaultKind.INVALID:
+            log_event(
+                logging.WARNING,
+                "instance failed",
+                instance=endpoint.name,
+                fault=fault.kind.value,
+                message=fault.message,
+            )
+        endpoint.down = endpoint.down or gone
 
     def _pay(self, images: int) -> None:
         usd = images * self.router.scenario.serverless.usd_per_query
@@ -231,7 +239,7 @@ class Pool:
         self._hour.add(self._clock(), usd)
 
     def _refusal(self, reason: Reason, images: int) -> OverloadedError:
-        """Return what a query is refused with, and when it may come again."""
+        """Return the error of a refused query, with the time to retry after."""
         scenario = self.router.scenario
         if reason is Reason.CEILING:
             usd = images * scenario.serverless.usd_per_query
@@ -249,7 +257,7 @@ class Pool:
 
 
 class _Counted:
-    """A driver that tells when a query begins and ends."""
+    """A driver that counts the queries in flight."""
 
     def __init__(self, driver: Driver, count: Callable[[int], None]) -> None:
         self._driver = driver

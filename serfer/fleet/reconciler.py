@@ -1,6 +1,6 @@
-"""What the leader decides of each instance, from what it sees: no clock, no network.
+"""What the leader decides for each instance, from what it observes: no clock, no network.
 
-booting ── ready ──> serving ── surplus ──> draining ── nobody waits for it ──> stopped
+booting ── ready ──> serving ── surplus ──> draining ── no query waits for it ──> stopped
    │                    └── not ready so often ──────────────────────────────────┘  and another one
    └── not ready for so long ─────────────────────────────────────────────────────┘   is started
 """
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serfer.fleet.provisioners.provisioner import Member
-from serfer.fleet.registry import Fleet, Listed
+from serfer.fleet.registry import FleetMember, FleetState
 
 _MOST_FAILURES = 5  # looks that an instance which served may fail in a row
 _BOOTS, _BOOT_MARGIN_S = 3.0, 60.0  # what an instance with an address may take until it is ready
@@ -38,17 +38,17 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What is to be done now: start so many, stop these; and what every driver should know of the instances."""
+class Actions:
+    """How many instances to start and which to stop now, and the members to publish."""
 
     start: int
     stop: tuple[str, ...]
-    listed: tuple[Listed, ...]
+    listed: tuple[FleetMember, ...]
 
 
 @dataclass
-class Roster:
-    """The leader's book of instances, each of which takes about `boot_s` seconds to boot."""
+class Reconciler:
+    """Brings the instances in line with how many are wanted; each takes about `boot_s` seconds to boot."""
 
     boot_s: float
     _known: dict[str, _Known] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class Roster:
     _pause_s: float = 0.0
     _paused_until: float = -math.inf
 
-    def adopt(self, fleet: Fleet, now: float) -> None:
-        """Go on with what the leader before told of: which instances served, and which were to leave."""
+    def adopt(self, fleet: FleetState, now: float) -> None:
+        """Continue from what the previous leader published: which instances served, and which were draining."""
         for listed in fleet.members:
             known = self._known.setdefault(listed.name, self._new(now))
             known.was_ready = known.was_ready or listed.state != "booting"
@@ -72,10 +72,10 @@ class Roster:
         ready: Mapping[str, bool],
         wanted: int,
         busy: Collection[str],
-    ) -> Orders:
-        """Return what is to be done so that `wanted` instances are on.
+    ) -> Actions:
+        """Return what brings the instances to `wanted`.
 
-        `ready` says of those that were asked whether they take queries, `busy` has those that owe some driver answers.
+        `ready` says which of the probed ones take queries; `busy` are those that owe some driver responses.
         """
         self._look(now, members, ready)
         staying = [member.name for member in members if self._known[member.name].leaves is None]
@@ -87,7 +87,7 @@ class Roster:
         stop = tuple(member.name for member in members if self._may_stop(member.name, now, busy))
         for name in stop:
             self._known[name].asked_to_stop = now
-        return Orders(start, stop, tuple(self._listed(member) for member in members))
+        return Actions(start, stop, tuple(self._listed(member) for member in members))
 
     def _look(self, now: float, members: Sequence[Member], ready: Mapping[str, bool]) -> None:
         """Note what is there, and which of it does not work."""
@@ -160,10 +160,10 @@ class Roster:
         idle = name not in busy and left_s >= _LEAVE_S
         return known.broken or not known.was_ready or idle or left_s > _DRAIN_S
 
-    def _listed(self, member: Member) -> Listed:
+    def _listed(self, member: Member) -> FleetMember:
         known = self._known[member.name]
         state = "draining" if known.leaves is not None else "serving" if known.was_ready else "booting"
-        return Listed(member.name, member.url, state)
+        return FleetMember(member.name, member.url, state)
 
     def _new(self, now: float) -> _Known:
         self._count += 1

@@ -1,47 +1,49 @@
-"""What the drivers of a pool tell one another, in the store: each its load, and who leads, which instances serve.
+"""What the drivers of a pool share: one record, which each of them updates every second by compare-and-set.
 
-    PREFIX:driver:N    a driver's load, N from 0: a place that it took and keeps for as long as it comes back
-    PREFIX:fleet       the leader's word: the instances, how many are wanted, and why
+    serfer:pool:{PLAN}    the drivers' loads; the lease (lease.py); what the leader publishes: the instances, how many
+                          are wanted, and why
 
-Everything is renewed each second, has a time to live of a few, and is bounded and checked before it is believed.
-
-A store may bill every request, so a look reads the places that were taken when it last looked and asks only for those
-that a new driver would take: drivers take the lowest free place. All places are looked at first, and every minute.
+A driver counts as gone when its entry has not changed for TTL_S on the reader's clock. The record is bounded, and
+checked before anything in it is used: other programs may write to the store.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
-from serfer.core.errors import MissingKeyError, PlanError
+from serfer.core.backoff import Backoff
+from serfer.core.errors import PlanError, StoreUnavailableError
 from serfer.core.structure import structure, unstructure
-from serfer.fleet.lease import SLOT_S
-from storage.store import Range, Store
+from serfer.fleet.lease import Election, Lease
+from storage.coordination import Coordination
 
-MOST_DRIVERS: Final = 64
-MOST_MEMBERS: Final = 256
+MAX_DRIVERS: Final = 64
+MAX_MEMBERS: Final = 256
+MAX_REASON: Final = 300
 TTL_S: Final = 5.0
-"""How long a driver that says no more is reckoned with."""
-FULL_LOOK_EVERY: Final = 60
-"""So many looks, one each second, until all places are looked at again."""
-_FLEET_TTL_S = 60.0  # longer: what serves goes on serving while nobody leads
-_MOST_BYTES = 256 * 1024
+"""How long a driver whose entry does not change counts as running."""
+_CLEARED_TTL_S = 1.0
+_RECORD_TTL_S = 60.0  # longer: instances go on serving while no driver leads
+_MAX_BYTES = 1 << 20
 _WORD = re.compile(r"[!-~]{1,300}")
 _URL = re.compile(r"https?://[!-~]{1,290}")
-MOST_REASON: Final = 300
-_LARGEST = 1e12
+_MAX_NUMBER = 1e12
+_BACKOFF = Backoff(0.02, 0.2)  # after another driver's write came first
+_TRIES, _LEAVE_TRIES = 4, 32
 
 
 @dataclass(frozen=True)
-class Load:
-    """What one driver tells: its images a second, and how many of them run on Lambda now.
+class DriverLoad:
+    """One driver's images a second, its queries on Lambda now, and what it paid.
 
-    `paid_usd` is all that it ever spent on Lambda, `hour_usd` in the last hour. `busy` are the instances that have yet
-    to answer it something.
+    `paid_usd` is all that it ever spent on Lambda, `hour_usd` in the last hour. `busy` are the instances that owe it
+    responses.
     """
 
     driver: str
@@ -53,8 +55,8 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """An instance as the leader tells of it: queries are sent to those that are "serving", others boot or drain."""
+class FleetMember:
+    """An instance as the leader publishes it: queries go to those that are "serving", others boot or drain."""
 
     name: str
     url: str | None
@@ -62,21 +64,21 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """What the leader tells: the instances, how many are wanted, and why."""
+class FleetState:
+    """What the leader publishes: the instances, how many are wanted, and why."""
 
     leader: str
-    members: tuple[Listed, ...]
+    members: tuple[FleetMember, ...]
     wanted: int
     reason: str
 
 
 @dataclass(frozen=True)
-class View:
-    """What stands on the board: the loads of the other drivers, and the leader's word if there is one."""
+class PoolView:
+    """What a driver reads: the loads of the other drivers, and the published state of the fleet, if there is one."""
 
-    others: tuple[Load, ...] = ()
-    fleet: Fleet | None = None
+    others: tuple[DriverLoad, ...] = ()
+    fleet: FleetState | None = None
 
     @property
     def rate(self) -> float:
@@ -90,158 +92,191 @@ class View:
 
     @property
     def busy(self) -> frozenset[str]:
-        """Instances that have yet to answer another driver something."""
+        """Instances that owe another driver responses."""
         return frozenset(name for load in self.others for name in load.busy)
 
 
 @dataclass(frozen=True)
+class _Entry:
+    """A driver's load, and how many times the driver has written it."""
+
+    load: DriverLoad
+    beats: int
+
+
+@dataclass(frozen=True)
+class _Record:
+    drivers: tuple[_Entry, ...] = ()
+    lease: Lease | None = None
+    fleet: FleetState | None = None
+
+
+@dataclass(frozen=True)
 class Requests:
-    """Requests to the store a second: gets and existence checks, and puts."""
+    """Requests to the store a second: gets and puts."""
 
     reads: float
     writes: float
 
 
-def requests_per_s(drivers: int) -> Requests:
-    """Return what one of so many drivers of a pool sends the store: its board and its lease (for pricing)."""
-    per_slot = 1.0 / SLOT_S
-    followers = (drivers - 1) / drivers
-    full_looks = (MOST_DRIVERS - drivers) / FULL_LOOK_EVERY
-    reads = drivers + 2.0 + full_looks + per_slot * followers  # loads, the next place, the leader's word; a lost slot
-    return Requests(reads, writes=1.0 + 1.0 / drivers + per_slot)
+REQUESTS_PER_S: Final = Requests(reads=1.0, writes=1.0)
+"""What a driver sends the store, however many there are (for pricing).
+
+On top come retries of writes that met another driver's, and the leader's writes when what it publishes changes.
+"""
 
 
-@dataclass
-class Board:
-    """One driver's access to the board under `prefix`; every method blocks, and raises what the store raises."""
+class PoolRegistry:
+    """One driver's access to its pool's record under `key`; methods block, and raise what the coordination raises."""
 
-    store: Store
-    prefix: str
-    driver: str
-    _place: int | None = field(default=None, init=False)
-    _taken: set[int] = field(default_factory=set, init=False)  # places, when it last looked
-    _looks: int = field(default=0, init=False)
-
-    def exchange(self, load: Load) -> View:
-        """Read what the others told, and tell this driver's load; where all places are taken it is not told.
-
-        In this order, since a driver that hung for long may find another one in its place, and then takes a new one.
-        """
-        view = self.look()
-        self._tell(load)
-        return view
-
-    def _tell(self, load: Load) -> None:
-        value = _encoded(load)
-        if self._place is not None:
-            self.store.put(self._key(self._place), value, TTL_S)
-            return
-        for place in range(MOST_DRIVERS):
-            if place not in self._taken and self.store.put_new(self._key(place), value, TTL_S):
-                self._place = place
-                self._taken.add(place)
-                return
-
-    def look(self) -> View:
-        """Read what the others and the leader told; invalid values are passed over."""
-        full = self._looks % FULL_LOOK_EVERY == 0
-        self._looks += 1
-        return self._look(full=full)
-
-    def _look(self, *, full: bool) -> View:
-        self._note_taken(self._free_places(MOST_DRIVERS if full else max(self._taken, default=-1) + 2))
-        places = sorted(self._taken)
-        values = self._values([self._key(place) for place in places])
-        self._taken = {place for place, value in zip(places, values, strict=True) if value is not None}
-        loads = [_load(value) for value in values if value is not None]
-        others = {load.driver: load for load in loads if load is not None and load.driver != self.driver}
-        if self._place is not None and not any(load and load.driver == self.driver for load in loads):
-            self._place = None  # it was gone for so long that another one may have it
-        [told] = self._values([self._fleet_key])
-        return View(tuple(others.values()), None if told is None else _fleet(told))
-
-    def _free_places(self, below: int) -> list[int]:
-        """Return the places that were free at the last look; the next driver takes the lowest of them."""
-        return [place for place in range(min(below, MOST_DRIVERS)) if place not in self._taken]
-
-    def _note_taken(self, places: Sequence[int]) -> None:
-        """Ask whether these places are taken by now; if the highest one is, also for the one above it, and so on."""
-        while places:
-            found = self.store.exists([self._key(place) for place in places])
-            self._taken.update(place for place, there in zip(places, found, strict=True) if there)
-            above = places[-1] + 1
-            places = [above] if found[-1] and above < MOST_DRIVERS and above not in self._taken else []
-
-    def lead(self, fleet: Fleet) -> None:
-        """Put the leader's word."""
-        self.store.put(self._fleet_key, _encoded(fleet), _FLEET_TTL_S)
-
-    def leave(self) -> bool:
-        """Take this driver off, and say whether it was the last one, which takes the leader's word along.
-
-        Of several that leave at once at least one is told so.
-        """
-        if self._place is not None:
-            self.store.delete([self._key(self._place)])
-            self._place = None
-        last = not self._look(full=True).others
-        if last:
-            self.store.delete([self._fleet_key])
-        return last
-
-    def _values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the keys' values, None for a key that has gone since the last look."""
-        try:
-            return [*self.store.get_many([Range(key) for key in keys])] if keys else []
-        except MissingKeyError:
-            return [self._value(key) for key in keys]
-
-    def _value(self, key: str) -> bytes | None:
-        try:
-            return self.store.get(key)
-        except MissingKeyError:
-            return None
-
-    def _key(self, place: int) -> str:
-        return f"{self.prefix}:driver:{place}"
+    def __init__(
+        self, coordination: Coordination, key: str, driver: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.driver = driver
+        self._coordination = coordination
+        self._key = key
+        self._clock = clock
+        self._election = Election(driver, clock)
+        self._beats = 0
+        self._changed: dict[str, tuple[int, float]] = {}  # by driver: its beats, and when they were first seen
+        self._last: tuple[_Record, str | None] = _Record(), None
 
     @property
-    def _fleet_key(self) -> str:
-        return f"{self.prefix}:fleet"
+    def leads(self) -> bool:
+        """Whether this driver leads now, as far as it knows without a request."""
+        return self._election.leads
+
+    def exchange(self, load: DriverLoad) -> PoolView:
+        """Read what the others wrote, write this driver's load, and renew the lease or take it over where it is due.
+
+        Where others write at the same time, or MAX_DRIVERS are there, this driver's load is not written this time.
+        """
+        self._beats += 1
+        own = _Entry(load, self._beats)
+        for _ in _tries(_TRIES):
+            record, version = self._read()
+            others = self._running(record)
+            lease = self._election.proposal(record.lease)
+            entries = (*others, own) if len(others) < MAX_DRIVERS else others
+            begun = self._clock()
+            if self._write(replace(record, drivers=entries, lease=lease), version):
+                self._election.written(lease, begun)
+                break
+        return PoolView(tuple(entry.load for entry in others), record.fleet)
+
+    def look(self) -> PoolView:
+        """Read what the others wrote."""
+        record, _ = self._read()
+        return PoolView(tuple(entry.load for entry in self._running(record)), record.fleet)
+
+    def publish(self, fleet: FleetState) -> bool:
+        """Write the state of the fleet where it has changed; say whether this driver holds the lease."""
+        record, version = self._last
+        for _ in _tries(_TRIES):
+            if record.lease is None or record.lease.holder != self.driver:
+                return False
+            if record.fleet == fleet or self._write(replace(record, fleet=fleet), version):
+                return True
+            record, version = self._read()
+        raise self._busy()
+
+    def leave(self) -> bool:
+        """Take this driver out and release the lease; say whether it was the last one, which clears the record."""
+        for _ in _tries(_LEAVE_TRIES):
+            record, version = self._read()
+            others = self._running(record)
+            left = _Record(others, self._election.released(record.lease), record.fleet) if others else _Record()
+            if self._write(left, version, _RECORD_TTL_S if others else _CLEARED_TTL_S):
+                return not others
+        raise self._busy()
+
+    def _read(self) -> tuple[_Record, str | None]:
+        entry = self._coordination.get(self._key)
+        self._last = (_Record(), None) if entry is None else (_decoded(entry.value), entry.version)
+        return self._last
+
+    def _write(self, record: _Record, version: str | None, ttl_s: float = _RECORD_TTL_S) -> bool:
+        """Write a record in place of a version, and say whether that was still there."""
+        written = self._coordination.compare_and_set(self._key, version, _encoded(record), ttl_s)
+        if written is not None:
+            self._last = record, written
+        return written is not None
+
+    def _busy(self) -> StoreUnavailableError:
+        return StoreUnavailableError(f"other drivers change {self._key} all the time: --store is too slow for so many")
+
+    def _running(self, record: _Record) -> tuple[_Entry, ...]:
+        """Return the entries of other drivers that have changed within TTL_S, and remember when each did."""
+        now, others = self._clock(), [entry for entry in record.drivers if entry.load.driver != self.driver]
+        changed = {}
+        for entry in others:
+            known = self._changed.get(entry.load.driver)
+            changed[entry.load.driver] = known if known and known[0] == entry.beats else (entry.beats, now)
+        self._changed = changed
+        return tuple(entry for entry in others if now - changed[entry.load.driver][1] <= TTL_S)
 
 
-_T = TypeVar("_T", Load, Fleet)
+def _tries(count: int) -> Iterator[None]:
+    """Yield so many times, with growing waits between."""
+    yield
+    for failures in range(1, count):
+        time.sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
+        yield
 
 
-def _encoded(told: Load | Fleet) -> bytes:
-    return json.dumps(unstructure(told)).encode()
+_T = TypeVar("_T", _Entry, Lease, FleetState)
 
 
-def _decoded(kind: type[_T], value: bytes) -> _T | None:
-    """Read what stood on the board, None where it is none of ours; the store is not believed blindly."""
-    if len(value) > _MOST_BYTES:
-        return None
+def _encoded(record: _Record) -> bytes:
+    return json.dumps(unstructure(record)).encode()
+
+
+def _decoded(value: bytes) -> _Record:
+    """Read a record; what is not valid in it is left out."""
+    if len(value) > _MAX_BYTES:
+        return _Record()
     try:
-        return structure(kind, json.loads(value), "board", lenient=True)
-    except (ValueError, RecursionError, PlanError):
+        found = json.loads(value)
+        parts = {name: found[name] for name in ("drivers", "lease", "fleet")}
+        listed = list(parts["drivers"])[: 2 * MAX_DRIVERS]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return _Record()
+    entries = {entry.load.driver: entry for entry in map(_entry, listed) if entry is not None}
+    return _Record(tuple(entries.values()), _lease(parts["lease"]), _fleet(parts["fleet"]))
+
+
+def _structured(kind: type[_T], value: Any) -> _T | None:  # noqa: ANN401  any JSON value
+    try:
+        return structure(kind, value, "registry", lenient=True)
+    except (PlanError, RecursionError):
         return None
 
 
-def _load(value: bytes) -> Load | None:
-    load = _decoded(Load, value)
-    if load is None or not (_words([load.driver, *load.busy]) and len(load.busy) <= MOST_MEMBERS):
+def _entry(value: Any) -> _Entry | None:  # noqa: ANN401
+    entry = _structured(_Entry, value)
+    if entry is None or not (_words([entry.load.driver, *entry.load.busy]) and len(entry.load.busy) <= MAX_MEMBERS):
         return None
-    numbers = (load.rate, load.in_flight, load.paid_usd, load.hour_usd)
-    return load if all(0 <= number <= _LARGEST for number in numbers) else None
+    load = entry.load
+    return entry if _bounded(entry.beats, load.rate, load.in_flight, load.paid_usd, load.hour_usd) else None
 
 
-def _fleet(value: bytes) -> Fleet | None:
-    fleet = _decoded(Fleet, value)
-    if fleet is None or len(fleet.members) > MOST_MEMBERS or not 0 <= fleet.wanted <= _LARGEST:
+def _lease(value: Any) -> Lease | None:  # noqa: ANN401
+    lease = _structured(Lease, value)
+    right = lease is not None and _bounded(lease.renewals) and (not lease.holder or _words([lease.holder]))
+    return lease if right else None
+
+
+def _fleet(value: Any) -> FleetState | None:  # noqa: ANN401
+    fleet = _structured(FleetState, value)
+    if fleet is None or len(fleet.members) > MAX_MEMBERS or not _bounded(fleet.wanted):
         return None
     urls = [member.url for member in fleet.members if member.url is not None]
     right = _words([fleet.leader, *(member.name for member in fleet.members)]) and all(map(_URL.fullmatch, urls))
-    return fleet if right and len(fleet.reason) <= MOST_REASON else None
+    return fleet if right and len(fleet.reason) <= MAX_REASON else None
+
+
+def _bounded(*numbers: float) -> bool:
+    return all(0 <= number <= _MAX_NUMBER for number in numbers)
 
 
 def _words(texts: Iterable[str]) -> bool:

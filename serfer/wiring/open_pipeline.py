@@ -22,7 +22,7 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import CACHE, INLINE, Plan
 from serfer.core.run import Retry
-from serfer.fleet.opening import Routing, open_pool
+from serfer.fleet.open_pool import Routing, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe, probes
 from serfer.pipeline.pipeline import Pipeline

@@ -12,7 +12,7 @@ from redis.exceptions import AskError, MovedError, ResponseError
 
 from serfer.core.errors import SerferError, StoreUnavailableError
 from storage.redis.node import Command, RedisNode
-from storage.redis.store import IF_NEW, RedisCommands
+from storage.redis.store import RedisCommands
 from storage.redis.url import cluster_options
 
 _HOPS = 8  # nodes to which a command is sent, one after the other, while its slot moves
@@ -53,10 +53,10 @@ class RedisClusterStore(RedisCommands):
     def _deletion(self, keys: Sequence[str]) -> list[Command]:
         return [("DEL", key) for key in keys]  # apart, for while a slot moves its keys may be on two nodes
 
-    def _ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send each command, whose first argument is its key, to the node that has it; follow it where it moves."""
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Send each command to the node that has its key; follow it where it moves."""
         replies: dict[int, Any] = {}
-        hops = [_Hop(index, command, key_slot(command[1].encode())) for index, command in enumerate(commands)]
+        hops = [_Hop(index, command, key_slot(_key(command).encode())) for index, command in enumerate(commands)]
         for _ in range(_HOPS):
             if not hops:
                 return [replies[index] for index in range(len(commands))]
@@ -72,7 +72,7 @@ class RedisClusterStore(RedisCommands):
         try:
             answers = self._exchange(batches)
         except StoreUnavailableError:
-            if not self._has_moved(hops, owners, batches) or any(_only_once(hop.command) for hop in hops):
+            if not self._has_moved(hops, owners, batches):
                 raise
             return [replace(hop, redirected=None, asking=False) for hop in hops]
         again = []
@@ -161,9 +161,9 @@ class RedisClusterStore(RedisCommands):
         return "{}:{}".format(*self._seeds[0])
 
 
-def _only_once(command: Command) -> bool:
-    """Say whether a command whose reply was lost must not be sent again: it would find its own value."""
-    return (command[0], command[-1]) == ("SET", IF_NEW)
+def _key(command: Command) -> str:
+    key: str = command[3 if command[0] == "EVAL" else 1]  # behind a script and the number of its keys
+    return key
 
 
 def _on_the_wire(hops: Sequence[_Hop]) -> list[Command]:

@@ -34,7 +34,7 @@ _LOGIN = (
     "refused the login: correct user and password in --store; with iam=, the user, the cache's name and the permission "
     "elasticache:Connect"
 )
-_FORBIDDEN = "forbids it ({}): give the user in --store +get +getrange +set +exists +del on the keys ~serfer:*"
+_FORBIDDEN = "forbids it ({}): give the user in --store +get +getrange +set +exists +del +eval on the keys ~serfer:*"
 _NO_TLS = "does not answer in TLS{}: if it is a Redis server without TLS, write redis:// in --store, not rediss://"
 _NAME_MISMATCHES = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 

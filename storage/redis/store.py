@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from serfer.core.errors import ValueTooLargeError
+from storage.coordination import Coordination
+from storage.redis.coordination import RedisCoordination, milliseconds
 from storage.redis.node import Command, RedisNode
 from storage.redis.url import server_options
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
-IF_NEW = "NX"  # the last argument of a SET that keeps a value only where there is none
 
 
 class RedisCommands(Store):
@@ -18,31 +19,30 @@ class RedisCommands(Store):
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """SET with PX."""
-        self._ask([_setting(key, value, ttl)])
-
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """SET with PX and NX."""
-        (reply,) = self._ask([(*_setting(key, value, ttl), IF_NEW)])
-        return reply is not None
+        self.ask([_setting(key, value, ttl)])
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """GET or GETRANGE, all in one round trip."""
         check_ranges(ranges)
-        replies = self._ask([_command(asked) for asked in ranges])
+        replies = self.ask([_command(asked) for asked in ranges])
         return [self._checked(asked, reply) for asked, reply in zip(ranges, replies, strict=True)]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """EXISTS, all in one round trip."""
         check_keys(keys)
-        return [reply == 1 for reply in self._ask([("EXISTS", key) for key in keys])]
+        return [reply == 1 for reply in self.ask([("EXISTS", key) for key in keys])]
 
     def delete(self, keys: Sequence[str]) -> None:
         """DEL, all in one round trip; UNLINK would free a string in the foreground just the same."""
         check_keys(keys)
-        self._ask(self._deletion(keys))
+        self.ask(self._deletion(keys))
+
+    def coordination(self) -> Coordination:
+        """Coordinate by scripts over the same connections."""
+        return RedisCoordination(self.ask, self.delete)
 
     @abstractmethod
-    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return their replies in order; the first refusal is raised."""
 
     @abstractmethod
@@ -75,7 +75,8 @@ class RedisStore(RedisCommands):
         """Disconnect; a later call would connect anew."""
         self._node.close()
 
-    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Send the commands as one pipeline."""
         return self._node.ask(commands) if commands else []
 
     def _deletion(self, keys: Sequence[str]) -> list[Command]:
@@ -88,7 +89,7 @@ def _setting(key: str, value: Bytes, ttl: float) -> Command:
     data = flat(value)
     if len(data) > _MAX_VALUE:
         raise ValueTooLargeError(f"value under {key!r} has {len(data)} bytes: Redis takes at most {_MAX_VALUE}")
-    return ("SET", key, data, "PX", max(1, round(ttl * 1000)))
+    return ("SET", key, data, "PX", milliseconds(ttl))
 
 
 def _command(asked: Range) -> Command:

@@ -20,11 +20,10 @@ _OK = 200
 class Limits:
     """S3's limits, in bytes but for `parts`, and from which size a value is uploaded in parts of which size.
 
-    `value` is the largest in parts, `whole` the largest in one request.
+    `value` is the largest value.
     """
 
     value: int = 5 << 40
-    whole: int = 5 << 30
     multipart_from: int = 16 << 20
     part: int = 8 << 20
     parts: int = 10_000

@@ -2,15 +2,13 @@
 
     PREFIX/serfer:3f0c...:0:1     the value under that key; its metadata say when it expires
     PREFIX/kkk...k*/kkk           a key of more than 200 characters is cut, its first parts end in "*"
-    PREFIX/*new3f0c...            for a moment: by it `put_new` finds out whether the server heeds conditions
+    PREFIX/*new3f0c...            for a moment: shows whether the server honours conditions (coordination.py)
 
 A slash in a key is written "!" and a part "." is written "*": none of ! * can stand in a key, so names never collide,
 and no server takes one for a folder or normalises it away. S3 knows no time to live for a key, so what has expired
 reads as missing until `sweep`, or the bucket's own lifecycle rule, removes it.
 """
 
-import contextlib
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,23 +16,19 @@ from typing import TypeVar
 
 from botocore.session import Session
 
-from serfer.core.errors import SerferError, StoreError, UsageError, ValueTooLargeError
+from serfer.core.errors import UsageError, ValueTooLargeError
+from storage.coordination import Coordination
 from storage.s3 import upkeep as s3_upkeep
 from storage.s3.address import address, target
-from storage.s3.conditional_put import TAIL, NewValue, check_conditions, value_length
-from storage.s3.errors import Answer, no_s3, refusal
+from storage.s3.errors import no_s3, refusal
 from storage.s3.express import SessionSigner
-from storage.s3.http import NAMESPACE, KeySigner, Request, S3Http, document
+from storage.s3.http import KeySigner, Request, S3Http
 from storage.s3.multipart import S3_LIMITS, Limits, Upload
+from storage.s3.objects import Objects
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 _THREADS = 32
-_PART = 200
-_EXPIRES = "x-amz-meta-serfer-expires"
-_OK, _PARTIAL, _NOT_FOUND, _NO_RANGE = 200, 206, 404, 416
-_UNCLEAR = frozenset(range(400, 500)) - {429}  # the answer to a HEAD request has no body to say more
-_DELETED_AT_ONCE = 1000
-_TRIAL_S = 60.0
+_OK, _NO_RANGE = 200, 416
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -60,39 +54,23 @@ class S3Store(Store):
         self._http = S3Http(where, KeySigner(where, self._session), self._session, sleep)
         if where.sessions:
             self._http = S3Http(where, SessionSigner(self._http, clock), self._session, sleep)
-        self._bucket_seen = False
-        self._heeds_conditions = False
+        self._objects = Objects(self._http, self._target.prefix, clock)
         self._threads = ThreadPoolExecutor(_THREADS, "s3")
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """PutObject, or a multipart upload whose parts go at the same time where the value is large."""
         data = _checked(key, value, ttl, self._limits.value)
-        headers = self._expiring(ttl)
+        headers = self._objects.expiring(ttl)
         if len(data) >= self._limits.multipart_from:
-            Upload(self._http, self._name(key), self._limits, f"to put {key!r}").run(data, headers, self._threads)
+            Upload(self._http, self._objects.name(key), self._limits, f"to put {key!r}").run(
+                data, headers, self._threads
+            )
             return
-        answer = self._http.ask(Request("PUT", self._name(key), headers=headers, body=data))
+        answer = self._http.ask(Request("PUT", self._objects.name(key), headers=headers, body=data))
         if answer.status != _OK:
             raise refusal(self._http.address, answer, f"to put {key!r}")
         if "etag" not in answer.headers:
             raise no_s3(self._http.address, answer)
-
-    def put_new(self, key: str, value: Bytes, ttl: float) -> bool:
-        """PutObject on condition that there is none, or in place of the expired one; one request where it is new.
-
-        Before the first, four requests find out whether the server heeds conditions.
-        """
-        data, doing = _checked(key, value, ttl, self._limits.whole - TAIL), f"to put {key!r}"
-        if not self._heeds_conditions:
-            self._check_conditions()
-        return NewValue(
-            self._http,
-            self._name(key),
-            doing,
-            look=lambda: self._look(key, doing),
-            is_live=lambda answer: self._is_live(answer, doing),
-            sleep=self._sleep,
-        ).run(data, self._expiring(ttl))
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """GetObject with a Range for each, at the same time."""
@@ -107,7 +85,13 @@ class S3Store(Store):
     def delete(self, keys: Sequence[str]) -> None:
         """DeleteObjects, a thousand a request."""
         check_keys(keys)
-        self._delete([self._name(key) for key in keys])
+        self._objects.delete([self._objects.name(key) for key in keys])
+
+    def coordination(self) -> Coordination:
+        """Coordinate by conditional puts over the same connections."""
+        from storage.s3.coordination import S3Coordination  # noqa: PLC0415  workers coordinate nothing
+
+        return S3Coordination(self._objects, self._sleep)
 
     def close(self) -> None:
         """Close the connections and end the threads; a later call would start anew."""
@@ -124,8 +108,8 @@ class S3Store(Store):
         swept = 0
         for some in s3_upkeep.names(self._http, self._target.prefix, moment - older_than_s):
             answers = self._all(lambda name: self._http.ask(Request("HEAD", name)), some)
-            due = [name for name, answer in zip(some, answers, strict=True) if _is_due(answer, moment)]
-            self._delete(due)
+            due = [name for name, answer in zip(some, answers, strict=True) if self._objects.is_due(answer, moment)]
+            self._objects.delete(due)
             swept += len(due)
         return swept
 
@@ -148,18 +132,16 @@ class S3Store(Store):
         if asked.length == 0:
             return self._nothing(asked)
         headers = _range_header(asked)
-        answer = self._http.ask(Request("GET", self._name(asked.key), headers=headers, limit=asked.length))
+        answer = self._http.ask(Request("GET", self._objects.name(asked.key), headers=headers, limit=asked.length))
         if answer.status == _NO_RANGE:
             return self._nothing(asked)
-        if not self._is_live(answer, f"to get {asked.key!r}"):
+        if not self._objects.is_live(answer, f"to get {asked.key!r}"):
             raise missing(asked)
-        size = value_length(answer)
         if answer.status == _OK:
-            return cut(answer.body[:size], asked)
-        body = answer.body if size is None else answer.body[: max(0, size - asked.start)]
-        if asked.length not in {None, len(body)} or (size is not None and asked.start > size):
+            return cut(answer.body, asked)
+        if asked.length not in {None, len(answer.body)}:
             raise missing(asked)
-        return body
+        return answer.body
 
     def _nothing(self, asked: Range) -> bytes:
         """Return the empty range, which S3 cannot be asked for, if the value has it."""
@@ -171,73 +153,10 @@ class S3Store(Store):
     def _size(self, key: str) -> int | None:
         """Return the length of a value in bytes, None where there is none."""
         doing = f"to look for {key!r}"
-        answer = self._look(key, doing)
-        if answer is None or not self._is_live(answer, doing):
+        answer = self._objects.look(key, doing)
+        if answer is None or not self._objects.is_live(answer, doing):
             return None
-        size = value_length(answer)
-        return int(answer.headers.get("content-length", 0)) if size is None else size
-
-    def _look(self, key: str, doing: str) -> Answer | None:
-        """Return what S3 says of the object of a key, None where there is none."""
-        answer = self._http.ask(Request("HEAD", self._name(key)))
-        if answer.status == _OK:
-            return answer
-        if answer.status in _UNCLEAR and not (answer.status == _NOT_FOUND and self._bucket_seen):
-            self._look_at_bucket(doing)
-        if answer.status != _NOT_FOUND:
-            raise refusal(self._http.address, answer, doing)
-        return None
-
-    def _look_at_bucket(self, doing: str) -> None:
-        """Raise what is wrong with the bucket or with our credentials for it, if anything is."""
-        answer = self._http.ask(s3_upkeep.listing(self._target.prefix, "max-keys=1"))
-        if answer.status != _OK:
-            raise refusal(self._http.address, answer, doing)
-        if b"<ListBucketResult" not in answer.body:
-            raise no_s3(self._http.address, answer)
-        self._bucket_seen = True
-
-    def _is_live(self, answer: Answer, doing: str) -> bool:
-        """Say whether an answer carries a value that has not expired."""
-        if answer.status == _NOT_FOUND and answer.field("Code") == "NoSuchKey":
-            return False
-        if answer.status not in {_OK, _PARTIAL}:
-            raise refusal(self._http.address, answer, doing)
-        expiry = _expiry(answer)
-        if expiry is None:
-            raise StoreError(
-                f"{doing} at {self._http.address.url}: what lies there was not put by SerFer, or no S3 server answers; "
-                "change --store"
-            )
-        return expiry > self._clock()
-
-    def _delete(self, names: Sequence[str]) -> None:
-        for i in range(0, len(names), _DELETED_AT_ONCE):
-            objects = "".join(f"<Object><Key>{name}</Key></Object>" for name in names[i : i + _DELETED_AT_ONCE])
-            asked = document("POST", "delete=", f'<Delete xmlns="{NAMESPACE}">{objects}<Quiet>true</Quiet></Delete>')
-            answer = self._http.ask(asked)
-            if answer.status != _OK or b"<Error>" in answer.body:
-                raise refusal(self._http.address, answer, "to delete")
-            if b"<DeleteResult" not in answer.body:
-                raise no_s3(self._http.address, answer)
-
-    def _check_conditions(self) -> None:
-        """Try conditions out; several threads may do so at once."""
-        name = f"{self._target.prefix}*new{secrets.token_hex(8)}"
-        check_conditions(self._http, name, self._expiring(_TRIAL_S))
-        self._heeds_conditions = True
-        with contextlib.suppress(SerferError):  # then a sweep removes it
-            self._delete([name])
-
-    def _expiring(self, ttl: float) -> dict[str, str]:
-        return {_EXPIRES: f"{self._clock() + ttl:.3f}"}
-
-    def _name(self, key: str) -> str:
-        """Return the name of the object that holds a key's value."""
-        flat_key = key.replace("/", "!")
-        parts = [flat_key[i : i + _PART] for i in range(0, len(flat_key), _PART)]
-        last = "*" if parts[-1] == "." else parts[-1]
-        return self._target.prefix + "".join(f"{part}*/" for part in parts[:-1]) + last
+        return int(answer.headers.get("content-length", 0))
 
     def _all(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Do the work on every item at the same time, the first in this thread; raises what failed first in order."""
@@ -264,16 +183,3 @@ def _range_header(asked: Range) -> dict[str, str]:
         return {}
     last = "" if asked.length is None else asked.start + asked.length - 1
     return {"Range": f"bytes={asked.start}-{last}"}
-
-
-def _expiry(answer: Answer) -> float | None:
-    """Return the moment at which a value expires, in seconds since the epoch; None where it is not a value of ours."""
-    try:
-        return float(answer.headers[_EXPIRES])
-    except (KeyError, ValueError):
-        return None
-
-
-def _is_due(answer: Answer, moment: float) -> bool:
-    expiry = _expiry(answer) if answer.status == _OK else None
-    return expiry is not None and expiry <= moment

@@ -27,7 +27,7 @@ class Answers:
 
 
 def both_drivers(store):
-    return Replies(store, 60.0), Replies(store, 60.0)
+    return Replies(store.coordination(), 60.0), Replies(store.coordination(), 60.0)
 
 
 def test_two_drivers_that_compute_the_same_query_give_one_answer():

@@ -7,24 +7,29 @@ import pytest
 from serfer.api.http.problems import Problem
 from serfer.api.requests import Once
 from serfer.api.routes.results import Results, new_job
-from storage.counting import CountingStore
+from serfer.core.errors import StoreUnavailableError
+from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore
 
 PATIENCE = 30.0
 
 
-class SlowStore(MemoryStore):
-    """Puts take as long as the test likes, and land afterwards."""
+class SlowCoordination(InterceptedCoordination):
+    """Writes take as long as the test likes, and land afterwards."""
 
     def __init__(self):
-        super().__init__()
-        self.putting, self.may_put = threading.Event(), threading.Event()
-        self.may_put.set()
+        super().__init__(MemoryStore().coordination(), lambda _: None)
+        self.writing, self.may_write = threading.Event(), threading.Event()
+        self.may_write.set()
 
-    def put(self, key, value, ttl):
-        self.putting.set()
-        assert self.may_put.wait(PATIENCE)
-        super().put(key, value, ttl)
+    def compare_and_set(self, *arguments):
+        self.writing.set()
+        assert self.may_write.wait(PATIENCE)
+        return super().compare_and_set(*arguments)
+
+
+def coordination():
+    return MemoryStore().coordination()
 
 
 async def begin(results, work, once=None, owner=""):
@@ -59,21 +64,21 @@ def run(check):
 
 def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted():
     async def check():
-        store = SlowStore()
-        results, may_end = Results(store, 600.0), asyncio.Event()
+        slow = SlowCoordination()
+        results, may_end = Results(slow, 600.0), asyncio.Event()
 
         async def work(_):
             await may_end.wait()
             return {}
 
         job_id = (await begin(results, work))["id"]
-        store.putting.clear()
-        store.may_put.clear()
+        slow.writing.clear()
+        slow.may_write.clear()
         may_end.set()
-        await until(store.putting.is_set)
+        await until(slow.writing.is_set)
         deleting = asyncio.create_task(results.cancel(job_id, ""))
         await asyncio.sleep(0.02)
-        store.may_put.set()
+        slow.may_write.set()
         await deleting
         assert await status(results, job_id) == 404
         await until(lambda: not results._running)
@@ -88,8 +93,8 @@ def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back(monke
     monkeypatch.setattr("serfer.api.routes.results._LOOK_S", 0.01)
 
     async def check():
-        store = SlowStore()
-        mine, other, stopped = Results(store, 600.0), Results(store, 600.0), asyncio.Event()
+        slow = SlowCoordination()
+        mine, other, stopped = Results(slow, 600.0), Results(slow, 600.0), asyncio.Event()
 
         async def work(watch):
             try:
@@ -101,13 +106,13 @@ def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back(monke
 
         may_go_on = asyncio.Event()
         job_id = (await begin(mine, work))["id"]
-        store.putting.clear()
-        store.may_put.clear()
+        slow.writing.clear()
+        slow.may_write.clear()
         may_go_on.set()
-        await until(store.putting.is_set)  # the driver is about to write "running"
+        await until(slow.writing.is_set)  # the driver is about to write "running"
         deleting = asyncio.create_task(other.cancel(job_id, ""))
         await asyncio.sleep(0.02)
-        store.may_put.set()
+        slow.may_write.set()
         await deleting
         await stopped.wait()
         await until(lambda: not mine._running)
@@ -121,20 +126,11 @@ def test_a_job_that_shows_no_progress_asks_the_store_hardly_anything(monkeypatch
     monkeypatch.setattr("serfer.api.routes.results._LOOK_S", 0.02)
 
     async def check():
-        store = CountingStore(MemoryStore())
-        results, looks = Results(store, 600.0), 0
-        ask = store.exists
-
-        def exists(keys):
-            nonlocal looks
-            looks += 1
-            return ask(keys)
-
-        store.exists = exists
+        requests = []
+        results = Results(InterceptedCoordination(coordination(), requests.append), 600.0)
         job_id = (await begin(results, endless))["id"]
-        await until(lambda: looks == 3)  # four ticks each
-        counts = store.counts
-        assert (counts.puts, counts.gets) == (1, 0)
+        await until(lambda: requests.count("get") == 3)  # four ticks each
+        assert requests == ["compare_and_set", *["get"] * 3]
         await results.cancel(job_id, "")
         assert await status(results, job_id) == 404
 
@@ -143,17 +139,73 @@ def test_a_job_that_shows_no_progress_asks_the_store_hardly_anything(monkeypatch
 
 def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every_driver():
     async def check():
-        store, once = MemoryStore(), Once("", "1", "digest")
-        first, second = Results(store, 600.0), Results(store, 600.0)
+        shared, once = coordination(), Once("", "1", "digest")
+        first, second = Results(shared, 600.0), Results(shared, 600.0)
         state = await begin(first, at_once, once)
         assert state["id"] not in once.name
         again = await begin(second, endless, once)
         assert again["id"] == state["id"]
         await until(lambda: not first._running)
         assert await status(second, state["id"]) == "done"
-        elsewhere = await begin(Results(MemoryStore(), 600.0), at_once, once)
+        elsewhere = await begin(Results(coordination(), 600.0), at_once, once)
         assert elsewhere["id"] != state["id"]
         with pytest.raises(Problem, match="came with another request"):
             await begin(second, at_once, Once("", "1", "another"))
+
+    run(check)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_job_goes_on_after_a_write_that_failed(monkeypatch, written):
+    monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.01)
+    failures = []
+
+    class Lossy(InterceptedCoordination):
+        def compare_and_set(self, key, expected, value, ttl):
+            fails = b'"running"' in value and not failures
+            version = super().compare_and_set(key, expected, value, ttl) if written or not fails else None
+            if fails:
+                failures.append(version)
+                raise StoreUnavailableError("gone")
+            return version
+
+    async def check():
+        results, may_end = Results(Lossy(coordination(), lambda _: None), 600.0), asyncio.Event()
+
+        async def work(watch):
+            watch([1])
+            await may_end.wait()
+            return {}
+
+        job_id = (await begin(results, work))["id"]
+        await until(lambda: failures)
+        may_end.set()
+        await until(lambda: not results._running)
+        assert await status(results, job_id) == "done"
+
+    run(check)
+
+
+def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
+    async def fails(_):
+        raise RuntimeError
+
+    async def check():
+        shared, once, ran = coordination(), Once("", "1", "digest"), []
+
+        async def counted(_):
+            ran.append(1)
+            await asyncio.get_running_loop().create_future()
+
+        first, second = Results(shared, 600.0), Results(shared, 600.0)
+        job_id = (await begin(first, fails, once))["id"]
+        await until(lambda: not first._running)
+        assert await status(second, job_id) == "failed"
+        states = await asyncio.gather(begin(first, counted, once), begin(second, counted, once))
+        await until(lambda: ran)
+        assert [state["status"] for state in states] == ["queued"] * 2
+        assert len(first._running) + len(second._running) == 1
+        await first.cancel(job_id, "")
+        await second.close(0.0)
 
     run(check)

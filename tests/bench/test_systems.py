@@ -141,8 +141,8 @@ class TestCounts:
                 future.result(PATIENCE)
             counts = system.counts()
             with open_store(system.store_url) as store:
-                keys = store._ask([("KEYS", "*")])[0]
-                sizes = store._ask([("STRLEN", key) for key in keys])
+                keys = store.ask([("KEYS", "*")])[0]
+                sizes = store.ask([("STRLEN", key) for key in keys])
                 calls = {name: _calls(store, name) for name in ("get", "set", "del", "unlink")}
         assert len(keys) == counts.puts == calls["set"] == 3 * 2 * plan.tasks
         assert counts.bytes_put == sum(sizes)
@@ -154,7 +154,7 @@ class TestCounts:
 
 def _calls(store, name):
     """Return how often a Redis server has got a command."""
-    lines = store._ask([("INFO", "commandstats")])[0].decode().splitlines()
+    lines = store.ask([("INFO", "commandstats")])[0].decode().splitlines()
     return next((int(line.partition("calls=")[2].split(",")[0]) for line in lines if f"_{name}:" in line), 0)
 
 

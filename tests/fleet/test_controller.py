@@ -12,9 +12,9 @@ from serfer.control.policy import Wanted
 from serfer.control.router import Router
 from serfer.core.errors import StoreUnavailableError, UnavailableError
 from serfer.fleet.controller import Controller, Timing, _Paid
-from serfer.fleet.lease import Lease
 from serfer.fleet.pool import Pool
-from serfer.fleet.registry import Board, Fleet, Listed, Load, View
+from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry, PoolView
+from storage.coordination import InterceptedCoordination
 from storage.memory import MemoryStore
 from tests.fleet.fakes import Clock, FakeProvisioner, Net, scenario
 
@@ -39,40 +39,20 @@ class Steps:
         self.resumed.append(instances)
 
 
-class FailingStore(MemoryStore):
-    """A store that a test takes away, or has hang while `answers` is not set."""
+class FailingCoordination(InterceptedCoordination):
+    """A coordination that a test takes away, or has hang while `answers` is not set."""
 
     gone = False
 
-    def __init__(self, clock):
-        super().__init__(clock)
+    def __init__(self, store):
+        super().__init__(store.coordination(), self._check)
         self.answers = threading.Event()
         self.answers.set()
 
-    def _check(self):
+    def _check(self, _operation):
         assert self.answers.wait(60)
         if self.gone:
             raise StoreUnavailableError("the store is gone")
-
-    def put(self, key, value, ttl):
-        self._check()
-        super().put(key, value, ttl)
-
-    def put_new(self, key, value, ttl):
-        self._check()
-        return super().put_new(key, value, ttl)
-
-    def get_many(self, ranges):
-        self._check()
-        return super().get_many(ranges)
-
-    def exists(self, keys):
-        self._check()
-        return super().exists(keys)
-
-    def delete(self, keys):
-        self._check()
-        super().delete(keys)
 
 
 class Drivers:
@@ -80,7 +60,8 @@ class Drivers:
 
     def __init__(self):
         self.clock, self.net = Clock(), Net()
-        self.store = FailingStore(self.clock)
+        self.store = MemoryStore(self.clock)
+        self.coordination = FailingCoordination(self.store)
         self.provisioner = FakeProvisioner(self.net, self.clock)
         self.running = {}
         self.policies = {}
@@ -89,11 +70,11 @@ class Drivers:
         known = scenario()
         policy = self.policies[name] = policy or Steps()
         pool = Pool(Router(known, policy, **more), self.net.connect, self.clock)
-        board = Board(self.store, "p", name)
-        lease = Lease(self.store, "p", name, clock=self.clock)
+        registry = PoolRegistry(self.coordination, "p", name, self.clock)
         timing = Timing(self.clock, asyncio.sleep)
-        parts = pool, board, lease, self.provisioner, self.net.connect
-        self.running[name] = Controller(*parts, ends_instances=True, timing=timing)
+        self.running[name] = Controller(
+            pool, registry, self.provisioner, self.net.connect, ends_instances=True, timing=timing
+        )
         self.running[name].pool = pool
         return self.running[name]
 
@@ -182,7 +163,7 @@ def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instances():
         await made.step(20)
         there = dict(made.provisioner.there)
         made.kill(made.leader)
-        await made.step(9)  # two slots and a second
+        await made.step(9)  # two ticks, the lease and a second
         assert made.leader is not None
         await made.step(10)
         assert made.provisioner.there == there
@@ -305,13 +286,13 @@ def test_without_the_store_instances_go_on_serving_and_none_is_started_or_stoppe
         drivers = [made.add(name) for name in "ab"]
         made.want(1)
         await made.step(15)
-        made.store.gone = True
+        made.coordination.gone = True
         made.want(0)
         await made.step(60)
         assert made.provisioner.calls == [("start", 1)]
         assert all([await driver.pool.run(ONE, 30) for driver in drivers])
         assert made.leader is None
-        made.store.gone = False
+        made.coordination.gone = False
         made.want(1)
         await made.step(10)
         assert made.leader is not None
@@ -325,8 +306,10 @@ def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
         made = Drivers()
         one = made.add("a")
         one._admits = lambda url: url != "http://evil"
-        members = [Listed(name, f"http://{name}", "serving") for name in ("evil", "good")]
-        Board(made.store, "p", "b").lead(Fleet("b", tuple(members), 2, "somebody wrote it"))
+        members = [FleetMember(name, f"http://{name}", "serving") for name in ("evil", "good")]
+        other = PoolRegistry(made.coordination, "p", "b", made.clock)
+        other.exchange(DriverLoad("b"))
+        assert other.publish(FleetState("b", tuple(members), 2, "another program wrote it"))
         await one.tick()
         assert one.pool.serving == 1
         assert await one.pool.run(ONE, 30)
@@ -340,7 +323,7 @@ def test_a_store_that_hangs_holds_up_neither_the_loop_nor_what_comes_after_the_e
         made = Drivers()
         one = made.add("a")
         await made.step(5)
-        made.store.answers.clear()
+        made.coordination.answers.clear()
         for _ in range(2):
             await one.tick()
         assert len(made.policies["a"].rates) == 7
@@ -348,12 +331,12 @@ def test_a_store_that_hangs_holds_up_neither_the_loop_nor_what_comes_after_the_e
         for _ in range(20):
             await asyncio.sleep(0)
         assert not closing.done()
-        made.store.answers.set()
+        made.coordination.answers.set()
         await closing
         assert one.troubles == {}
         made.clock.now += 20
         made.store.put("x", b"", 1)
-        assert list(made.store._values) == ["x"]  # nothing was told behind its back
+        assert list(made.store._values) == ["x"]  # nothing was written after the end
 
     run(scene)
 
@@ -385,13 +368,13 @@ def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_f
     paid = _Paid()
 
     def view(*loads):
-        return View(tuple(loads))
+        return PoolView(tuple(loads))
 
-    assert paid.since(view(Load("a", paid_usd=5.0, hour_usd=2.0)), 0.0) == 2.0
+    assert paid.since(view(DriverLoad("a", paid_usd=5.0, hour_usd=2.0)), 0.0) == 2.0
     assert paid.since(view(), 10.0) == 0.0  # the store did not show it for a while
-    assert paid.since(view(Load("a", paid_usd=6.0, hour_usd=3.0)), 20.0) == 1.0
+    assert paid.since(view(DriverLoad("a", paid_usd=6.0, hour_usd=3.0)), 20.0) == 1.0
     for restart in range(10_000):
-        paid.since(view(Load(f"d{restart}", paid_usd=1.0, hour_usd=1.0)), 30.0 + restart)
+        paid.since(view(DriverLoad(f"d{restart}", paid_usd=1.0, hour_usd=1.0)), 30.0 + restart)
     assert len(paid._known) <= 3600
 
 
@@ -452,7 +435,7 @@ def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
         await made.kill("b").close()
         assert made.provisioner.there == {}
         assert made.provisioner.closed == 2
-        made.clock.now += 20  # claims of slots that are over
+        made.clock.now += 20  # the cleared record
         made.store.put("x", b"", 1)
         assert [key for key in made.store._values if key != "x"] == []
 

@@ -38,7 +38,7 @@ def test_without_instances_everything_goes_through_the_functions():
         made = Made(members=())
         assert await made.ask() is None
         assert made.router.counts == {Reason.NO_INSTANCE: 1}
-        assert made.pool.stock().paid_usd == pytest.approx(1e-4)
+        assert made.pool.take_stats().paid_usd == pytest.approx(1e-4)
 
     run(scene)
 
@@ -50,9 +50,9 @@ def test_an_instance_answers_at_its_own_price_and_is_paid_for_by_the_hour():
         assert (served.instance, served.batch, served.computed_ms) == ("a", 4, 2.5)
         assert served.cost_usd == pytest.approx(2 * 3.6 / 3600 / 100)
         assert served.logits.shape == (2, 7)
-        stock = made.pool.stock()
-        assert (stock.images, stock.paid_usd, stock.busy) == (2, 0.0, ())
-        assert made.pool.stock().images == 0
+        stats = made.pool.take_stats()
+        assert (stats.images, stats.paid_usd, stats.busy) == (2, 0.0, ())
+        assert made.pool.take_stats().images == 0
 
     run(scene)
 
@@ -67,7 +67,7 @@ def test_queries_go_to_the_instance_with_the_least_to_do_and_to_the_functions_wh
         sent = [url for url, *_ in made.net.asked]
         assert sent[:4] == [A, B, A, B]
         assert abs(sent.count(A) - sent.count(B)) <= 1
-        assert made.pool.stock().busy == ("a", "b")
+        assert made.pool.take_stats().busy == ("a", "b")
         made.net.gate.set()
         answers = await asyncio.gather(*asked)
         assert sum(answer is not None for answer in answers) == len(sent) < 200
@@ -101,7 +101,7 @@ def test_what_an_instance_fails_goes_through_the_functions_in_time(kind):
         made.net.fail(A, kind)
         assert await made.ask() is None
         assert made.pool.faults == {kind: 1}
-        assert made.pool.stock().paid_usd == pytest.approx(1e-4)
+        assert made.pool.take_stats().paid_usd == pytest.approx(1e-4)
         gone = kind in (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
         assert made.pool.serving == (0 if gone else 1)  # what is gone gets no more queries
         await made.ask()
@@ -140,15 +140,15 @@ def test_an_instance_that_is_silent_hangs_however_short_each_query_waits_for_it(
 def test_metrics_read_in_another_thread_while_instances_come():
     made = Made(members=("a",))
 
-    class Place:  # each look at it is where the other thread may go on
+    class Endpoint:  # each look at it is where the other thread may go on
         down = False
 
         @property
         def listed(self):
-            made.pool._places[f"new-{len(made.pool._places)}"] = self
+            made.pool._endpoints[f"new-{len(made.pool._endpoints)}"] = self
             return True
 
-    made.pool._places["a"] = Place()
+    made.pool._endpoints["a"] = Endpoint()
     assert made.pool.serving == 1
 
 
@@ -210,7 +210,7 @@ def test_with_instances_alone_another_one_is_asked_where_one_fails():
         with pytest.raises(OverloadedError) as none:  # both are down
             await made.ask()
         assert none.value.retry_after_s == 10  # what a boot takes
-        assert made.pool.stock().paid_usd == 0
+        assert made.pool.take_stats().paid_usd == 0
 
     run(scene)
 
@@ -262,10 +262,10 @@ def test_an_instance_that_is_used_no_more_still_answers_what_it_has():
         await asyncio.sleep(0)
         made.pool.use({})
         assert await made.ask() is None
-        assert made.pool.stock().busy == ("a",)
+        assert made.pool.take_stats().busy == ("a",)
         made.net.gate.set()
         assert (await asked).instance == "a"
-        assert made.pool.stock().busy == ()
+        assert made.pool.take_stats().busy == ()
         made.pool.use({"a": "http://a/"})
         assert (await made.ask()).instance == "a"
 
@@ -280,7 +280,7 @@ def test_a_query_that_nobody_waits_for_any_more_leaves_no_trace():
         await asyncio.sleep(0)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        assert made.pool.stock().busy == ()
+        assert made.pool.take_stats().busy == ()
 
     run(scene)
 
@@ -304,11 +304,11 @@ def test_queries_on_the_functions_are_counted_until_they_end():
         counted = made.pool.counted(driver)
         asked = asyncio.create_task(counted.run([], 1, 2.0))
         await asyncio.sleep(0)
-        assert made.pool.stock().in_flight == 1
+        assert made.pool.take_stats().in_flight == 1
         gate.set()
         with pytest.raises(DeadlineError):
             await asked
-        assert made.pool.stock().in_flight == 0
+        assert made.pool.take_stats().in_flight == 0
         await counted.close()
         assert driver.closed
 

@@ -13,7 +13,7 @@ from botocore.stub import Stubber
 from serfer.core.errors import UnavailableError
 from serfer.fleet.provisioners import auto_scaling
 from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner, release_this_instance
-from serfer.fleet.reconciler import Roster
+from serfer.fleet.reconciler import Reconciler
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
 from tests.moto_server import ACCESS, REGION, MotoServer
@@ -344,16 +344,16 @@ def test_capacity_that_aws_cannot_deliver_is_withdrawn_when_the_load_has_gone(mo
     """No instance ever comes: two are wanted for 10 s, then none for half an hour."""
     aws = NothingDelivered()
     monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
-    roster = Roster(boot_s=120)
+    reconciler = Reconciler(boot_s=120)
 
     async def work(pool):
         for second in range(1810):
             members = await pool.members()
-            orders = roster.decide(float(second), members, {}, 2 if second < 10 else 0, ())
-            for name in orders.stop:
+            actions = reconciler.decide(float(second), members, {}, 2 if second < 10 else 0, ())
+            for name in actions.stop:
                 await pool.stop(name)
-            if orders.start:
-                await pool.start(orders.start)
+            if actions.start:
+                await pool.start(actions.start)
         return await pool.members()
 
     assert running(work) == []

@@ -30,7 +30,7 @@ ALLOWED = {
         "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD",
         "s3:PutObject": "storage/s3/store.py: put, and the parts of large values",
         "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
-        "s3:ListBucket": "storage/s3/store.py: what is missing is 403 without it; and _look_at_bucket",
+        "s3:ListBucket": "storage/s3/objects.py: what is missing is 403 without it; and _look_at_bucket",
         "s3:DeleteObject": "lambdas/worker.py: cleaning up, which Step Functions asks the last stage for",
         "s3express:CreateSession": "storage/s3/express.py",
         "elasticache:Connect": "storage/redis/iam.py",
@@ -46,10 +46,10 @@ ALLOWED = {
         "logs:PutLogEvents": LOG,
         "lambda:InvokeFunction": "drivers/lambda_http.py",
         "s3:GetObject": "storage/s3/store.py: get_many, and exists by HEAD; user-data.sh: keys.json",
-        "s3:PutObject": "storage/s3/store.py: put, put_new, and the parts of large values",
+        "s3:PutObject": "storage/s3: put, compare_and_set, and the parts of large values",
         "s3:AbortMultipartUpload": "storage/s3/multipart.py: a large value that fails is taken back",
         "s3:DeleteObject": "storage/s3/store.py: delete, when a query ends",
-        "s3:ListBucket": "storage/s3/store.py: what is missing is 403 without it; and _look_at_bucket",
+        "s3:ListBucket": "storage/s3/objects.py: what is missing is 403 without it; and _look_at_bucket",
         "s3express:CreateSession": "storage/s3/express.py",
         "elasticache:Connect": "storage/redis/iam.py",
         "states:StartExecution": "drivers/stepfunctions/client.py, Standard",
@@ -331,8 +331,12 @@ def work(store, *, driving):
         store.get(reply_key(QUERY, 0, 0, 0))
     if driving:
         store.put(crop, b"y" * 64, 60)
-        assert store.put_new("serfer:reply:me", b"z", 60)
-        store.delete([key, crop, "serfer:reply:me"])
+        coordination = store.coordination()
+        version = coordination.compare_and_set("serfer:answer:me", None, b"z", 60)
+        assert coordination.compare_and_set("serfer:answer:me", version, b"zz", 60)
+        assert coordination.get("serfer:answer:me").value == b"zz"
+        coordination.delete(["serfer:answer:me"])
+        store.delete([key, crop])
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from sam.options import GpuPool
 from sam.quotas import check_deployable
 from sam.template.template import make_template
 from serfer.core.costs.aws import shipped_aws
-from serfer.fleet.registry import requests_per_s
+from serfer.fleet.registry import REQUESTS_PER_S
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options
@@ -129,16 +129,16 @@ def test_a_bill_says_what_an_instance_costs_an_hour(tmp_path):
     assert len(compare_build(place, FACTS, [1000])) == 32
 
 
-@pytest.mark.parametrize(("store", "usd"), [("s3", 56.8), ("s3express", 11.2), ("valkey", 0)])
+@pytest.mark.parametrize(("store", "usd"), [("s3", 28.4), ("s3express", 6.1), ("valkey", 0)])
 def test_a_pools_registry_in_a_bucket_is_priced_and_noted(store, usd):
-    """An idle fleet of two drivers pays S3 for each look at the registry and each write to it."""
+    """An idle fleet of two drivers pays S3 for each read and each write of the registry."""
     chosen = small_options(drivers="fleet", store=store, gpu=POOL)
     source = make_template(chosen, [small_plan()])
     found = bill(deployed(small_plan(), chosen, FACTS, source), source)
     priced = [line for line in found.idle if line.item.startswith("pool registry")]
     assert sum(line.usd for line in priced) == pytest.approx(usd, rel=0.1)
     month = 730 * 3600
-    assert [line.quantity for line in priced[:1]] == ([2 * requests_per_s(2).reads * month] if usd else [])
+    assert [line.quantity for line in priced[:1]] == ([2 * REQUESTS_PER_S.reads * month] if usd else [])
     notes = [note for note in check_deployable(small_plan(), chosen, FACTS) if "--store valkey" in note]
     assert len(notes) == bool(usd)
     more = bill(deployed(small_plan(), chosen, FACTS, source), source, parameters={"MinDrivers": "4"})

@@ -50,9 +50,9 @@ def keep(store, number, rounds):
 
 
 def claim(store, number, rounds):
-    """Put new values under keys under which others put theirs too, and note which were kept."""
+    """Set keys without a value that others set too, and note which were set."""
     for turn in range(rounds):
-        if store.put_new(claimed(turn), b"%d" % number, 60):
+        if store.coordination().compare_and_set(claimed(turn), None, b"%d" % number, 60):
             store.put(f"won:{number}:{turn}", b"", 60)
 
 

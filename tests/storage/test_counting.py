@@ -6,25 +6,8 @@ import pytest
 from serfer.core.errors import MissingKeyError
 from serfer.core.report import StoreCounts
 from storage import Range
-from storage.contract import StoreContract
 from storage.counting import CountingStore
 from storage.memory import MemoryStore
-
-
-class TestCountingKeepsTheContract(StoreContract):
-    now = 0.0
-
-    @pytest.fixture
-    def store(self):
-        with CountingStore(MemoryStore(lambda: self.now)) as store:
-            yield store
-
-    @pytest.fixture
-    def expire(self):
-        def wait(_key):
-            self.now += 0.05
-
-        return wait
 
 
 @pytest.fixture
@@ -40,12 +23,6 @@ def test_counts_bytes_ranges_and_keys(store):
     store.exists(["a", "b", "c"])
     store.delete(["a"])
     assert store.counts == StoreCounts(bytes_put=43, bytes_get=4 + 40 + 2 + 1, puts=2, gets=4, exists=3)
-
-
-def test_a_new_value_counts_as_a_put_whether_it_is_kept_or_not(store):
-    assert store.put_new("a", memoryview(np.zeros((2, 5), np.float32)), 1)
-    assert not store.put_new("a", b"123", 1)
-    assert store.counts == StoreCounts(bytes_put=43, puts=2)
 
 
 def test_failures_do_not_count(store):

@@ -10,7 +10,7 @@ import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
 from storage import open_store
-from storage.contract import StoreContract
+from storage.contract import CoordinationContract, StoreContract
 from storage.file import FileStore
 from tests.storage.file_process import SHARED, claimed
 
@@ -70,7 +70,28 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-class TestFile(StoreContract):
+class RawFiles:
+    """The files of a store, named as its module describes."""
+
+    def __init__(self, root, clock):
+        self.root, self.clock = root, clock
+
+    def path(self, key):
+        name = key.replace("/", "%")
+        parts = [name[i : i + 200] for i in range(0, len(name), 200)]
+        return self.root.joinpath(*(f"{part}+" for part in parts[:-1]), f"{parts[-1]}=")
+
+    def get(self, key):
+        return self.path(key).read_bytes(), self.path(key).stat().st_mtime - self.clock()
+
+    def put(self, key, value, ttl):
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value)
+        os.utime(path, (self.clock() + ttl,) * 2)
+
+
+class TestFile(StoreContract, CoordinationContract):
     @pytest.fixture
     def clock(self):
         return Clock()
@@ -86,6 +107,10 @@ class TestFile(StoreContract):
             clock.ahead += 0.05
 
         return wait
+
+    @pytest.fixture
+    def raw(self, tmp_path, clock):
+        return RawFiles(tmp_path / "store", clock)
 
     def test_sweep_removes_the_expired_and_keeps_the_rest(self, store, clock, tmp_path):
         store.put("old/" + "x" * 300, b"x", 1)
@@ -133,20 +158,20 @@ class TestFile(StoreContract):
             store.delete(SHARED)
         assert not [name for name in names(tmp_path / "store") if re.fullmatch("#[0-9a-f]{16}", name)]
 
-    def test_of_many_processes_one_keeps_a_new_value_also_in_place_of_an_expired_one(self, tmp_path):
+    def test_of_many_processes_one_sets_a_key_also_in_place_of_an_expired_value(self, tmp_path):
         with FileStore(tmp_path / "store", lambda: time.time() - 100) as past:
             for turn in range(0, 200, 3):
-                past.put(claimed(turn), b"old", 50)
+                past.coordination().compare_and_set(claimed(turn), None, b"old", 50)
         with processes(tmp_path / "store", [("claim", 200)] * 4 + [("sweep", 100)]) as all_ready:
             assert all_ready() == [(0, "")] * 5
         with FileStore(tmp_path / "store") as store:
             for turn in range(200):
                 won = [b"%d" % number for number in range(4) if store.exists([f"won:{number}:{turn}"]) == [True]]
-                assert won == [store.get(claimed(turn))]
+                assert won == [store.coordination().get(claimed(turn)).value]
 
-    def test_a_new_value_that_is_not_kept_leaves_nothing(self, store, tmp_path):
-        assert store.put_new("k", b"x", 60)
-        assert not store.put_new("k", b"y", 60)
+    def test_a_version_that_is_not_written_leaves_nothing(self, store, tmp_path):
+        assert store.coordination().compare_and_set("k", None, b"x", 60)
+        assert not store.coordination().compare_and_set("k", None, b"y", 60)
         assert names(tmp_path / "store") == ["#lock", "k="]
 
     def test_many_processes_open_a_new_directory_at_once(self, tmp_path):

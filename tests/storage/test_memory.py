@@ -1,6 +1,6 @@
 import pytest
 
-from storage.contract import StoreContract
+from storage.contract import CoordinationContract, StoreContract
 from storage.memory import MemoryStore
 
 
@@ -11,7 +11,21 @@ class Clock:
         return self.now
 
 
-class TestMemory(StoreContract):
+class RawMemory:
+    """The dict of a memory store."""
+
+    def __init__(self, store, clock):
+        self.values, self.clock = store._values, clock
+
+    def get(self, key):
+        value, expiry = self.values[key]
+        return value, expiry - self.clock()
+
+    def put(self, key, value, ttl):
+        self.values[key] = value, self.clock() + ttl
+
+
+class TestMemory(StoreContract, CoordinationContract):
     @pytest.fixture
     def clock(self):
         return Clock()
@@ -27,6 +41,10 @@ class TestMemory(StoreContract):
             clock.now += 0.05
 
         return wait
+
+    @pytest.fixture
+    def raw(self, store, clock):
+        return RawMemory(store, clock)
 
     def test_bytes_are_not_copied(self, store, key):
         value = b"x" * 1000

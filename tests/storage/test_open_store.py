@@ -81,12 +81,18 @@ def test_an_installed_store_is_found_by_its_entry_point(tmp_path):
     assert run.stdout == "my_store mine://somewhere b'x'\n"
 
 
-def test_a_store_of_the_users_own_from_before_put_new_says_that_it_lacks_it():
+def test_a_store_without_coordination_refuses_when_it_is_used():
     class Old(Store):
         pass
 
-    with pytest.raises(StoreError, match=r"Old cannot keep the first value of 'k' only: .*--store"):
-        Old().put_new("k", b"x", 60)
+    coordination = Old().coordination()
+    for ask in (
+        lambda: coordination.compare_and_set("k", None, b"x", 60),
+        lambda: coordination.get("k"),
+        lambda: coordination.delete(["k"]),
+    ):
+        with pytest.raises(StoreError, match=r"Old has no compare-and-set, .*'k'.*--store"):
+            ask()
 
 
 class Mine(MemoryStore):

@@ -4,11 +4,12 @@ import signal
 import time
 
 import pytest
+import redis
 
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
 from storage import open_store
-from storage.contract import StoreContract
+from storage.contract import CoordinationContract, StoreContract
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,20 @@ def server():
         yield server
 
 
-class TestRedis(StoreContract):
+class RawRedis:
+    """A server's strings, by redis-py's client."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def get(self, key):
+        return self.client.get(key), self.client.pttl(key) / 1000
+
+    def put(self, key, value, ttl):
+        self.client.set(key, value, px=round(ttl * 1000))
+
+
+class TestRedis(StoreContract, CoordinationContract):
     @pytest.fixture
     def store(self, server):
         with open_store(server.url) as store:
@@ -27,11 +41,16 @@ class TestRedis(StoreContract):
     def expire(self, store):
         def wait(key):
             deadline = time.monotonic() + 5
-            while (left_ms := store._ask([("PTTL", key)])[0]) != -2:  # -2: gone
+            while (left_ms := store.ask([("PTTL", key)])[0]) != -2:  # -2: gone
                 assert 0 <= left_ms <= 50
                 assert time.monotonic() < deadline
 
         return wait
+
+    @pytest.fixture
+    def raw(self, server):
+        with redis.Redis.from_url(server.url) as client:
+            yield RawRedis(client)
 
     def test_one_connection_serves_calls_in_turn(self, store, key):
         for _ in range(10):
@@ -52,14 +71,14 @@ class TestRedis(StoreContract):
             store.put(key, view, 1)
 
     def test_a_refusal_is_told_and_leaves_the_connection_usable(self, store, key):
-        store._ask([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
+        store.ask([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
         with pytest.raises(StoreError, match="WRONGTYPE"):
             store.get(key)
         assert store.exists([key]) == [True]
 
     def test_full_server_is_unavailable(self, key):
         with RedisServer() as server, open_store(server.url) as store:
-            store._ask([("CONFIG", "SET", "maxmemory", "1")])
+            store.ask([("CONFIG", "SET", "maxmemory", "1")])
             with pytest.raises(StoreUnavailableError, match="maxmemory"):
                 store.put(key, b"x", 60)
 
@@ -73,7 +92,7 @@ class TestRedis(StoreContract):
     def test_idle_connection_that_the_server_closed_is_renewed(self, store, server, key):
         store.put(key, b"x", 60)
         with open_store(server.url) as other:
-            assert other._ask([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
+            assert other.ask([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
         assert store.get(key) == b"x"
 
     def test_wrong_password(self, server):

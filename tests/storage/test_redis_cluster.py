@@ -3,6 +3,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 from redis.crc import key_slot
 
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
@@ -10,7 +11,9 @@ from serfer.core.keys import output_key, query_id
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
 from storage import Range, open_store
-from storage.contract import StoreContract
+from storage.contract import CoordinationContract, StoreContract
+from storage.coordination import Entry
+from tests.storage.test_redis import RawRedis
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def key_on(node, nodes=3):
             return key
 
 
-class TestRedisCluster(StoreContract):
+class TestRedisCluster(StoreContract, CoordinationContract):
     @pytest.fixture
     def store(self, cluster):
         with open_store(cluster.url) as store:
@@ -41,10 +44,15 @@ class TestRedisCluster(StoreContract):
     def expire(self, store):
         def wait(key):
             deadline = time.monotonic() + 5
-            while store._ask([("PTTL", key)])[0] != -2:  # -2: gone
+            while store.ask([("PTTL", key)])[0] != -2:  # -2: gone
                 assert time.monotonic() < deadline
 
         return wait
+
+    @pytest.fixture
+    def raw(self, cluster):
+        with redis.RedisCluster("127.0.0.1", cluster.nodes[0].port, password=password_of(cluster)) as client:
+            yield RawRedis(client)
 
     def test_a_tagged_querys_keys_share_a_slot_and_others_spread(self, cluster):
         digits = secrets.token_hex(16)
@@ -86,7 +94,7 @@ class TestRedisCluster(StoreContract):
 
     def test_a_refusal_is_told(self, store):
         key = key_on(1)
-        store._ask([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
+        store.ask([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
         with pytest.raises(StoreError, match=r"127.0.0.1:.*refused GET: WRONGTYPE"):
             store.get(key)
         assert store.exists([key]) == [True]
@@ -146,26 +154,25 @@ class TestRedisCluster(StoreContract):
             assert store.exists([ahead, behind, fresh]) == [False] * 3
 
 
-def test_a_new_value_whose_answer_is_lost_is_not_taken_for_anothers(cluster, monkeypatch):
-    """A plain put is sent again to the slot's new owner; a new value would find itself there."""
+def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(cluster, monkeypatch):
     with open_store(cluster.url) as store:
-        key, exchange, lost = key_on(0), store._exchange, []
+        key, exchange, lost, coordination = key_on(0), store._exchange, [], store.coordination()
 
         def losing(batches):
             answers = exchange(batches)
-            if len(lost) % 2 == 0:
-                lost.append(answers)
-                raise StoreUnavailableError("the node is gone")
             lost.append(answers)
+            if len(lost) % 2:
+                raise StoreUnavailableError("the node is gone")
             return answers
 
         monkeypatch.setattr(store, "_exchange", losing)
         monkeypatch.setattr(store, "_has_moved", lambda *_: True)
         store.put(f"{key}:plain", b"x", 60)
-        with pytest.raises(StoreUnavailableError, match="the node is gone"):
-            store.put_new(key, b"first", 60)
-        assert len(lost) == 3
-        assert store.put_new(key, b"second", 60) is False
+        first = coordination.compare_and_set(key, None, b"first", 60)
+        second = coordination.compare_and_set(key, first, b"second", 60)
+        assert len(lost) == 6
+        assert coordination.compare_and_set(key, first, b"third", 60) is None
+        assert coordination.get(key) == Entry(b"second", second)
 
 
 def test_a_dead_node_is_told_and_whoever_takes_its_slots_is_found():

@@ -1,11 +1,9 @@
-import time
-
 import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
-from storage import open_store
+from storage import Range, open_store
 from storage.contract import StoreContract
 from tests.storage.tls_front import Authority, TlsFront
 
@@ -31,7 +29,7 @@ def password_of(server):
     return server.url.partition("://:")[2].partition("@")[0]
 
 
-class TestRedisOverTls(StoreContract):
+class TestRedisOverTls:
     @pytest.fixture
     def url(self, server, front, authority):
         return f"rediss://:{password_of(server)}@localhost:{front.port}?ssl_ca_certs={authority.file}"
@@ -41,14 +39,15 @@ class TestRedisOverTls(StoreContract):
         with open_store(url) as store:
             yield store
 
-    @pytest.fixture
-    def expire(self, store):
-        def wait(key):
-            deadline = time.monotonic() + 5
-            while store._ask([("PTTL", key)])[0] != -2:  # -2: gone
-                assert time.monotonic() < deadline
+    def test_threads_read_whole_values(self, store):
+        StoreContract().test_readers_see_whole_values_while_writers_overwrite(store, "shared")
 
-        return wait
+    @pytest.mark.parametrize("value", [b"", b"\r\n\x00$-1\r\n", bytes(range(256)) * 20_000])
+    def test_values_come_back_whole_and_by_range(self, store, value):
+        store.put("k", memoryview(value), 60)
+        assert store.get_many([Range("k"), Range("k", len(value) // 2)]) == [value, value[len(value) // 2 :]]
+        store.delete(["k"])
+        assert store.exists(["k"]) == [False]
 
     def test_an_unknown_authority_is_refused_by_default(self, server, front):
         says = self._refusal(f"rediss://:{password_of(server)}@localhost:{front.port}", server)

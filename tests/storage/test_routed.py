@@ -22,6 +22,7 @@ from storage.memory import MemoryStore
 from storage.routed import RoutedStore, open_routed, routed
 from tests.core.plans import small_plan
 from tests.e2e.small import batch, split_small
+from tests.storage.test_memory import Clock, RawMemory
 
 QUERY = "0123456789abcdef" * 2
 MAIN, FAR = "main", "far"
@@ -35,35 +36,37 @@ def far(key):
     return key.startswith(FAR)
 
 
+class RawBoth:
+    """The dicts of a routed store's two memory stores."""
+
+    def __init__(self, store, clock):
+        self.sides = {side: RawMemory(inner, clock) for side, inner in ((False, store._inner), (True, store._objects))}
+
+    def get(self, key):
+        return self.sides[by_chance(key)].get(key)
+
+    def put(self, key, value, ttl):
+        self.sides[by_chance(key)].put(key, value, ttl)
+
+
 class TestTwoInMemory(StoreContract):
-    now = 0.0
+    @pytest.fixture
+    def clock(self):
+        return Clock()
 
     @pytest.fixture
-    def store(self):
-        with RoutedStore(MemoryStore(lambda: self.now), MemoryStore(lambda: self.now), by_chance) as store:
+    def store(self, clock):
+        with RoutedStore(MemoryStore(clock), MemoryStore(clock), by_chance) as store:
             yield store
 
     @pytest.fixture
-    def expire(self):
-        def wait(_key):
-            self.now += 0.05
-
-        return wait
-
-
-class TestMemoryAndFiles(StoreContract):
-    now = 0.0
+    def raw(self, store, clock):
+        return RawBoth(store, clock)
 
     @pytest.fixture
-    def store(self, tmp_path):
-        files = FileStore(tmp_path, clock=lambda: 1e9 + self.now)
-        with RoutedStore(MemoryStore(lambda: self.now), files, by_chance) as store:
-            yield store
-
-    @pytest.fixture
-    def expire(self):
+    def expire(self, clock):
         def wait(_key):
-            self.now += 0.05
+            clock.now += 0.05
 
         return wait
 
@@ -73,7 +76,6 @@ RANGES = st.lists(st.builds(Range, NAMES, st.integers(0, 3), st.none() | st.inte
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), NAMES, st.binary(max_size=5), st.sampled_from([1.0, 100.0])),
-        st.tuples(st.just("put_new"), NAMES, st.binary(max_size=5), st.sampled_from([1.0, 100.0])),
         st.tuples(st.just("get_many"), RANGES),
         st.tuples(st.just("exists"), st.lists(NAMES, max_size=5)),
         st.tuples(st.just("delete"), st.lists(NAMES, max_size=5)),
@@ -124,10 +126,10 @@ def both(near, objects):
 def test_each_value_lies_where_the_rule_says(both, near, objects):
     both.put("main:1", b"x", 60)
     both.put("far:1", b"y", 60)
-    both.put_new("main:2", b"x", 60)
-    both.put_new("far:2", b"y", 60)
-    assert (list(near._values), list(objects._values)) == (["main:1", "main:2"], ["far:1", "far:2"])
-    both.delete(["far:1", "main:1", "far:2", "main:2"])
+    both.coordination().compare_and_set("far:2", None, b"y", 60)
+    assert (list(near._values), list(objects._values)) == (["main:1", "far:2"], ["far:1"])
+    both.delete(["far:1", "main:1"])
+    both.coordination().delete(["far:2"])
     assert not near._values
     assert not objects._values
 
@@ -160,7 +162,7 @@ def test_both_are_asked_at_once():
     assert both.get_many([Range("far:1"), Range("main:1")]) == [b"y", b"x"]
     assert both.exists(["far:1", "main:2"]) == [True, False]
     both.delete(["far:1", "main:1"])
-    assert not both._main._values
+    assert not both._inner._values
     assert not both._objects._values
 
 

@@ -12,8 +12,8 @@ from moto.server import ThreadedMotoServer
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.local.servers.s3 import S3Server
 from storage import Range, open_store
-from storage.contract import StoreContract
-from storage.s3 import store as s3_module
+from storage.contract import CoordinationContract, StoreContract
+from storage.s3 import objects as s3_objects
 from storage.s3 import upkeep as s3_upkeep
 from storage.s3.multipart import Limits, Upload
 from storage.s3.store import S3Store
@@ -68,7 +68,29 @@ def moto():
     server.stop()
 
 
-class S3Contract(StoreContract):
+class RawBucket:
+    """A bucket's objects, by botocore's client, named as the store's module describes."""
+
+    def __init__(self, client, server, url, clock):
+        self.client, self.clock = client, clock
+        self.bucket, self.prefix = server.bucket, url.removeprefix(f"s3://{server.bucket}/")
+
+    def named(self, key):
+        name = key.replace("/", "!")
+        parts = [name[i : i + 200] for i in range(0, len(name), 200)]
+        path = "".join(f"{part}*/" for part in parts[:-1])
+        return {"Bucket": self.bucket, "Key": f"{self.prefix}/{path}{parts[-1]}"}
+
+    def get(self, key):
+        found = self.client.get_object(**self.named(key))
+        return found["Body"].read(), float(found["Metadata"]["serfer-expires"]) - self.clock()
+
+    def put(self, key, value, ttl):
+        metadata = {"serfer-expires": f"{self.clock() + ttl:.3f}"}
+        self.client.put_object(**self.named(key), Body=value, Metadata=metadata)
+
+
+class S3Contract(StoreContract, CoordinationContract):
     """Fixtures besides the contract's own: `server`, with endpoint, bucket and environment."""
 
     @pytest.fixture(autouse=True)
@@ -96,6 +118,10 @@ class S3Contract(StoreContract):
         client.close()
 
     @pytest.fixture
+    def raw(self, client, server, url, clock):
+        return RawBucket(client, server, url, clock)
+
+    @pytest.fixture
     def expire(self, clock):
         def wait(_key):
             clock.ahead += 0.05
@@ -116,9 +142,10 @@ class S3Contract(StoreContract):
         (name,) = self.names(client, server, url)
         assert client.head_object(Bucket=server.bucket, Key=name)["ETag"].endswith('-3"')  # three parts
 
-    def test_a_new_value_leaves_nothing_beside_it(self, store, client, server, url, key):
-        assert store.put_new(key, b"x", 10)
-        assert not store.put_new(key, b"y", 10)
+    def test_a_version_leaves_nothing_beside_it(self, store, client, server, url, key):
+        coordination = store.coordination()
+        assert coordination.compare_and_set(key, None, b"x", 10)
+        assert not coordination.compare_and_set(key, None, b"y", 10)
         assert [name.rpartition("/")[2] for name in self.names(client, server, url)] == [key]
         assert store.sweep(older_than_s=0, now=time.time() + 60) == 1
 
@@ -148,7 +175,7 @@ class S3Contract(StoreContract):
         assert store.get_many([Range(key, i, 2) for i in range(100)]) == [value[i : i + 2] for i in range(100)]
 
     def test_deletes_in_batches(self, store, key, monkeypatch):
-        monkeypatch.setattr(s3_module, "_DELETED_AT_ONCE", 2)
+        monkeypatch.setattr(s3_objects, "_DELETED_AT_ONCE", 2)
         keys = [f"{key}:{i}" for i in range(5)]
         for each in keys:
             store.put(each, b"x", 60)
@@ -189,7 +216,8 @@ class S3Contract(StoreContract):
         for ask in (
             lambda store: store.put(key, b"x", 60),
             lambda store: store.put(key, bytes(16 * MIB), 60),
-            lambda store: store.put_new(key, b"x", 60),
+            lambda store: store.coordination().compare_and_set(key, None, b"x", 60),
+            lambda store: store.coordination().get(key),
             lambda store: store.get(key),
             lambda store: store.get(key, 3, 0),
             lambda store: store.exists([key]),

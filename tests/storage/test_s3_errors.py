@@ -14,7 +14,7 @@ SECRET = "c0ffee" * 6
 ALIVE = {"x-amz-meta-serfer-expires": "9e9", "ETag": '"e"'}
 WAYS = {
     "put": lambda store: store.put("k", b"x" * 100, 60),
-    "put_new": lambda store: store.put_new("k", b"x" * 100, 60),
+    "compare_and_set": lambda store: store.coordination().compare_and_set("k", None, b"x" * 100, 60),
     "get": lambda store: store.get("k"),
     "range": lambda store: store.get_many([Range("k", 1, 2), Range("k", 5, 2)]),
     "exists": lambda store: store.exists(["k"]),

@@ -116,7 +116,7 @@ def test_botocore_sends_the_same():
         assert names & set(our.headers) == names & set(their.headers)
 
 
-def test_a_new_value_is_put_on_condition_and_by_the_session():
+def test_a_version_is_put_on_condition_and_by_the_session():
     def answer(asked):
         if asked.method == "PUT" and (asked in seen[:-1] or "if-match" in asked.headers or asked.path in put):
             return refused(412, "PreconditionFailed")
@@ -125,9 +125,9 @@ def test_a_new_value_is_put_on_condition_and_by_the_session():
 
     express, put = Express(), set()
     with stub(answer) as (endpoint, seen), opened(endpoint) as store:
-        assert store.put_new("k", b"value", 60) is True
+        assert store.coordination().compare_and_set("k", None, b"value", 60)
     last = seen[-1]
-    assert (last.path, last.headers["if-none-match"], last.body[:-16]) == (f"/{BUCKET}/p/k", "*", b"value")
+    assert (last.path, last.headers["if-none-match"], last.body[16:]) == (f"/{BUCKET}/p/k", "*", b"value")
     assert [asked.headers.get("x-amz-s3session-token") for asked in seen] == [None, *["token 1"] * 5]
 
 

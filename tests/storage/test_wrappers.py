@@ -5,39 +5,39 @@ import pytest
 
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
 from storage import Range, open_store
-from storage.contract import StoreContract
+from storage.contract import CoordinationContract, StoreContract
+from storage.counting import CountingStore
 from storage.delaying import DelayingStore, delayed
 from storage.failing import FailingStore, failing
 from storage.memory import MemoryStore
+from storage.wrapping import WrapperStore
+from tests.storage.test_memory import Clock, RawMemory
 
 
-class WrappedContract(StoreContract):
-    now = 0.0
+class TestWrapper(StoreContract, CoordinationContract):
+    @pytest.fixture
+    def clock(self):
+        return Clock()
 
     @pytest.fixture
-    def inner(self):
-        return MemoryStore(lambda: self.now)
+    def inner(self, clock):
+        return MemoryStore(clock)
 
     @pytest.fixture
-    def expire(self):
+    def store(self, inner):
+        with WrapperStore(inner) as store:
+            yield store
+
+    @pytest.fixture
+    def raw(self, inner, clock):
+        return RawMemory(inner, clock)
+
+    @pytest.fixture
+    def expire(self, clock):
         def wait(_key):
-            self.now += 0.05
+            clock.now += 0.05
 
         return wait
-
-
-class TestDelayingKeepsTheContract(WrappedContract):
-    @pytest.fixture
-    def store(self, inner):
-        with DelayingStore(inner) as store:
-            yield store
-
-
-class TestFailingKeepsTheContract(WrappedContract):
-    @pytest.fixture
-    def store(self, inner):
-        with FailingStore(inner) as store:
-            yield store
 
 
 class Closed(MemoryStore):
@@ -60,10 +60,12 @@ class TestDelays:
         store.put("k", memoryview(bytearray(16)), 60)
         assert sleeps == [0.5 + 2]
 
-    def test_a_new_value_waits_like_a_put(self, store, sleeps):
-        assert store.put_new("k", bytes(16), 60)
-        assert not store.put_new("k", bytes(8), 60)
-        assert sleeps == [0.5 + 2, 0.5 + 1]
+    def test_coordination_waits_for_the_request(self, store, sleeps):
+        coordination = store.coordination()
+        assert coordination.compare_and_set("k", None, bytes(16), 60)
+        assert coordination.get("k").value == bytes(16)
+        coordination.delete(["k"])
+        assert sleeps == [0.5, 0.25, 0.5]
 
     def test_many_ranges_wait_once_and_for_all_their_bytes(self, store, sleeps):
         store.put("k", b"12345678", 60)
@@ -117,12 +119,18 @@ class TestFailures:
             except MissingKeyError as error:
                 assert "'k'" in str(error)  # noqa: PT017  the failed put has put nothing
 
-    def test_a_new_value_that_fails_is_not_kept(self):
-        store = FailingStore(MemoryStore(), fail=0.5, draw=iter([0.0, 0.9, 0.9]).__next__)
-        with pytest.raises(StoreUnavailableError, match="put_new failed on purpose"):
-            store.put_new("k", b"x", 60)
-        assert store.put_new("k", b"y", 60)
-        assert store.get("k") == b"y"
+    def test_coordination_fails_by_the_same_shares_and_does_nothing(self):
+        store = FailingStore(MemoryStore(), fail=0.5, draw=iter([0.0, 0.9, 0.0, 0.9, 0.0, 0.9]).__next__)
+        coordination = store.coordination()
+        for operation in (
+            lambda: coordination.compare_and_set("k", None, b"x", 60),
+            lambda: coordination.get("k"),
+            lambda: coordination.delete(["k"]),
+        ):
+            with pytest.raises(StoreUnavailableError, match="on purpose"):
+                operation()
+            operation()
+        assert store._inner.coordination().get("k") is None
 
     def test_a_hang_lasts_and_then_fails(self):
         sleeps = []
@@ -150,7 +158,7 @@ def _fails(store):
     return False
 
 
-@pytest.mark.parametrize("wrapper", [DelayingStore, FailingStore])
+@pytest.mark.parametrize("wrapper", [WrapperStore, CountingStore, DelayingStore, FailingStore])
 def test_closing_a_wrapper_closes_the_store_within(wrapper):
     inner = Closed()
     wrapper(inner).close()

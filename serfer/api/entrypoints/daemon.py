@@ -18,7 +18,7 @@ from serfer.api.entrypoints.serving import Address, serve_models
 from serfer.api.entrypoints.variables import named_models, named_opening
 from serfer.api.observability.logs import configure_logs, write
 from serfer.core.errors import SerferError
-from serfer.fleet.opening import routing_of
+from serfer.fleet.open_pool import routing_of
 from serfer.settings import load_settings
 
 _PORTS = range(65536)

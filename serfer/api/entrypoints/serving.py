@@ -16,7 +16,7 @@ from serfer.api.http.server import serve
 from serfer.api.observability.pool_metrics import PoolMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.service import Service
-from serfer.fleet.opening import Routing, RunningPool
+from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from drivers.instance import FaultKind
 from serfer.control.router import Reason
-from serfer.fleet.opening import RunningPool
+from serfer.fleet.open_pool import RunningPool
 
 _CHANGES = ("started", "stopped")
 _TROUBLES = ("store", "provisioner", "controller")

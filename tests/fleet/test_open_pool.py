@@ -7,7 +7,7 @@ import pytest
 
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, UsageError
-from serfer.fleet.opening import choose_routing, routing_of
+from serfer.fleet.open_pool import choose_routing, routing_of
 from serfer.settings import Settings
 from tests.fleet.fakes import SCENARIO
 

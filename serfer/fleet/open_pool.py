@@ -1,4 +1,4 @@
-"""A pool put together from what a user chose: `--route`, `--instances`, `--scenario` and `--max-usd-per-hour`."""
+"""Opens a pool from a user's options: `--route`, `--instances`, `--scenario` and `--max-usd-per-hour`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
 from serfer.fleet.controller import Controller
-from serfer.fleet.lease import Lease
-from serfer.fleet.log_events import tell
+from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool
 from serfer.fleet.provisioner_url import admits, open_provisioner
-from serfer.fleet.registry import Board
+from serfer.fleet.registry import PoolRegistry
 from serfer.settings import Settings
 from storage import schemes
 from storage.store import Store
@@ -42,8 +41,8 @@ AUTO: Final = "auto"
 GPU: Final = "gpu"
 ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name != SERVERLESS))
 _LOCAL = "local"
-_IDLE_S = 60.0  # after which an instance on this machine ends that nobody asks any more
-_NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # who may ask the drivers has no business with their instances on this machine
+_IDLE_S = 60.0  # without a request, after which an instance on this machine ends
+_NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # the drivers' keys do not open their instances on this machine
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Routing:
     model: str | None = None
 
     def router(self) -> Router:
-        """Return the router, which has a policy of its own."""
+        """Return a router with a policy of its own."""
         alone = self.route == GPU
         name = {AUTO: DEFAULT, GPU: "instances"}.get(self.route, self.route)
         policy = make_policy(name, self.scenario)
@@ -138,15 +137,14 @@ class RunningPool:
 async def open_pool(
     routing: Routing, plan: Plan, directory: Path, store: Store, url: str, settings: Settings
 ) -> RunningPool:
-    """Begin to run a pool for a plan on the event loop that runs; its drivers meet in `store`, which is at `url`.
+    """Run a pool for a plan on the running event loop; its drivers coordinate in `store`, which is at `url`.
 
-    Raises UsageError for `--instances` that are none.
+    Raises UsageError for `--instances` that are malformed.
     """
     for warning in routing.scenario.warnings():
-        tell(logging.WARNING, "scenario", message=warning)
+        log_event(logging.WARNING, "scenario", message=warning)
     driver, name = secrets.token_hex(16), plan.digest[:16]
-    prefix = f"serfer:pool:{{{name}}}"  # in braces: a Redis Cluster keeps all of it on one slot
-    registry = settings.cache_dir / "pools" / f"{name}-{_meeting(url)}"
+    registry = settings.cache_dir / "pools" / f"{name}-{_store_id(url)}"
     model = routing.model or plan.model
     if routing.instances == _LOCAL:
         await _sweep(registry.parent)
@@ -160,7 +158,10 @@ async def open_pool(
 
     pool = Pool(routing.router(), connect)
     controller = Controller(
-        *(pool, Board(store, prefix, driver), Lease(store, prefix, driver), provisioner, connect),
+        pool,
+        PoolRegistry(store.coordination(), f"serfer:pool:{{{name}}}", driver),
+        provisioner,
+        connect,
         admits=partial(admits, routing.instances),
         ends_instances=routing.instances == _LOCAL,
     )
@@ -169,7 +170,7 @@ async def open_pool(
 
 
 async def _sweep(pools: Path) -> None:
-    """Forget what pools of this machine knew of instances that ended after their drivers."""
+    """Remove what pools of this machine recorded of instances that ended after their drivers."""
     for registry in _inside(pools):
         await open_provisioner(_LOCAL, command=(sys.executable,), registry=registry).members()
         _remove(registry)
@@ -186,20 +187,20 @@ def _remove(*directories: Path) -> None:
             directory.rmdir()
 
 
-def _meeting(url: str) -> str:
-    """Return a word for who shares instances on this machine: those who meet in one store."""
+def _store_id(url: str) -> str:
+    """Return an id of the drivers that share instances on this machine: those of one store."""
     own = f" {os.getpid()} {secrets.token_hex(4)}" if "memory" in schemes(url) else ""
     return hashlib.sha256(f"{url}{own}".encode()).hexdigest()[:12]
 
 
 def _command(model: str, directory: Path, scenario: Scenario) -> list[str]:
-    """Return the command of an instance on this machine, which batches as the router reckons."""
+    """Return the command of an instance on this machine, whose batches are those that the router assumes."""
     env = shutil.which("env")
     without = [env, *(word for name in _NOT_ITS_OWN for word in ("-u", name))] if env else []
     called = f"{model}={directory.absolute()}" if _is_name(model) else str(directory.absolute())
     serve = ["instance", f"--plan={called}", "--host=127.0.0.1", "--port=0", "--json", "--log-format=json"]
     serve += ["--log-level=warning"]  # not a line for each request
-    ends = ["--drain-s=0", f"--exit-when-idle-s={_IDLE_S:g}"]  # nobody sends one any more that is stopped
+    ends = ["--drain-s=0", f"--exit-when-idle-s={_IDLE_S:g}"]  # one that is stopped gets no more requests
     batching = [f"--max-batch={min(scenario.instance.max_batch, MAX_BATCH)}"]
     return [*without, sys.executable, "-P", "-m", "serfer", *serve, *batching, *ends]
 

@@ -1,8 +1,8 @@
 """What a leader decides of the instances that it sees."""
 
 from serfer.fleet.provisioners.provisioner import Member
-from serfer.fleet.reconciler import Roster
-from serfer.fleet.registry import Fleet, Listed
+from serfer.fleet.reconciler import Reconciler
+from serfer.fleet.registry import FleetMember, FleetState
 
 BOOT_S = 10.0
 
@@ -10,8 +10,8 @@ BOOT_S = 10.0
 class World:
     """Instances that do as they are told, looked at once a second."""
 
-    def __init__(self, roster=None, *, obeys=True, most=100):
-        self.roster = roster or Roster(BOOT_S)
+    def __init__(self, reconciler=None, *, obeys=True, most=100):
+        self.reconciler = reconciler or Reconciler(BOOT_S)
         self.now = 0.0
         self.ready = {}
         self.names = 0
@@ -27,16 +27,16 @@ class World:
     def step(self, wanted, seconds=1):
         for _ in range(seconds):
             self.now += 1
-            orders = self.roster.decide(self.now, self.members, self.ready, wanted, self.busy)
-            self.started += orders.start
-            self.stops += len(orders.stop)
-            for _ in range(min(orders.start, self.most - len(self.ready))):
+            actions = self.reconciler.decide(self.now, self.members, self.ready, wanted, self.busy)
+            self.started += actions.start
+            self.stops += len(actions.stop)
+            for _ in range(min(actions.start, self.most - len(self.ready))):
                 self.names += 1
                 self.ready[f"i-{self.names}"] = False
             if self.obeys:
-                for name in orders.stop:
+                for name in actions.stop:
                     self.ready.pop(name, None)
-        return {one.name: one.state for one in orders.listed}
+        return {one.name: one.state for one in actions.listed}
 
     def boot(self):
         self.ready = dict.fromkeys(self.ready, True)
@@ -150,19 +150,19 @@ def test_where_no_more_may_be_they_are_asked_for_ever_more_rarely():
 
 
 def test_a_new_leader_goes_on_where_the_one_before_was():
-    told = Fleet(
+    told = FleetState(
         "a",
         (
-            Listed("i-1", "http://i-1", "serving"),
-            Listed("i-2", "http://i-2", "serving"),
-            Listed("i-3", "http://i-3", "draining"),
+            FleetMember("i-1", "http://i-1", "serving"),
+            FleetMember("i-2", "http://i-2", "serving"),
+            FleetMember("i-3", "http://i-3", "draining"),
         ),
         2,
         "",
     )
-    roster = Roster(BOOT_S)
-    roster.adopt(told, 0.0)
-    world = World(roster)
+    reconciler = Reconciler(BOOT_S)
+    reconciler.adopt(told, 0.0)
+    world = World(reconciler)
     world.ready = {"i-1": True, "i-2": True, "i-3": True}
     assert world.step(2) == {"i-1": "serving", "i-2": "serving", "i-3": "draining"}
     world.step(2, 8)
@@ -170,8 +170,8 @@ def test_a_new_leader_goes_on_where_the_one_before_was():
 
 
 def test_an_instance_that_ends_by_itself_gets_no_queries():
-    roster = Roster(BOOT_S)
+    reconciler = Reconciler(BOOT_S)
     ending = [Member("i-1", "http://i-1", "draining")]
-    orders = roster.decide(1.0, ending, {}, 1, set())
-    assert [one.state for one in orders.listed] == ["draining"]
-    assert orders.start == 1
+    actions = reconciler.decide(1.0, ending, {}, 1, set())
+    assert [one.state for one in actions.listed] == ["draining"]
+    assert actions.start == 1

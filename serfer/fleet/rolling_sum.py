@@ -1,4 +1,4 @@
-"""What was spent in the last hour."""
+"""Sums over the last hour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serfer.control.scenario import S_PER_HOUR
 _SLICE_S = 60.0
 
 
-class HourSum:
+class RollingSum:
     """A sum over the last hour, in slices of a minute; times are in seconds and never go back."""
 
     def __init__(self) -> None:

@@ -1,0 +1,42 @@
+"""Compare-and-set on a Redis server or cluster, by a script of one key."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from storage.redis.node import Command
+from storage.store import check_keys
+from storage.versions import VERSION_BYTES, PrefixedVersions
+
+# A value that begins with the new version was written by this very call, whose reply was lost: so it may be sent again.
+_COMPARE_AND_SET = f"""
+local there = redis.call('GETRANGE', KEYS[1], 0, {VERSION_BYTES - 1})
+if there ~= ARGV[1] and there ~= string.sub(ARGV[2], 1, {VERSION_BYTES}) then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+
+
+class RedisCoordination(PrefixedVersions):
+    """Coordination by what sends commands together and returns their replies, and what deletes keys."""
+
+    def __init__(self, ask: Callable[[Sequence[Command]], list[Any]], delete: Callable[[Sequence[str]], None]) -> None:
+        self._ask = ask
+        self._delete = delete
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """DEL."""
+        self._delete(keys)
+
+    def _read(self, key: str) -> bytes | None:
+        check_keys((key,))
+        [value] = self._ask([("GET", key)])
+        return None if value is None else bytes(value)
+
+    def _write(self, key: str, expected: bytes, framed: bytes, ttl: float) -> bool:
+        [written] = self._ask([("EVAL", _COMPARE_AND_SET, 1, key, expected, framed, milliseconds(ttl))])
+        return bool(written)
+
+
+def milliseconds(ttl: float) -> int:
+    """Return a time to live as PX takes it."""
+    return max(1, round(ttl * 1000))

@@ -1,0 +1,134 @@
+"""Compare-and-set on a bucket, by conditional puts: If-None-Match and If-Match with an object's entity tag.
+
+An entity tag is mostly a digest of the content, so equal content would have an equal tag. Each object therefore begins
+with random bytes of its own. By these a caller whose response was lost also sees whether the object is its own.
+"""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+from storage.coordination import Coordination, Entry
+from storage.s3.errors import Answer, no_s3, refusal
+from storage.s3.http import Request
+from storage.s3.objects import Objects
+from storage.store import check_keys, check_ttl
+
+TAG_BYTES = 16
+_MAX_VALUE = (5 << 30) - TAG_BYTES
+_WHERE_NONE = {"If-None-Match": "*"}
+_NO_SUCH_TAG = f'"{"0" * 32}"'
+_ROUNDS = 10
+_WAIT_S = 0.05  # give or take a half
+_TRIAL_S = 60.0
+_OK, _NOT_FOUND, _CONFLICT, _UNMET, _UNKNOWN = 200, 404, 409, 412, 501
+
+
+class S3Coordination(Coordination):
+    """Values as objects of `objects`; a version is an entity tag."""
+
+    def __init__(
+        self, objects: Objects, sleep: Callable[[float], None] = time.sleep, *, max_value: int = _MAX_VALUE
+    ) -> None:
+        self._objects = objects
+        self._sleep = sleep
+        self._max_value = max_value
+        self._checked = False
+
+    def get(self, key: str) -> Entry | None:
+        """GetObject."""
+        check_keys((key,))
+        doing = f"to get {key!r}"
+        answer = self._objects.http.ask(Request("GET", self._objects.name(key), limit=None))
+        if not self._objects.is_live(answer, doing):
+            return None
+        return Entry(answer.body[TAG_BYTES:], self._tag(answer))
+
+    def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
+        """PutObject on condition; before the first, four requests find out whether the server honours conditions."""
+        check_keys((key,))
+        check_ttl(ttl)
+        if len(value) > self._max_value:
+            raise ValueTooLargeError(f"value under {key!r} has {len(value)} bytes: S3 takes {self._max_value}")
+        if not self._checked:
+            self._check_conditions()
+            self._checked = True
+        own, doing, version = secrets.token_bytes(TAG_BYTES), f"to put {key!r}", expected
+        for _ in range(_ROUNDS):
+            try:
+                if tag := self._put(self._objects.name(key), version, own + value, ttl, doing):
+                    return tag
+            except StoreUnavailableError:
+                # It may have been written, or another's while it waited: SeaweedFS makes those who meet wait for
+                # seconds.
+                there = self._look(key, doing)
+                if there is None or not (self._is_own(there, own) or self._is_other(there, expected, doing)):
+                    raise
+            else:
+                there = self._look(key, doing)
+            if there is not None and self._is_own(there, own):
+                return self._tag(there)
+            if (expected and there is None) or (there and self._is_other(there, expected, doing)):
+                return None
+            version = expected or (self._tag(there) if there else None)  # of a value that has expired
+            self._sleep(_WAIT_S * random.uniform(0.5, 1.5))  # noqa: S311  so that callers do not meet again
+        raise StoreUnavailableError(
+            f"S3 at {self._objects.http.address.url} failed {doing}: other writers change it all the time; try again"
+        )
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """DeleteObjects."""
+        check_keys(keys)
+        self._objects.delete([self._objects.name(key) for key in keys])
+
+    def _look(self, key: str, doing: str) -> Answer | None:
+        """Return a response with an object's first bytes, None where there is none."""
+        headers = {"Range": f"bytes=0-{TAG_BYTES - 1}"}
+        return self._objects.look(key, doing, Request("GET", self._objects.name(key), headers=headers))
+
+    def _is_own(self, there: Answer, own: bytes) -> bool:
+        return there.body[:TAG_BYTES] == own
+
+    def _is_other(self, there: Answer, expected: str | None, doing: str) -> bool:
+        """Say whether what lies there is neither the expected version nor, where none may lie there, expired."""
+        if expected:
+            return self._tag(there) != expected
+        return self._objects.is_live(there, doing)
+
+    def _tag(self, answer: Answer) -> str:
+        if "etag" not in answer.headers:
+            raise no_s3(self._objects.http.address, answer)
+        return answer.headers["etag"]
+
+    def _put(self, name: str, version: str | None, body: bytes, ttl: float, doing: str) -> str | None:
+        """Return the new tag, None where the condition was not met; raises what any other refusal means."""
+        http = self._objects.http
+        condition = {"If-Match": version} if version else _WHERE_NONE
+        answer = http.ask(Request("PUT", name, headers={**self._objects.expiring(ttl), **condition}, body=body))
+        code = answer.field("Code")
+        if answer.status == _OK and "etag" in answer.headers:
+            return answer.headers["etag"]
+        if answer.status == _UNKNOWN or code == "NotImplemented":
+            raise self._lacking()
+        if answer.status == _UNMET or (answer.status, code) == (_CONFLICT, "ConditionalRequestConflict"):
+            return None
+        if (answer.status, code) == (_NOT_FOUND, "NoSuchKey") and version:
+            return None
+        raise refusal(http.address, answer, doing)
+
+    def _check_conditions(self) -> None:
+        """Raise StoreError where the server ignores conditions, by means of an object that it has not got."""
+        name, doing = f"{self._objects.prefix}*new{secrets.token_hex(8)}", "a conditional put"
+        self._put(name, None, b"", _TRIAL_S, doing)
+        for version in (None, _NO_SUCH_TAG):
+            if self._put(name, version, b"", _TRIAL_S, doing):
+                raise self._lacking()
+        self._objects.delete_quietly(name)
+
+    def _lacking(self) -> StoreError:
+        return StoreError(
+            f"S3 at {self._objects.http.address.url} does not support conditional puts (If-None-Match, If-Match), so "
+            "drivers cannot share state in it: name another store with --store"
+        )

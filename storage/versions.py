@@ -1,0 +1,70 @@
+"""Coordination by values that begin with their version."""
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from serfer.core.errors import MissingKeyError
+from storage.coordination import Coordination, Entry
+from storage.store import check_keys, check_ttl
+
+VERSION_BYTES = 16
+
+
+class PrefixedVersions(Coordination):
+    """Coordination by values that begin with their version, VERSION_BYTES random bytes."""
+
+    def get(self, key: str) -> Entry | None:
+        """Read the whole value and split it."""
+        framed = self._read(key)
+        return None if framed is None else Entry(framed[VERSION_BYTES:], framed[:VERSION_BYTES].hex())
+
+    def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
+        """Write behind a new version."""
+        check_keys((key,))
+        check_ttl(ttl)
+        version = secrets.token_bytes(VERSION_BYTES)
+        written = self._write(key, bytes.fromhex(expected or ""), version + value, ttl)
+        return version.hex() if written else None
+
+    @abstractmethod
+    def _read(self, key: str) -> bytes | None:
+        """Return the version and the value behind it, None where there is none."""
+
+    @abstractmethod
+    def _write(self, key: str, expected: bytes, framed: bytes, ttl: float) -> bool:
+        """Write `framed` if what lies there begins with `expected`, which is empty where nothing may lie there."""
+
+
+class ConditionalStore(Protocol):
+    """A store of this machine's whose puts may depend on what they would replace."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value; raises MissingKeyError."""
+
+    def put_if(self, key: str, value: bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
+        """Put a value if `condition` holds for the first VERSION_BYTES of the live one, empty where there is none."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove the keys."""
+
+
+class LocalCoordination(PrefixedVersions):
+    """Coordination over a store that compares and puts under one lock."""
+
+    def __init__(self, store: ConditionalStore) -> None:
+        self._store = store
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete from the store."""
+        self._store.delete(keys)
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(key)
+        except MissingKeyError:
+            return None
+
+    def _write(self, key: str, expected: bytes, framed: bytes, ttl: float) -> bool:
+        return self._store.put_if(key, framed, ttl, expected.__eq__)

@@ -1,0 +1,276 @@
+"""What drivers share in their pool's record, and what they accept of it."""
+
+import json
+import random
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from serfer.core.errors import StoreUnavailableError
+from serfer.core.structure import unstructure
+from serfer.fleet import registry as module
+from serfer.fleet.lease import Lease
+from serfer.fleet.registry import (
+    MAX_DRIVERS,
+    REQUESTS_PER_S,
+    DriverLoad,
+    FleetMember,
+    FleetState,
+    PoolRegistry,
+    PoolView,
+)
+from serfer.local.servers.redis import RedisServer
+from storage import open_store
+from storage.coordination import InterceptedCoordination
+from storage.memory import MemoryStore
+from tests.fleet.fakes import Clock
+
+FLEET = FleetState(
+    "a", (FleetMember("i-1", "http://10.0.0.7:8000", "serving"), FleetMember("i-2", None, "booting")), 2, "12 queries/s"
+)
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with RedisServer() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+def coordination(request, tmp_path):
+    urls = {"memory": "memory://", "file": f"file://{tmp_path / 'store'}"}
+    with open_store(urls.get(request.param) or request.getfixturevalue("redis")) as opened:
+        yield opened.coordination()
+
+
+@pytest.fixture
+def key():
+    return f"t:{secrets.token_hex(8)}"
+
+
+def drivers(coordination, key, names, clock):
+    return [PoolRegistry(coordination, key, name, clock) for name in names]
+
+
+def tick(registry, **load):
+    return registry.exchange(DriverLoad(registry.driver, **load))
+
+
+def test_every_driver_sees_the_others_and_the_published_fleet(coordination, key):
+    pool = drivers(coordination, key, "abc", Clock())
+    for number, registry in enumerate(pool):
+        tick(registry, rate=number + 1, in_flight=number, busy=(f"i-{number}",))
+    assert pool[0].publish(FLEET)
+    view = pool[1].look()
+    assert {load.driver for load in view.others} == {"a", "c"}
+    assert (view.rate, view.in_flight, view.busy) == (4, 2, {"i-0", "i-2"})
+    assert view.fleet == FLEET
+
+
+def test_a_driver_has_one_entry(coordination, key):
+    one, other = drivers(coordination, key, "ab", Clock())
+    for rate in (1.0, 2.0, 3.0):
+        tick(one, rate=rate)
+    assert [load.rate for load in other.look().others] == [3.0]
+
+
+def test_drivers_that_write_at_the_same_time_are_all_kept(coordination, key):
+    pool = drivers(coordination, key, "abcd", Clock())
+    barrier = threading.Barrier(4)
+
+    def ticks(registry):
+        for _ in range(3):
+            barrier.wait()
+            tick(registry)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ticks, pool))
+    assert {load.driver for load in PoolRegistry(coordination, key, "x").look().others} == set("abcd")
+
+
+def test_only_the_leader_publishes(coordination, key):
+    leader, other = drivers(coordination, key, "ab", Clock())
+    tick(leader)
+    tick(other)
+    assert not other.publish(FLEET)
+    tick(other)
+    assert leader.publish(FLEET)  # although its last read is older than the last write
+    assert not leader.leave()
+    assert not leader.publish(FLEET)
+
+
+def test_of_drivers_that_leave_one_is_the_last_and_clears_the_record(key):
+    clock = Clock()
+    store = MemoryStore(clock)
+    one, other = drivers(store.coordination(), key, "ab", clock)
+    for registry in (one, other):
+        tick(registry)
+    assert one.publish(FLEET)
+    assert not one.leave()
+    assert other.look() == PoolView((), FLEET)
+    assert other.leave()
+    clock.now += 2
+    store.put("x", b"", 1)
+    assert list(store._values) == ["x"]
+
+
+def test_a_record_that_others_keep_changing_is_an_error_of_the_one_that_must_write(key, monkeypatch):
+    monkeypatch.setattr(module, "_LEAVE_TRIES", 3)
+    clock = Clock()
+    inner = MemoryStore(clock).coordination()
+    one, other = drivers(inner, key, "ab", clock)
+    tick(one)
+    one._coordination = InterceptedCoordination(inner, lambda what: what == "get" or tick(other))
+    assert tick(one).others
+    for write in (lambda: one.publish(FLEET), one.leave):
+        with pytest.raises(StoreUnavailableError, match="--store"):
+            write()
+
+
+def test_a_driver_that_dies_counts_for_a_few_seconds_only(key):
+    clock = Clock()
+    one, other = drivers(MemoryStore(clock).coordination(), key, "ab", clock)
+    tick(one, rate=5)
+    tick(other)
+    clock.now += module.TTL_S
+    assert other.look().rate == 5
+    clock.now += 1
+    assert other.look().rate == 0
+    tick(other)
+    assert PoolRegistry(other._coordination, key, "c", clock).look().rate == 0
+    tick(one, rate=6)
+    assert other.look().rate == 6
+
+
+def test_more_drivers_than_the_record_holds_lead_to_no_error(key):
+    clock = Clock()
+    coordination = MemoryStore(clock).coordination()
+    for number in range(MAX_DRIVERS + 2):
+        tick(PoolRegistry(coordination, key, f"d{number}", clock), rate=1)
+    assert PoolRegistry(coordination, key, "x", clock).look().rate == MAX_DRIVERS
+
+
+def test_drivers_that_come_and_go_see_one_another_at_their_next_look(key):
+    clock = Clock()
+    coordination = MemoryStore(clock).coordination()
+    chances = random.Random(7)  # noqa: S311 - no secret
+    pool, names = [], iter(range(10_000))
+    for _ in range(100):
+        clock.now += 1
+        if pool and chances.random() < 0.3:
+            leaving = pool.pop(chances.randrange(len(pool)))
+            if chances.random() < 0.5:
+                leaving.leave()
+        come = chances.choice([0, 0, 0, 1, 3])
+        pool += [PoolRegistry(coordination, key, f"d{next(names)}", clock) for _ in range(come)]
+        pool = pool[:20]
+        for registry in pool:
+            tick(registry)
+        if chances.random() < 0.2:  # all have written: now all must be seen
+            present = {registry.driver for registry in pool}
+            for registry in pool:
+                assert present - {registry.driver} <= {load.driver for load in registry.look().others}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 30])
+def test_a_driver_sends_the_store_as_many_requests_as_are_priced(key, count):
+    clock, requests, seconds = Clock(), [], 20
+    coordination = InterceptedCoordination(MemoryStore(clock).coordination(), requests.append)
+    pool = drivers(coordination, key, [f"d{number}" for number in range(count)], clock)
+    for _ in range(seconds):
+        clock.now += 1
+        for registry in pool:
+            tick(registry)
+            if registry.leads:
+                assert registry.publish(FLEET)
+    published = 1  # of the same state
+    assert requests.count("get") == count * seconds * REQUESTS_PER_S.reads
+    assert requests.count("compare_and_set") == count * seconds * REQUESTS_PER_S.writes + published
+    assert len(requests) == 2 * count * seconds + published
+
+
+def stored(key, clock, **record):
+    """Return another driver's registry over a record that this test wrote."""
+    coordination = MemoryStore(clock).coordination()
+    value = json.dumps({"drivers": [], "lease": None, "fleet": None, **record}).encode()
+    coordination.compare_and_set(key, None, value, 60)
+    return PoolRegistry(coordination, key, "a", clock)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rate": -1},
+        {"rate": float("nan")},
+        {"rate": 1e300},
+        {"in_flight": True},
+        {"busy": ["i-1"] * 1000},
+        {"busy": ["with space"]},
+        {"driver": ""},
+        {"driver": "x" * 301},
+    ],
+)
+def test_an_invalid_load_is_left_out(key, change):
+    good = {"load": unstructure(DriverLoad("c")), "beats": 1}
+    bad = {"load": {**unstructure(DriverLoad("b")), **change}, "beats": 1}
+    assert stored(key, Clock(), drivers=[bad, good]).look() == PoolView((DriverLoad("c"),))
+
+
+@pytest.mark.parametrize("beats", [-1, "x", None, True, 1.5, 10**40])
+def test_an_entry_without_a_valid_count_is_left_out(key, beats):
+    entry = {"load": unstructure(DriverLoad("b")), "beats": beats}
+    assert stored(key, Clock(), drivers=[entry]).look() == PoolView()
+
+
+@pytest.mark.parametrize(
+    "lease", [7, {"holder": "b c", "renewals": 1}, {"holder": "b", "renewals": -1}, {"holder": "b"}]
+)
+def test_an_invalid_lease_is_taken_over(key, lease):
+    registry = stored(key, Clock(), lease=lease)
+    tick(registry)
+    assert registry.leads
+
+
+def test_a_valid_lease_is_respected(key):
+    registry = stored(key, Clock(), lease=unstructure(Lease("b", 3)))
+    tick(registry)
+    assert not registry.leads
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b"[]",
+        b"7" * 5000,
+        b'{"drivers": 7, "lease": 7, "fleet": 7}',
+        b'{"drivers": []}',
+        b" " * 2_000_000,
+    ],
+)
+def test_an_invalid_record_is_replaced(key, value):
+    clock = Clock()
+    coordination = MemoryStore(clock).coordination()
+    coordination.compare_and_set(key, None, value, 60)
+    one, other = drivers(coordination, key, "ab", clock)
+    assert one.look() == PoolView()
+    tick(one, rate=2)
+    assert other.look().rate == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"members": [{"name": "a", "url": "file:///etc/passwd", "state": "serving"}]},
+        {"members": [{"name": "a b", "url": None, "state": "serving"}]},
+        {"members": [{"name": "a", "url": None, "state": "serving"}] * 300},
+        {"wanted": -1},
+        {"reason": "x" * 301},
+    ],
+)
+def test_an_invalid_fleet_is_left_out(key, change):
+    assert stored(key, Clock(), fleet={**unstructure(FLEET), **change}).look().fleet is None

@@ -22,11 +22,13 @@ import typer
 import serfer
 from drivers.instance import FaultKind
 from serfer.api.entrypoints import variables
+from serfer.api.entrypoints.instance import EngineMetrics
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
 from serfer.api.observability.pool_metrics import PoolMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
+from serfer.core.run import TRANSITIONS
 from serfer.settings import Settings
 
 DOCS = Path(__file__).parent
@@ -130,9 +132,14 @@ def metrics() -> Iterator[str]:
     controller: Any = SimpleNamespace(status=status, changes=counts, troubles=counts)
     service: Any = SimpleNamespace(admission=admission, draining=False, decoders=decoders)
     running: Any = SimpleNamespace(pool=pool, controller=controller)
+    engine: Any = SimpleNamespace(counts=SimpleNamespace(batches=0, images=0, refused=0), waiting=0)
     made = Metrics({"": ""})
+    sources = (
+        *made.registry._collector_to_names,  # noqa: SLF001 - collectors, which know their labels
+        *(ServiceMetrics(made, service), PoolMetrics(running), EngineMetrics(engine)),
+    )
     rows = []
-    for source in (*made.registry._collector_to_names, ServiceMetrics(made, service), PoolMetrics(running)):  # noqa: SLF001
+    for source in sources:
         for metric in source.collect():
             labels = getattr(source, "_labelnames", ()) or dict.fromkeys(
                 name for sample in metric.samples for name in sample.labels
@@ -153,6 +160,16 @@ def python_api() -> Iterator[str]:
     for name, value in public.items():
         if isinstance(value, type) and not issubclass(value, Exception):
             yield from _class(name, value)
+
+
+def transitions() -> Iterator[str]:
+    """List the transitions of a tile in the run machine."""
+    rows = [
+        (f"`{state.name}`", change.value, f"`{then.name}`")
+        for state, changes in TRANSITIONS.items()
+        for change, then in changes.items()
+    ]
+    yield _table(("state", "event", "next state"), rows)
 
 
 def records() -> Iterator[str]:
@@ -236,6 +253,7 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/api.md": {"problem types": problem_types},
     "reference/metrics.md": {"metrics": metrics},
     "reference/python.md": {"python": python_api, "errors": errors},
+    "explanation/run-machine.md": {"transitions": transitions},
     "adr/index.md": {"records": records},
 }
 

@@ -4,7 +4,6 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
@@ -106,12 +105,12 @@ def test_commands_are_found():
     assert len(commands_in(ROOT / "docs" / "reference" / "commands.md")) > 30
 
 
-def test_the_policy_that_is_shown_follows_the_load():
-    page = (ROOT / "docs" / "how-to" / "add-a-policy.md").read_text(encoding="utf-8")
-    names = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)  # noqa: S102 - it is our own page
-    policy = names["HalfHour"](SimpleNamespace(instance=SimpleNamespace(qps=10.0)))
-    assert [policy.observe(600.0, rate).instances for rate in (0.0, 50.0, 50.0, 50.0, 0.0, 0.0, 0.0)] == [
-        *(0, 3, 4, 5),
-        *(4, 2, 0),
-    ]
+def test_metrics_and_settings_that_pages_name_exist():
+    known = {*re.findall(r"SERFER_\w+", (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8"))}
+    metrics = {*re.findall(r"serfer_\w+", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8"))}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = {name for name in re.findall(r"SERFER_[A-Z_]+[A-Z]", text) if not name.startswith("SERFER_TEST")}
+        assert {name for name in named if name not in known and name != "SERFER_API"} == set(), page
+        counted = {name.removesuffix("_bucket") for name in re.findall(r"\bserfer_[a-z]+_[a-z_]+[a-z]\b", text)}
+        assert {name for name in counted if not any(one.startswith(name) for one in metrics)} == set(), page

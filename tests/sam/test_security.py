@@ -207,7 +207,7 @@ def test_alarms_cost_nothing_unless_asked_for_and_name_their_entry_in_the_runboo
                 assert resource["Condition"] == "HasAlarms", name
             if resource["Type"] == "AWS::CloudWatch::Alarm":
                 description = resource["Properties"]["AlarmDescription"]
-                assert re.search(r"\. docs/how-to/deploy\.md, runbook: [a-z-]+$", description)
+                assert re.search(r"\. docs/how-to/operate\.md, runbook: [a-z-]+$", description)
                 assert resource["Properties"]["TreatMissingData"] == "notBreaching"
         assert source["Resources"]["Budget"]["Condition"] == "HasBudget"
         (tag,) = source["Resources"]["Budget"]["Properties"]["Budget"]["CostFilters"]["TagKeyValue"]

@@ -10,16 +10,16 @@ from serfer.core.report import StoreCounts
 from serfer.core.run import StageRun
 from serfer.core.wire import Buffer, Crop
 
-TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys go by themselves this long after
+TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys expire this long after
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """Who asks a query: the id of the request that it came with, for workers' logs, and who watches it.
+    """The request of a query: its id, for workers' logs, and a callback that watches its stages.
 
-    `watch` is called on the driver's loop when the query begins, and again when it begins anew, with the stages as they
-    run: a list that grows, of things that change. An engine that knows nothing of its stages before they end calls it
-    never.
+    `watch` is called on the driver's loop when the query starts, and again when it restarts, with the stages as they
+    run: a list that grows, of records that change. An engine that knows nothing of its stages before they end never
+    calls it.
     """
 
     request: str = ""
@@ -31,7 +31,7 @@ NO_CONTEXT = RequestContext()
 
 @dataclass(frozen=True)
 class Overheads:
-    """What a query took beside its tasks: second tries, duplicates, new beginnings, the driver's own store traffic."""
+    """Overheads of a query besides its tasks: retries, hedges, restarts, the driver's own store traffic."""
 
     retries: int = 0
     hedges: int = 0
@@ -49,10 +49,10 @@ class Overheads:
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's end, and what is known of every stage, the last time that the query began if it began anew.
+    """A query's end, and what is known of every stage, since the last restart if there was one.
 
-    `outputs` is what the last stage's tiles computed, in order: each some columns of (N, K) float32. `carried` are the
-    bytes of tensors that rode along to each stage's tasks, those of a retried one once.
+    `outputs` is what the last stage's tiles computed, in order: each some columns of (N, K) float32. `payload_bytes`
+    are the bytes of tensors in the payloads of each stage's tasks, those of a retried one once.
     """
 
     query: str
@@ -60,7 +60,7 @@ class Answer:
     ended: float
     stages: Sequence[StageRun]
     outputs: Sequence[Buffer]
-    carried: Sequence[int]
+    payload_bytes: Sequence[int]
     overheads: Overheads
 
 

@@ -1,29 +1,21 @@
-"""What makes a query last, whatever engine runs it: patience with the store, new beginnings, nothing left behind."""
+"""The life of a query around its runs, whatever engine makes them: restarts after lost data, clean-up, closing."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from drivers.driver import Answer, Overheads
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.run import LOST, Retry
-from storage.store import Store
 
-ONE_SLOT = 1 << 20
-"""Bytes of a query up to which one node of a cluster serves it with fewer round trips than several."""
-STRAGGLER_S = 30.0
-"""How long the clean-up of a query waits for what may still write."""
-_CLEAN_UP_TRIES = 3
 _Value = TypeVar("_Value")
 
 
 class Query(Protocol):
-    """One beginning of a query, with keys of its own."""
+    """One run of a query, with keys of its own."""
 
     @property
     def overheads(self) -> Overheads:
@@ -40,7 +32,7 @@ class Query(Protocol):
 
 
 class InFlight:
-    """The queries of a driver that run, and the clean-ups of those that have ended."""
+    """The queries of a driver that run, and the clean-ups of runs that have ended."""
 
     def __init__(self, retry: Retry) -> None:
         self._retry = retry
@@ -49,14 +41,12 @@ class InFlight:
 
     async def run(self, work: Coroutine[Any, Any, _Value]) -> _Value:
         """Do a query's work, which `close` cancels."""
-        me = asyncio.current_task()
-        if me is None:
-            raise AssertionError("coroutines run in tasks")
-        self._running.add(me)
+        running = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._running.add(running)
         try:
             return await work
         finally:
-            self._running.discard(me)
+            self._running.discard(running)
 
     async def until_answered(self, begin: Callable[[], Query]) -> Answer:
         """Run a query, and restart it whenever the store has lost or altered what its tasks had written."""
@@ -88,28 +78,3 @@ class InFlight:
         cleanup = asyncio.get_running_loop().create_task(query.clean_up())
         self._cleanups.add(cleanup)
         cleanup.add_done_callback(self._cleanups.discard)
-
-
-async def retry_store(call: Callable[[], _Value], retry: Retry, deadline: float) -> _Value:
-    """Ask the store in a thread, and again while it does not answer and there is time left on the loop's clock."""
-    loop = asyncio.get_running_loop()
-    for failures in itertools.count(1):
-        try:
-            return await asyncio.to_thread(call)
-        except StoreUnavailableError:
-            wait = retry.backoff.wait(failures, random.random())  # noqa: S311 - jitter, no secret
-            if failures >= retry.unavailable_attempts or loop.time() + wait >= deadline:
-                raise
-            await asyncio.sleep(wait)
-    raise AssertionError("unreachable: counting has no end")
-
-
-async def delete(store: Store, keys: Sequence[str], retry: Retry) -> None:
-    """Delete keys, or let them expire where the store stays away."""
-    for failures in range(1, _CLEAN_UP_TRIES + 1):
-        try:
-            await asyncio.to_thread(store.delete, keys)
-        except StoreUnavailableError:
-            await asyncio.sleep(retry.backoff.wait(failures, random.random()))  # noqa: S311 - as above
-        else:
-            return

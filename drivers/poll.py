@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from drivers.clock import LOOP_CLOCK, Clock, timeout_at
 from drivers.invoker import to_failure
-from drivers.lifecycle import delete
+from drivers.query_store import delete
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import verified
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, StoreUnavailableError
@@ -64,10 +65,13 @@ class PollInvoker:
     What looking, reading and the worker's reply asked of the store is added to the task's report.
     """
 
-    def __init__(self, starter: EventStarter, store: Store, backoff: Backoff = POLLING) -> None:
+    def __init__(
+        self, starter: EventStarter, store: Store, backoff: Backoff = POLLING, clock: Clock = LOOP_CLOCK
+    ) -> None:
         self._starter = starter
         self._store = store
         self._backoff = backoff
+        self._clock = clock
         self._awaited: dict[str, _Awaited] = {}
         self._numbers = itertools.count()
         self._news = asyncio.Event()  # something is awaited that was not
@@ -82,11 +86,12 @@ class PollInvoker:
         refused = await self._starter.start(function, replace(task, reply=number))
         if refused is not None:
             return refused
-        loop = asyncio.get_running_loop()
-        awaited = self._awaited[key] = _Awaited(loop.create_future(), loop.time() + self._backoff.wait(1))
+        now = self._clock.time()
+        answer = asyncio.get_running_loop().create_future()
+        awaited = self._awaited[key] = _Awaited(answer, now + self._backoff.wait(1))
         self._look()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout_at(self._clock, now + timeout_s):
                 result, counts = await awaited.answer
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} said nothing within {timeout_s:g} s")
@@ -120,24 +125,22 @@ class PollInvoker:
 
     async def _wait(self) -> None:
         """Wait until a reply is due to be looked for."""
-        loop = asyncio.get_running_loop()
         while self._awaited:
             due = min(awaited.due for awaited in self._awaited.values())
-            if due <= loop.time():
+            if due <= self._clock.time():
                 return
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(due):
+                async with timeout_at(self._clock, due):
                     await self._news.wait()
 
     async def _look_once(self) -> None:
         """Look for all replies that are due, or that have waited for half of their time."""
-        loop, backoff = asyncio.get_running_loop(), self._backoff
-        now = loop.time()
+        now, backoff = self._clock.time(), self._backoff
         due = {key: one for key, one in self._awaited.items() if one.due - backoff.wait(one.looks + 1) / 2 <= now}
         with contextlib.suppress(StoreUnavailableError):  # it may come back; each task has its time limit
             await self._settle(due)
-        now = loop.time()
+        now = self._clock.time()
         for awaited in due.values():
             awaited.looks += 1
             awaited.due = now + backoff.wait(awaited.looks + 1)
@@ -160,7 +163,7 @@ class PollInvoker:
 
     def _delete_later(self, keys: Sequence[str]) -> None:
         """Delete replies that were read, while their tasks go on."""
-        deletion = asyncio.get_running_loop().create_task(delete(self._store, keys, self._retry))
+        deletion = asyncio.get_running_loop().create_task(delete(self._store, keys, self._retry, self._clock))
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)
 

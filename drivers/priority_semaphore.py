@@ -1,6 +1,6 @@
-"""How many invocations may be under way at once, and whose turn it is.
+"""A semaphore with priorities: how many invocations run at once, and whose turn it is.
 
-First come, first served starves queries that are under way: their later stages queue behind the first stages of every
+First come, first served starves queries that have begun: their later stages queue behind the first stages of every
 query that came after them (SerFer, section 9.2). Here the oldest query goes first, with all that it has to start.
 """
 
@@ -12,7 +12,7 @@ import itertools
 
 
 class PrioritySemaphore:
-    """A semaphore whose waiters are served by their `age`, the lowest first, and in order of arrival within it."""
+    """A semaphore whose waiters are served by their `priority`, the lowest first, and in order of arrival within it."""
 
     def __init__(self, limit: int) -> None:
         self._free = limit
@@ -30,11 +30,11 @@ class PrioritySemaphore:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()  # the slot came just as nobody wanted it any more
+                self.release()  # the slot came just as its waiter gave up
             raise
 
     def release(self) -> None:
-        """Give a slot back: to the oldest who waits, if anybody does."""
+        """Release a slot to the first waiter, if any."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():

@@ -22,7 +22,7 @@ from serfer.core.backoff import Backoff
 from serfer.core.checksum import checksum, protect, verified
 from serfer.core.errors import AlteredPieceError, InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.geometry import Rect
-from serfer.core.keys import NO_QUERY, input_key, output_key, reply_key
+from serfer.core.keys import NO_QUERY, input_key, output_key, query_keys, reply_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile, stored_bytes
 from serfer.core.report import StoreCounts
 from serfer.core.wire import (
@@ -167,11 +167,9 @@ class Worker:
     def clean_up(self, asked: CleanUp) -> None:
         """Delete the keys of a query: its crops, what every stage wrote and, unless it is to be kept, its answer."""
         self._check(asked.plan)
-        stages = self._plan.stages
-        keys = [input_key(asked.query, tile) for tile in range(len(stages[0].tiles))]
-        for number, stage in enumerate(stages[:-1] if asked.keep_answer else stages):
-            keys.extend(output_key(asked.query, number, tile) for tile in range(len(stage.tiles)))
-        self._store.delete(keys)
+        tiles = [len(stage.tiles) for stage in self._plan.stages]
+        stages = range(len(tiles) - 1 if asked.keep_answer else len(tiles))
+        self._store.delete(query_keys(asked.query, tiles, stages, range(tiles[0])))
 
     def warm(self, asked: WarmUp) -> Warmed:
         """Build the sessions of a function's tiles, reach the store, and stay busy for the time asked."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from drivers.clock import Clock
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S
 from serfer.core.backoff import Backoff
 from serfer.core.errors import UnavailableError
@@ -77,7 +78,7 @@ def connect(
 class Outcome:
     """How an execution ended, and when it ran, in seconds since the epoch by the service's clock.
 
-    `clock` is what to add to such a time for the time on the event loop's clock, as well as one can know.
+    `clock` is what to add to such a time for the time on the driver's clock, as well as one can know.
     """
 
     status: str
@@ -95,9 +96,10 @@ class Executions:
     `kind` is "standard", polled less and less often, or "express", of which at most `at_once` can be waited for.
     """
 
-    def __init__(self, client: Client, arn: str, kind: str, at_once: int) -> None:
+    def __init__(self, client: Client, arn: str, kind: str, at_once: int, clock: Clock) -> None:
         self._client = client
         self._arn = arn
+        self._clock = clock
         self._run = {"standard": self._standard, "express": self._express}[kind]
         self._threads = ThreadPoolExecutor(
             at_once if kind == "express" else min(at_once, _CALLS), thread_name_prefix="serfer-step-functions"
@@ -106,7 +108,7 @@ class Executions:
         self.polls = 0
 
     async def run(self, name: str, text: str, expected_s: float) -> Outcome:
-        """Run an execution with the input `text`; one of `expected_s` seconds is first asked about when they are over.
+        """Run an execution with the input `text`; one of `expected_s` seconds is first polled when they are over.
 
         Cancelling stops a Standard execution; an Express one cannot be stopped, so its end is waited for. Raises
         UnavailableError where Step Functions does not answer, or refuses.
@@ -118,7 +120,7 @@ class Executions:
             self._in_flight -= 1
 
     def close(self) -> None:
-        """Close the connections; whoever still waits for a call waits for nothing."""
+        """Close the connections; calls that have not begun are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
@@ -133,37 +135,35 @@ class Executions:
             raise
 
     async def _start(self, name: str, text: str) -> tuple[str, float]:
-        """Start an execution and return its ARN, and what to add to the service's times for the event loop's."""
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
-        said = await self._call(self._client.start_execution, stateMachineArn=self._arn, name=name, input=text)
-        return said["executionArn"], (asked + loop.time()) / 2 - said["startDate"].timestamp()
+        """Start an execution and return its ARN, and what to add to the service's times for those of the clock."""
+        sent = self._clock.time()
+        response = await self._call(self._client.start_execution, stateMachineArn=self._arn, name=name, input=text)
+        return response["executionArn"], (sent + self._clock.time()) / 2 - response["startDate"].timestamp()
 
     async def _ended(self, arn: str, expected_s: float) -> Any:  # noqa: ANN401 - botocore's
-        """Ask about an execution until it has ended, and return what is said then."""
-        await asyncio.sleep(max(0.0, expected_s - _POLLING.base))
+        """Poll an execution until it has ended, and return its description."""
+        await self._clock.sleep(max(0.0, expected_s - _POLLING.base))
         polls = 0
         while True:
             polls += 1
-            await asyncio.sleep(max(_POLLING.wait(polls), self._in_flight / _POLLS_PER_S))
-            said = await self._call(self._client.describe_execution, executionArn=arn)
+            await self._clock.sleep(max(_POLLING.wait(polls), self._in_flight / _POLLS_PER_S))
+            found = await self._call(self._client.describe_execution, executionArn=arn)
             self.polls += 1
-            if said["status"] != "RUNNING":
-                return said
+            if found["status"] != "RUNNING":
+                return found
 
     async def _express(self, name: str, text: str, _expected_s: float) -> Outcome:
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
+        sent = self._clock.time()
         call = asyncio.ensure_future(
             self._call(self._client.start_sync_execution, stateMachineArn=self._arn, name=name, input=text)
         )
         try:
-            said = await asyncio.shield(call)
+            found = await asyncio.shield(call)
         except asyncio.CancelledError:
-            await asyncio.gather(call, return_exceptions=True)  # nobody waits for how it ends
+            await asyncio.gather(call, return_exceptions=True)
             raise
-        middle = (said["startDate"].timestamp() + said["stopDate"].timestamp()) / 2
-        return _outcome(said, (asked + loop.time()) / 2 - middle)
+        middle = (found["startDate"].timestamp() + found["stopDate"].timestamp()) / 2
+        return _outcome(found, (sent + self._clock.time()) / 2 - middle)
 
     async def _call(self, method: Callable[..., Any], **given: str) -> Any:  # noqa: ANN401 - botocore's
         """Call botocore in a thread; its errors, which hold no secrets, become one line."""
@@ -179,6 +179,6 @@ class Executions:
             raise UnavailableError(f"Step Functions cannot be reached: {error}") from error
 
 
-def _outcome(said: Any, clock: float) -> Outcome:  # noqa: ANN401 - botocore's
-    status, output, error, cause = (str(said.get(key) or "") for key in ("status", "output", "error", "cause"))
-    return Outcome(status, output, error, cause, said["startDate"].timestamp(), said["stopDate"].timestamp(), clock)
+def _outcome(found: Any, clock: float) -> Outcome:  # noqa: ANN401 - botocore's
+    status, output, error, cause = (str(found.get(key) or "") for key in ("status", "output", "error", "cause"))
+    return Outcome(status, output, error, cause, found["startDate"].timestamp(), found["stopDate"].timestamp(), clock)

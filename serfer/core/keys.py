@@ -1,7 +1,7 @@
 """Names of what a query leaves in the store; every key belongs to one query.
 
     serfer:QUERY:STAGE:TILE          what a tile wrote; stage -1 is the query's input
-    serfer:QUERY:STAGE:TILE:rN       what became of the N-th try of an event (the poll driver's)
+    serfer:QUERY:STAGE:TILE:rN       the result of the N-th event of a task (the poll driver's)
 
 A query's id in braces is a hash tag: a Redis Cluster keeps all keys of such a query on one slot, so that what a task
 reads is one round trip. The keys of a large query are better spread.
@@ -10,12 +10,13 @@ reads is one round trip. The keys of a large query are better spread.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from serfer.core.errors import InputError
 
 INPUT_STAGE = -1
 NO_QUERY = "0" * 32
-"""A query that never was: whoever only wants to reach a store asks for its keys."""
+"""The id of no query: its keys are asked for where only the store is to be reached."""
 _QUERY = re.compile(r"[0-9a-f]{32}|\{[0-9a-f]{32}\}")
 _OUTPUT = re.compile(rf"serfer:(?:{_QUERY.pattern}):(-1|[0-9]{{1,9}}):[0-9]{{1,9}}", re.ASCII)
 
@@ -44,10 +45,19 @@ def stage_of(key: str) -> int | None:
 
 
 def input_key(query: str, tile: int) -> str:
-    """Return the key of a first-stage tile's crop, for crops that are too large to ride along."""
+    """Return the key of a first-stage tile's crop, if that is too large for a payload."""
     return output_key(query, INPUT_STAGE, tile)
 
 
+def query_keys(query: str, tiles: Sequence[int], stages: Iterable[int], crops: Iterable[int]) -> list[str]:
+    """Return the keys of a query: of the `crops` of these first-stage tiles, and of what all tiles of `stages` wrote.
+
+    Stage k has `tiles[k]` tiles.
+    """
+    written = (output_key(query, stage, tile) for stage in stages for tile in range(tiles[stage]))
+    return [*(input_key(query, tile) for tile in crops), *written]
+
+
 def reply_key(query: str, stage: int, tile: int, number: int) -> str:
-    """Return the key under which the worker of an event says what became of the `number`-th try of a task."""
+    """Return the key under which the worker of a task's `number`-th event puts its result."""
     return f"{output_key(query, stage, tile)}:r{number}"

@@ -42,7 +42,7 @@ Buffer = bytes | memoryview
 class Crop:
     """A first-stage tile's input, contiguous: uint8 as (N, rows, cols, C), float32 as (N, C, rows, cols).
 
-    `data` is None where it is too large to ride along and lies in the store, under the query's input key.
+    `data` is None where it is too large for a payload and lies in the store, under the query's input key.
     """
 
     dtype: str
@@ -72,8 +72,8 @@ class Task:
     request: str = ""
 
     @property
-    def carried(self) -> int:
-        """Bytes of tensors in its payload."""
+    def payload_bytes(self) -> int:
+        """Bytes of tensors in its payload, before encoding."""
         crop = self.crop.data if self.crop else None
         return sum(len(data) for data in (crop, *self.parts) if data)
 

@@ -35,7 +35,7 @@ def make_report(
         plan=plan.digest,
         target="serverless",
         stages=tuple(
-            _stage_report(number, stage, run, answer.carried[number]) for number, (stage, run) in enumerate(pairs)
+            _stage_report(number, stage, run, answer.payload_bytes[number]) for number, (stage, run) in enumerate(pairs)
         ),
         store=sum((report.counts for report in reports), answer.overheads.counts),
         retries=answer.overheads.retries,

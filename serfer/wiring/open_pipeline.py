@@ -13,9 +13,9 @@ from drivers.batching import plan_batching
 from drivers.driver import Driver
 from drivers.inprocess import InProcessInvoker
 from drivers.lambda_http import LambdaInvoker
-from drivers.lifecycle import retry_store
 from drivers.poll import PollInvoker
 from drivers.push import PushDriver
+from drivers.query_store import retry_store
 from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.costs.aws import LambdaFacts

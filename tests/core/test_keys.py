@@ -1,7 +1,16 @@
 import pytest
 
 from serfer.core.errors import InputError
-from serfer.core.keys import INPUT_STAGE, check_query_id, input_key, output_key, query_id, reply_key, stage_of
+from serfer.core.keys import (
+    INPUT_STAGE,
+    check_query_id,
+    input_key,
+    output_key,
+    query_id,
+    query_keys,
+    reply_key,
+    stage_of,
+)
 
 QUERY = "0123456789abcdef" * 2
 
@@ -50,3 +59,9 @@ def test_a_key_says_which_stage_wrote_it(one_slot):
 )
 def test_what_no_tile_wrote_is_of_no_stage(key):
     assert stage_of(key) is None
+
+
+def test_the_keys_of_a_query_are_those_of_its_crops_and_of_what_its_stages_wrote():
+    found = query_keys(QUERY, [2, 3], [1], [1])
+    assert found == [input_key(QUERY, 1), *(output_key(QUERY, 1, tile) for tile in range(3))]
+    assert query_keys(QUERY, [2, 3], [], []) == []

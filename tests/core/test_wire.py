@@ -126,9 +126,9 @@ def test_parts_travel_from_views_and_so_does_an_output():
 
 
 def test_what_a_task_carries_is_counted():
-    assert TASK.carried == 5
-    assert replace(TASK, crop=Crop("uint8", None), parts=(None,)).carried == 0
-    assert replace(TASK, crop=None, parts=(memoryview(b"abc"), b"d")).carried == 4
+    assert TASK.payload_bytes == 5
+    assert replace(TASK, crop=Crop("uint8", None), parts=(None,)).payload_bytes == 0
+    assert replace(TASK, crop=None, parts=(memoryview(b"abc"), b"d")).payload_bytes == 4
 
 
 @settings(max_examples=50)

@@ -164,7 +164,7 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     assert workers.tasks[6:] == [(2, 0)]
     assert workers.crops == CROPS
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
-    assert answer.carried == [40, 0, 0]
+    assert answer.payload_bytes == [40, 0, 0]
     assert (answer.overheads.retries, answer.overheads.counts) == (0, StoreCounts())
     assert len(store.ever) == 6
     assert store.keys == set()
@@ -343,7 +343,7 @@ def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
     assert [crop.data for crop in sorted(workers.crops, key=lambda crop: crop.data is None)][-1] is None
     assert [seen[tile] for tile in range(4)] == [crop.data for crop in crops]
     assert answer.overheads.counts == StoreCounts(bytes_put=204, puts=1)
-    assert answer.carried == [12, 0, 0]
+    assert answer.payload_bytes == [12, 0, 0]
     assert store.keys == set()
 
 
@@ -420,7 +420,7 @@ class TestInline:
         for task in workers.sent[4:6]:
             assert list(task.parts) == [part for source in range(4) for part in read(task, source)]
         assert workers.sent[6].parts == (None,) * 4
-        assert answer.carried == [40, 2 * 4 * 12, 0]
+        assert answer.payload_bytes == [40, 2 * 4 * 12, 0]
 
     def test_a_plan_that_is_all_inline_needs_no_store(self):
         class Untouchable(MemoryStore):
@@ -434,7 +434,7 @@ class TestInline:
         answer = ask(workers, workers.store, inline={0, 1}, batch=3)
         assert answer.outputs == [written(workers.sent[-1])]
         assert list(workers.sent[-1].parts) == [part for source in range(2) for part in read(workers.sent[-1], source)]
-        assert answer.carried == [40, 3 * 2 * 4 * 12, 3 * 2 * 12]
+        assert answer.payload_bytes == [40, 3 * 2 * 4 * 12, 3 * 2 * 12]
 
     def test_parts_are_views_of_the_answers(self, store):
         sent = {}

@@ -79,13 +79,12 @@ def burst(workers, store, queries=40, **settings):
 
 
 async def all_slots_are_back(pushing, concurrency):
-    slots = pushing._route.slots
+    slots = pushing._dispatcher._slots
     for _ in range(concurrency):
         await asyncio.wait_for(slots.acquire(0), 1)
     for _ in range(concurrency):
         slots.release()
-    together = pushing._route.together
-    assert not together or not any(together.groups._groups.values())
+    assert len(pushing._dispatcher._waiting) == 0
 
 
 def test_a_burst_over_few_slots_makes_fewer_invocations_than_tasks(store):
@@ -381,7 +380,7 @@ def test_no_query_outlives_its_answer(store, batching, monkeypatch):
     async def main():
         pushing, left = driver(SharedWorkers(store), store, concurrency=3, batching=batching), []
         for _ in range(2):
-            for _ in range(25):
+            for _ in range(3):
                 await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
             await asyncio.gather(*pushing._in_flight._cleanups)
             gc.collect()

@@ -181,7 +181,7 @@ def test_a_query_is_answered_from_the_store_and_leaves_nothing(store, kind):
     assert answer.outputs == [b"0", b"1"]
     assert answer.query == service.queries[0]
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
-    assert answer.carried == [0, 0, 0]
+    assert answer.payload_bytes == [0, 0, 0]
     assert answer.overheads.counts == StoreCounts(bytes_put=40 + 4 * 4, bytes_get=2 + 2 * 4, puts=4, gets=2)
     assert (answer.overheads.retries, answer.overheads.hedges, answer.overheads.restarts) == (0, 0, 0)
     assert len(store.ever) == 4 + sum(TILES)

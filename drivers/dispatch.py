@@ -1,0 +1,270 @@
+"""Which attempts are invoked when, and which of them together.
+
+As many invocations run at once as there are slots, the oldest query's first. What waits for a slot may go with an
+attempt that gets one: tasks of other queries for the same tile (a batch, drivers/batching.py), or tiles of the same
+stage and query (a bundle). `fill` chooses in both cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from drivers.batching import Batching, BatchTerms
+from drivers.clock import Clock
+from drivers.invoker import Invoker, SharedInvoker
+from drivers.priority_semaphore import PrioritySemaphore
+from serfer.core.errors import UsageError
+from serfer.core.run import Failure
+from serfer.core.wire import MAX_BATCH, Report, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a task asks of an invocation: images, and bytes of tensors in its payload and in its answer.
+
+    It must have been computed by `latest`, on the driver's clock.
+    """
+
+    images: int
+    payload: int
+    answer: int
+    latest: float = math.inf
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(
+            self.images + other.images,
+            self.payload + other.payload,
+            self.answer + other.answer,
+            min(self.latest, other.latest),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one invocation takes: tasks, images and bytes of tensors each way; an image is computed in `image_s` s."""
+
+    tasks: int
+    images: int
+    tensor_bytes: int
+    image_s: float = 0.0
+
+    def admit(self, demand: Demand, now: float) -> bool:
+        """Return whether tasks of this demand may be one invocation."""
+        return (
+            demand.images <= self.images
+            and max(demand.payload, demand.answer) <= self.tensor_bytes
+            and now + demand.images * self.image_s <= demand.latest
+        )
+
+
+def fill(first: Demand, others: Iterable[Demand], bounds: Bounds, now: float) -> list[int]:
+    """Return the places of those among `others` that share the invocation of `first`: each in order that still fits."""
+    chosen: list[int] = []
+    total = first
+    for place, other in enumerate(others):
+        if len(chosen) + 1 >= bounds.tasks:
+            break
+        together = total + other
+        if bounds.admit(together, now):
+            chosen.append(place)
+            total = together
+    return chosen
+
+
+class Owner(Protocol):
+    """The query of an attempt."""
+
+    def sent(self, attempt: Attempt, carrier: asyncio.Task[None]) -> None:
+        """Take note that an attempt has left the queue; `carrier`, its own asyncio task or another's, invokes it."""
+        ...
+
+    def ended(self, attempt: Attempt, result: Report | Failure, took_s: float) -> None:
+        """Take an attempt's result."""
+        ...
+
+    def broken(self, bug: Exception) -> None:
+        """End with a bug of ours."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """A try of a query's task, which answers with `answer_bytes` of tensors; the lowest `age` is the oldest query's.
+
+    One that goes `alone` shares no invocation.
+    """
+
+    owner: Owner
+    task: Task
+    number: int
+    age: int
+    deadline: float
+    answer_bytes: int
+    alone: bool
+    group: Hashable = None  # those that it may share an invocation with, while it waits
+    carrier: asyncio.Task[None] = field(init=False)  # waits for its slot
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Its stage, tile and number."""
+        return self.task.stage, self.task.tile, self.number
+
+
+class WaitingGroups:
+    """Attempts that wait for a slot and may share an invocation with others of their group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Hashable, dict[Attempt, Demand]] = {}
+
+    def join(self, group: Hashable, attempt: Attempt, demand: Demand) -> None:
+        """Let an attempt be found by others of a group."""
+        attempt.group = group
+        self._groups.setdefault(group, {})[attempt] = demand
+
+    def leave(self, attempt: Attempt) -> Demand:
+        """Forget an attempt that has a group, and return what it asks."""
+        members = self._groups[attempt.group]
+        demand = members.pop(attempt)
+        if not members:
+            del self._groups[attempt.group]
+        attempt.group = None
+        return demand
+
+    def take(self, first: Attempt, bounds: Bounds, now: float) -> list[Attempt]:
+        """Return who shares the invocation of `first`, itself first, then the oldest; they leave their group."""
+        group = first.group
+        demand = self.leave(first)
+        members = self._groups.get(group, {})
+        others = sorted(members, key=lambda attempt: attempt.age)
+        chosen = [others[place] for place in fill(demand, (members[other] for other in others), bounds, now)]
+        for other in chosen:
+            self.leave(other)
+        return [first, *chosen]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+
+class Dispatcher:
+    """Runs the attempts of a driver's queries: `concurrency` invocations at once, the oldest query's first if wanted.
+
+    `functions[k][t]` is invoked for tile t of stage k and may take `timeout_s`. With `batching`, no payload and no
+    answer of a shared invocation has more than `tensor_bytes` of tensors; raises UsageError if the invoker has none.
+    """
+
+    def __init__(
+        self,
+        invoker: Invoker,
+        functions: Sequence[Sequence[str]],
+        *,
+        timeout_s: float,
+        concurrency: int,
+        oldest_first: bool,
+        batching: Batching | None,
+        tensor_bytes: int,
+        clock: Clock,
+    ) -> None:
+        self._invoker = invoker
+        self._shared = invoker if isinstance(invoker, SharedInvoker) else None
+        if batching is not None and self._shared is None:
+            name = type(invoker).__name__
+            raise UsageError(f"{name} cannot run several queries' tasks as one: leave `batching` out")
+        self._functions = functions
+        self._timeout_s = timeout_s
+        self._oldest_first = oldest_first
+        self._tensor_bytes = tensor_bytes
+        self._clock = clock
+        self._batching = batching or Batching({}, most=1, passing_s=0.0)
+        self._slots = PrioritySemaphore(concurrency)
+        self._waiting = WaitingGroups()
+        self._arrivals = itertools.count()
+
+    def next_age(self) -> int:
+        """Return the age of a query that arrives now: they are alike where the oldest does not go first."""
+        return next(self._arrivals) if self._oldest_first else 0
+
+    def start(self, attempt: Attempt) -> asyncio.Task[None]:
+        """Queue an attempt, and return the asyncio task that waits for its slot."""
+        stage = attempt.task.stage
+        if not attempt.alone and stage not in self._batching.stages and self._bundle(stage) > 1:
+            function = self._functions[stage][attempt.task.tile]
+            demand = Demand(attempt.task.batch, attempt.task.payload_bytes, attempt.answer_bytes)
+            self._waiting.join((attempt.task.query, stage, function), attempt, demand)
+        attempt.carrier = asyncio.get_running_loop().create_task(self._carry(attempt))
+        return attempt.carrier
+
+    def withdraw(self, attempt: Attempt) -> None:
+        """Take an attempt that waits out of the queue."""
+        attempt.carrier.cancel()
+        if attempt.group is not None:
+            self._waiting.leave(attempt)
+
+    async def _carry(self, first: Attempt) -> None:
+        """Wait for a slot, invoke an attempt with those that share its invocation, and tell each one's query."""
+        members = [first]
+        try:
+            await self._slots.acquire(self._priority(first))
+            try:
+                started = self._clock.time()
+                members = self._take(first, started)
+                results = await self._results(members)
+            finally:
+                self._slots.release()
+            took_s = self._clock.time() - started
+            for member, result in zip(members, results, strict=True):
+                member.owner.ended(member, result, took_s)
+        except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; the callers must see it
+            for member in members:
+                member.owner.broken(bug)
+
+    def _priority(self, attempt: Attempt) -> int:
+        """Return at which age an attempt waits for its slot; one that may be batched lets some younger queries pass.
+
+        It is found by others only now, so that none is taken along while there are free slots.
+        """
+        terms = None if attempt.alone else self._batching.stages.get(attempt.task.stage)
+        if terms is None:
+            return attempt.age
+        left_s = attempt.deadline - self._clock.time()
+        self._waiting.join((attempt.task.stage, attempt.task.tile), attempt, _batch_demand(attempt, terms))
+        if not self._oldest_first:
+            return attempt.age
+        return attempt.age + self._batching.max_queue_jumps(attempt.task.stage, attempt.task.batch, left_s)
+
+    def _take(self, first: Attempt, now: float) -> list[Attempt]:
+        """Take an attempt that got its slot, and those that go with it, out of the queue."""
+        members = [first] if first.group is None else self._waiting.take(first, self._bounds(first.task.stage), now)
+        for member in members:
+            if member is not first:
+                member.carrier.cancel()
+            member.owner.sent(member, first.carrier)
+        return members
+
+    def _bounds(self, stage: int) -> Bounds:
+        terms, most = self._batching.stages.get(stage), self._batching.most
+        if terms is None:
+            return Bounds(self._bundle(stage), MAX_BATCH, self._tensor_bytes)
+        return Bounds(most, most, self._tensor_bytes, terms.image_s)
+
+    def _bundle(self, stage: int) -> int:
+        return self._batching.bundles[stage] if self._batching.bundles else 1
+
+    async def _results(self, members: Sequence[Attempt]) -> Sequence[Report | Failure]:
+        """Invoke a function for one task, or once for several."""
+        tasks = [member.task for member in members]
+        function = self._functions[tasks[0].stage][tasks[0].tile]
+        if len(tasks) > 1 and self._shared is not None:
+            return await self._shared.invoke_shared(function, tasks, self._timeout_s)
+        return [await self._invoker.invoke(function, tasks[0], self._timeout_s)]
+
+
+def _batch_demand(attempt: Attempt, terms: BatchTerms) -> Demand:
+    """Return what an attempt asks of a batch: the images of others may take until the rest of its plan must begin."""
+    task = attempt.task
+    latest = attempt.deadline - terms.rest_s + task.batch * terms.image_s
+    return Demand(task.batch, task.payload_bytes, attempt.answer_bytes, latest)

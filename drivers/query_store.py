@@ -1,0 +1,102 @@
+"""What a driver itself asks of the store, for one query: with retries while there is time, and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from drivers.clock import LOOP_CLOCK, Clock
+from serfer.core.checksum import protect, verified
+from serfer.core.errors import StoreUnavailableError
+from serfer.core.report import StoreCounts
+from serfer.core.run import Retry
+from serfer.core.wire import Buffer
+from storage.counting import CountingStore
+from storage.store import Range, Store
+
+STRAGGLER_S = 30.0
+"""How long the clean-up of a query waits for what may still write."""
+_DELETE_TRIES = 3
+_Value = TypeVar("_Value")
+
+
+class QueryStore:
+    """The store as one query's driver uses it until `deadline`, and what may still write there.
+
+    Values are protected by checksums; `counts` are the requests that succeeded.
+    """
+
+    def __init__(self, store: Store, retry: Retry, deadline: float, clock: Clock) -> None:
+        self._store = store
+        self._retry = retry
+        self._deadline = deadline
+        self._clock = clock
+        self._writers: set[asyncio.Task[Any]] = set()
+        self.counts = StoreCounts()
+
+    def watch(self, writer: asyncio.Task[Any]) -> None:
+        """Have `delete` wait for what may still write."""
+        self._writers.add(writer)
+        writer.add_done_callback(self._writers.discard)
+
+    def start(self, work: Coroutine[Any, Any, _Value]) -> asyncio.Task[_Value]:
+        """Start and watch what may still write when its caller is cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.watch(task)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
+        return task
+
+    async def put(self, values: Mapping[str, Buffer], ttl: float) -> None:
+        """Put values by key; what has begun goes on if the caller is cancelled."""
+
+        def put(store: Store) -> None:
+            for key, value in values.items():
+                store.put(key, protect(value, key), ttl)
+
+        await asyncio.shield(self.start(self._call(put)))
+
+    async def get(self, keys: Sequence[str]) -> list[Buffer]:
+        """Return values; raises one of LOST where one is gone or altered."""
+        values = await self._call(lambda store: store.get_many([Range(key) for key in keys]))
+        return [verified(value, key) for value, key in zip(values, keys, strict=True)]
+
+    async def _call(self, call: Callable[[Store], _Value]) -> _Value:
+        store = CountingStore(self._store)
+        value = await retry_store(lambda: call(store), self._retry, self._deadline, self._clock)
+        self.counts += store.counts
+        return value
+
+    async def delete(self, keys: Sequence[str], after_s: float = 0.0) -> None:
+        """Delete keys, once nothing that is watched writes any more and `after_s` seconds later."""
+        if self._writers:
+            await asyncio.wait(self._writers, timeout=STRAGGLER_S)
+        if after_s:
+            await self._clock.sleep(after_s)
+        if keys:
+            await delete(self._store, keys, self._retry, self._clock)
+
+
+async def retry_store(call: Callable[[], _Value], retry: Retry, deadline: float, clock: Clock = LOOP_CLOCK) -> _Value:
+    """Call the store in a thread, and again while it does not answer and there is time left on the clock."""
+    failures = 0
+    while True:
+        try:
+            return await asyncio.to_thread(call)
+        except StoreUnavailableError:
+            failures += 1
+            wait = retry.backoff.wait(failures, random.random())  # noqa: S311 - jitter, not a secret
+            if failures >= retry.unavailable_attempts or clock.time() + wait >= deadline:
+                raise
+        await clock.sleep(wait)
+
+
+async def delete(store: Store, keys: Sequence[str], retry: Retry, clock: Clock) -> None:
+    """Delete keys, or let them expire where the store stays away."""
+    for failures in range(1, _DELETE_TRIES + 1):
+        try:
+            return await asyncio.to_thread(store.delete, keys)
+        except StoreUnavailableError:
+            await clock.sleep(retry.backoff.wait(failures, random.random()))  # noqa: S311 - as above
+    return None

@@ -20,7 +20,7 @@ from typing import Any
 import typer
 
 import serfer
-from drivers.instance import FaultKind
+from drivers.instance.client import FaultKind
 from serfer.api.entrypoints import variables
 from serfer.api.entrypoints.instance import EngineMetrics
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of

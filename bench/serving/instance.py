@@ -23,7 +23,7 @@ from bench.core.arrivals import burst, poisson
 from bench.core.quantiles import percentiles
 from bench.core.server_process import serving
 from bench.core.workload import Sent, run
-from drivers.open_inference import HEADER, decode_answer, encode_request
+from drivers.instance.open_inference import HEADER, decode_answer, encode_request
 from serfer.core.errors import UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import Plan

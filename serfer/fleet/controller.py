@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drivers.instance import InstanceClient
+from drivers.instance.client import InstanceClient
 from serfer.control.policy import Wanted
 from serfer.control.scenario import S_PER_HOUR
 from serfer.fleet.leader import Leader, end_instances

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from drivers.instance import InstanceClient
+from drivers.instance.client import InstanceClient
 from serfer.control.policy import Wanted
 from serfer.fleet.log_events import log_event
 from serfer.fleet.provisioners.provisioner import Member, Provisioner

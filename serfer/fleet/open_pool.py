@@ -19,7 +19,7 @@ import aiohttp
 from numpy.typing import NDArray
 
 from drivers.driver import RequestContext
-from drivers.instance import InstanceClient, open_http
+from drivers.instance.client import InstanceClient, open_http
 from drivers.target import Served
 from serfer.control.policies import DEFAULT, POLICIES, make_policy
 from serfer.control.router import SERVERLESS, Router

@@ -20,8 +20,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
-from drivers.instance import Fault, FaultKind, InstanceClient
-from drivers.open_inference import Inferred
+from drivers.instance.client import Fault, FaultKind, InstanceClient
+from drivers.instance.open_inference import Inferred
 from drivers.target import Served
 from serfer.control.router import SERVERLESS, Reason, Router, Seat
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError

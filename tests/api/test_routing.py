@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from drivers.instance import FaultKind
+from drivers.instance.client import FaultKind
 from drivers.target import Served
 from serfer.api.admission import Admission
 from serfer.api.app import make_app

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import serfer
-from drivers.instance import FaultKind, InstanceClient, open_http
-from drivers.open_inference import HEADER, Inferred, encode_request
+from drivers.instance.client import FaultKind, InstanceClient, open_http
+from drivers.instance.open_inference import HEADER, Inferred, encode_request
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
@@ -187,7 +187,7 @@ def test_the_loop_goes_on_while_a_large_request_is_put_together(plan, monkeypatc
         threads.append(threading.current_thread())
         return encode_request(*arguments)
 
-    monkeypatch.setattr("drivers.instance.encode_request", noted)
+    monkeypatch.setattr("drivers.instance.client.encode_request", noted)
     large = np.zeros((400, SIZE, SIZE, 3), np.uint8)
     for array in (PIXELS, large):
         ask_canned({INFERS: inferred(LOGITS)}, plan, array=array)

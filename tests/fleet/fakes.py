@@ -4,8 +4,8 @@ import asyncio
 
 import numpy as np
 
-from drivers.instance import Fault, FaultKind
-from drivers.open_inference import Inferred
+from drivers.instance.client import Fault, FaultKind
+from drivers.instance.open_inference import Inferred
 from serfer.control.scenario import parse_scenario
 from serfer.fleet.provisioners.provisioner import Member
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from drivers.instance import FaultKind
+from drivers.instance.client import FaultKind
 from serfer.control.policies import make_policy
 from serfer.control.router import Reason, Router
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError

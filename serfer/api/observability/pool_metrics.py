@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from drivers.instance import FaultKind
+from drivers.instance.client import FaultKind
 from serfer.control.router import Reason
 from serfer.fleet.open_pool import RunningPool
 

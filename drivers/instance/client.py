@@ -18,7 +18,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.open_inference import (
+from drivers.instance.open_inference import (
     HEADER,
     MOST_HEAD,
     Form,

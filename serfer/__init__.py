@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from serfer.core.report import QueryReport as QueryReport
     from serfer.core.served import ServedReport as ServedReport
     from serfer.pipeline.pipeline import Pipeline as Pipeline
-    from serfer.pipeline.pipeline import Result as Result
+    from serfer.pipeline.result import Result as Result
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
     from splitter.split import split as split
 
@@ -121,7 +121,7 @@ _HOMES = {
     "Plan": ("serfer.core.plan", "Plan"),
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
-    "Result": ("serfer.pipeline.pipeline", "Result"),
+    "Result": ("serfer.pipeline.result", "Result"),
     "ServedReport": ("serfer.core.served", "ServedReport"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "split": ("splitter.split", "split"),

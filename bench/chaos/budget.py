@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 
-from serfer.pipeline.pipeline import Logits, Result
+from serfer.pipeline.result import Logits, Result
 
 MARGIN = 1.05
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.chaos.budget import InvocationBudget, Reply
 from bench.chaos.remote_driver import RemoteDriver
 from serfer.core.exactness import difference
-from serfer.pipeline.pipeline import Logits
+from serfer.pipeline.result import Logits
 
 Batch = NDArray[Any]
 Submit = Callable[[Batch], Future[Reply]]

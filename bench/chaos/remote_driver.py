@@ -27,7 +27,7 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import QueryError
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
-from serfer.pipeline.pipeline import Result
+from serfer.pipeline.result import Result
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
 

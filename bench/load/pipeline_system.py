@@ -10,8 +10,9 @@ from threading import Lock
 from bench.core.system import Logits, Pixels, System, Totals
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport, StoreCounts
-from serfer.pipeline.pipeline import Pipeline, Result
+from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
+from serfer.pipeline.result import Result
 
 
 class PipelineSystem(System):

@@ -29,6 +29,7 @@ from serfer.core.report import StoreCounts
 from serfer.core.run import Action, Invoke, Run, TaskDone, TaskStarted
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
+from serfer.pipeline.query import cut_crops
 from serfer.settings import Settings
 
 Progress = Callable[[str], None]
@@ -77,8 +78,8 @@ def measure(directory: Path, settings: Settings, rounds: int = 15, progress: Pro
     with null_pipeline(directory, settings, oldest_first=True, service_s=0.0) as pipeline:
         shape = pipeline.plan.input
         pixels = np.zeros((1, shape.height, shape.width, shape.channels), dtype=np.uint8)
-        cut = Part("cut an image into crops", lambda: pipeline._crops(pixels), pixels.nbytes)  # noqa: SLF001 - timed alone
-        crops = pipeline._crops(pixels)  # noqa: SLF001 - same
+        cut = Part("cut an image into crops", lambda: cut_crops(pipeline.plan, pixels), pixels.nbytes)
+        crops = cut_crops(pipeline.plan, pixels)
         parts = [cut, *_wire(pipeline.plan, crops), *_worker(pipeline.plan, crops[0]), _events(pipeline.plan)]
         return measure_parts(parts, rounds, progress)
 

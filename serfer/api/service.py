@@ -27,7 +27,9 @@ from serfer.core.errors import (
     TaskFailedError,
 )
 from serfer.pipeline.health import Health
-from serfer.pipeline.pipeline import Pipeline, Result
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.query import check_images
+from serfer.pipeline.result import Result
 from storage.store import Store
 
 _PROBE_EVERY_S = 2.0
@@ -186,14 +188,14 @@ class Service:
         self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int
     ) -> Answered:
         pipeline = self.pipelines[question.model]
-        pipeline.check_images(images, names, top_k)
+        check_images(images, names, top_k)
         key, kept = await self._kept(question, images, names, top_k)
         if kept is not None:
             return Answered(kept, kept.split[0], 0.0)
         self.check(question)
 
         def begin(left_s: float) -> Future[Result]:
-            return pipeline.ask_pixels(
+            return pipeline.submit_pixels(
                 decoded.pixels,
                 names,
                 top_k=top_k,
@@ -217,12 +219,12 @@ class Service:
     ) -> tuple[str | None, Result | None]:
         """Return what the answer is kept under, if answers are, and the one that is kept."""
         pipeline = self.pipelines[question.model]
-        if not pipeline.keeps_answers:
+        if not pipeline.caches:
             return None, None
 
         def find() -> tuple[str | None, Result | None]:
             key = pipeline.cache_key(images)
-            return key, pipeline.kept(key, names, top_k)
+            return key, pipeline.cached(key, names, top_k)
 
         async with question.in_time("it was looked up"):
             return await asyncio.get_running_loop().run_in_executor(self._threads, find)

@@ -26,7 +26,7 @@ from serfer.core.plan import Plan
 from serfer.core.run import Attempt, Failure, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.files import check_place, write_whole
-from serfer.pipeline.pipeline import Result
+from serfer.pipeline.result import Result
 
 Row = tuple[str, str]  # a process of the viewer and a thread in it, whatever they are here
 _QUERIES, _INVOCATIONS = ("driver", "queries"), ("driver", "invocations")

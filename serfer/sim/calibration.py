@@ -25,7 +25,8 @@ from serfer.core.run import Attempt
 from serfer.core.structure import structure, unstructure
 from serfer.core.wire import Report
 from serfer.files import read_text, write_whole
-from serfer.pipeline.pipeline import Pipeline, Result
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.result import Result
 from serfer.sim.rates import Progress, silent
 from serfer.sim.service_times import Quantiles
 from serfer.sim.traces import Floats

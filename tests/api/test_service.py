@@ -27,12 +27,9 @@ class Pipeline:
         self.may_begin.set()
         self.found = Health()
 
-    keeps_answers, recipe = False, None
+    caches, recipe = False, None
 
-    def check_images(self, images, _names, _top_k):
-        assert images
-
-    def ask_pixels(self, _pixels, _names, *, deadline_s, context, **_):
+    def submit_pixels(self, _pixels, _names, *, deadline_s, context, **_):
         assert self.may_begin.wait(60)
         future = Future()
         self.begun.append((future, deadline_s, context))

@@ -1,0 +1,97 @@
+"""One query of a pipeline: its input, checked and cut for the first stage's tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drivers.driver import RequestContext
+from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.plan import Plan, Preprocess
+from serfer.core.wire import MAX_BATCH, Crop
+
+
+@dataclass(frozen=True)
+class Query:
+    """A batch as `Pipeline.run` takes it, and what its answer should have.
+
+    `names` are the images', `top_k` the classes of each. `cut` are the times, on the event loop's clock, at which
+    decoding and cutting began and ended. `crops` are one for each tile of the first stage, None where they are to be
+    cut when the plan's functions take the query. `key` is what the answer is kept under, if it is.
+    """
+
+    array: NDArray[Any]
+    crops: list[Crop] | None
+    names: Sequence[str]
+    top_k: int
+    cut: tuple[float, float]
+    deadline_s: float
+    key: str | None
+    context: RequestContext
+
+    @property
+    def batch(self) -> int:
+        """How many images it has."""
+        return len(self.array)
+
+
+def check_batch(plan: Plan, array: NDArray[Any]) -> None:
+    """Refuse what the plan does not take.
+
+    Raises InputError for another shape or type and for values that are not finite, PlanError for pixels where the plan
+    does not say how they become its input.
+    """
+    shape, count = plan.input, len(array) if array.ndim else 0
+    if 1 <= count <= MAX_BATCH:
+        if array.dtype == np.float32 and array.shape == (count, shape.channels, shape.height, shape.width):
+            _check_finite(array)
+            return
+        if array.dtype == np.uint8 and array.shape == (count, shape.height, shape.width, shape.channels):
+            preprocess_of(plan)
+            return
+    raise InputError(
+        f"the batch is {array.dtype} with shape {array.shape}; this plan takes (N, {shape.channels}, "
+        f"{shape.height}, {shape.width}) float32, or (N, {shape.height}, {shape.width}, {shape.channels}) uint8 "
+        f"pixels, N from 1 to {MAX_BATCH}"
+    )
+
+
+def _check_finite(batch: NDArray[Any]) -> None:
+    finite = np.isfinite(batch).all(axis=(1, 2, 3))
+    if not finite.all():
+        raise InputError(
+            f"image {int(finite.argmin())} of the batch has values that are NaN or infinite: its answer would be NaN; "
+            "check how it was preprocessed"
+        )
+
+
+def preprocess_of(plan: Plan) -> Preprocess:
+    """Return how pixels become the plan's input; raises PlanError where it does not say."""
+    if plan.preprocess is None:
+        raise PlanError(
+            "this plan does not say how an image becomes its input: use run() with float32, or split again with a "
+            "preprocess description"
+        )
+    return plan.preprocess
+
+
+def check_images(images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
+    """Raise UsageError for what no query has: no class, too many images, or names that do not match."""
+    if top_k < 1:
+        raise UsageError(f"top-k must be 1 or more, not {top_k}")
+    if not 1 <= len(images) <= MAX_BATCH:
+        raise UsageError(f"a query has 1 to {MAX_BATCH} images, not {len(images)}")
+    if names is not None and len(names) != len(images):
+        raise UsageError(f"{len(names)} names were given for {len(images)} images")
+
+
+def cut_crops(plan: Plan, array: NDArray[Any]) -> list[Crop]:
+    """Cut a batch that was checked into what each tile of the first stage reads."""
+    tiles = [tile.inputs[0].slices for tile in plan.stages[0].tiles]
+    if array.dtype == np.uint8:
+        return [Crop("uint8", array[:, *slices].tobytes()) for slices in tiles]
+    return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]

@@ -46,7 +46,18 @@ _INTERNAL = (
 )  # parameters of tests and of SerFer itself
 _MADE_BY_SERFER = ("Pipeline",)  # by open(), so its constructor is not public
 _PUBLIC = {
-    "Pipeline": ("run", "classify", "submit", "submit_images", "pixels", "warm", "health", "last", "last_report", "close"),
+    "Pipeline": (
+        "run",
+        "classify",
+        "submit",
+        "submit_images",
+        "pixels",
+        "warm",
+        "health",
+        "last",
+        "last_report",
+        "close",
+    ),
 }
 
 

@@ -12,16 +12,17 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import typer
+from pydantic_settings import BaseSettings
 
 import serfer
 from drivers.instance.client import FaultKind
-from serfer.api.entrypoints import variables
 from serfer.api.entrypoints.instance import EngineMetrics
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
@@ -29,7 +30,7 @@ from serfer.api.observability.pool_metrics import PoolMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.run import TRANSITIONS
-from serfer.settings import Settings
+from serfer.settings import DriverSettings, Settings
 
 DOCS = Path(__file__).parent
 _UNITS = {"bytes": "bytes", "pixels": "pixels", "s": "s", "ms": "ms", "hour": "$"}
@@ -83,10 +84,10 @@ def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: AN
         yield from _command(inner[other], context, other)
 
 
-def settings() -> Iterator[str]:
-    """List the fields of Settings with type, bounds, unit, default and meaning."""
-    rows, meanings = [], _attribute_docstrings(Settings)
-    for name, field in Settings.model_fields.items():
+def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
+    """List the fields of settings with type, bounds, unit, default and meaning."""
+    rows, meanings = [], _attribute_docstrings(described)
+    for name, field in described.model_fields.items():
         bounds = (
             f"{sign} {getattr(item, key):,}"
             for item in field.metadata
@@ -98,7 +99,7 @@ def settings() -> Iterator[str]:
         unit = _UNITS.get(name.rpartition("_")[2], "")
         rows.append(
             (
-                f"`SERFER_{name.upper()}`",
+                f"`{field.validation_alias or f'SERFER_{name.upper()}'}`",
                 f"{_type(field.annotation)} {', '.join(bounds)}",
                 unit,
                 default,
@@ -106,12 +107,6 @@ def settings() -> Iterator[str]:
             )
         )
     yield _table(("variable", "type", "unit", "default", "meaning"), rows)
-
-
-def driver_variables() -> Iterator[str]:
-    """List the variables of a driver in AWS, from the text of the module that reads them."""
-    found = re.findall(r"^(SERFER_\w+) +(.*(?:\n +\S.*)*)", variables.__doc__ or "", re.MULTILINE)
-    yield _table(("variable", "meaning"), [(f"`{name}`", " ".join(meaning.split())) for name, meaning in found])
 
 
 def problem_types() -> Iterator[str]:
@@ -260,7 +255,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/commands.md": {"commands": commands},
-    "reference/settings.md": {"settings": settings, "driver variables": driver_variables},
+    "reference/settings.md": {"settings": settings, "driver variables": partial(settings, DriverSettings)},
     "reference/api.md": {"problem types": problem_types},
     "reference/metrics.md": {"metrics": metrics},
     "reference/python.md": {"python": python_api, "errors": errors},

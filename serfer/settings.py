@@ -19,6 +19,7 @@ from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text
 from serfer.images import ImageLimits
 
+_COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*)|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
 _MOST_BYTES = 4 * 1024 * 1024
@@ -169,6 +170,26 @@ class Settings(BaseSettings):
             raise InputError(f"{name}: {chosen}: {error}") from error
 
 
+class DriverSettings(BaseSettings):
+    """What a driver in AWS serves; `serfer serve` has options for it, so these are not among its settings."""
+
+    model_config = SettingsConfigDict(env_prefix="SERFER_", env_ignore_empty=True, frozen=True, populate_by_name=True)
+
+    plan: str = ""
+    """Plan directories with a colon between two, of which plan.json is enough; relative ones lie in LAMBDA_TASK_ROOT,
+    or else in the working directory, which is the plan where none is named."""
+    store: str | None = None
+    """The URL of the store that the stages' functions were deployed with."""
+    object_store: str | None = None
+    """That of the second one, if there is one."""
+    workers: str = "aws"
+    """`aws`, or `inprocess`: the driver computes everything itself, by whole directories."""
+    driver: str = "push"
+    """`push`, `poll`, `stepfunctions` or `stepfunctions-express`."""
+    lambda_task_root: Path = Field(default=Path(), validation_alias="LAMBDA_TASK_ROOT")
+    """Where Lambda unpacks a function; Lambda sets it."""
+
+
 def access_setting(access: Access) -> SecretStr:
     """Return credentials as the field `local_access`, and the variable SERFER_LOCAL_ACCESS, have them."""
     return SecretStr(f"{access.key_id}:{access.secret}")
@@ -227,6 +248,16 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         raise UsageError(_first(error)) from error
+
+
+def load_driver_settings() -> DriverSettings:
+    """Read the settings of a driver in AWS."""
+    return DriverSettings()
+
+
+def tracing_wanted() -> bool:
+    """Say whether OpenTelemetry's variables, which its SDK reads, name a collector of traces."""
+    return any(os.environ.get(name) for name in _COLLECTORS)
 
 
 def settings_with(settings: Settings, values: Mapping[str, Any], source: str) -> Settings:

@@ -18,8 +18,8 @@ from redis import Redis
 import serfer
 from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import function as function_module
+from serfer.api.entrypoints.aws_driver import models_of
 from serfer.api.entrypoints.function import Function, open_application
-from serfer.api.entrypoints.variables import named_models
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import dump_plan, sealed
 from serfer.core.run import Retry
@@ -29,7 +29,7 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
-from serfer.settings import Settings
+from serfer.settings import DriverSettings, Settings
 from tests.api.conftest import PATIENCE, png
 
 BOUNDARY = "xyz"
@@ -105,6 +105,11 @@ def form(*images):
     return parts + f"--{BOUNDARY}--\r\n".encode(), {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
+def driver_settings(variables):
+    """Return settings as environment variables of these names and values make them."""
+    return DriverSettings(**{name.removeprefix("SERFER_").lower(): value for name, value in variables.items() if value})
+
+
 @pytest.fixture
 def opened():
     with ExitStack() as opened:
@@ -118,7 +123,7 @@ def variables(small_plan):
 
 @pytest.fixture
 def function(variables, settings, opened):
-    function = Function(open_application(variables, settings, opened))
+    function = Function(open_application(driver_settings(variables), settings, opened))
     opened.callback(function.close)
     return function
 
@@ -202,21 +207,25 @@ class TestEvents:
 class TestOpening:
     def test_plans_may_be_named(self, variables, settings, opened, small_plan, tmp_path):
         variables["LAMBDA_TASK_ROOT"] = str(tmp_path)
-        function = Function(open_application({**variables, "SERFER_PLAN": str(small_plan)}, settings, opened))
+        function = Function(
+            open_application(driver_settings({**variables, "SERFER_PLAN": str(small_plan)}), settings, opened)
+        )
         opened.callback(function.close)
         assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
 
     def test_two_plans_of_one_model(self, variables, settings, opened, small_plan):
         with pytest.raises(UsageError, match="SERFER_PLAN: two plans are of the model small"):
-            open_application({**variables, "SERFER_PLAN": f"{small_plan}:{small_plan}"}, settings, opened)
+            open_application(
+                driver_settings({**variables, "SERFER_PLAN": f"{small_plan}:{small_plan}"}), settings, opened
+            )
 
     def test_no_plan(self, variables, settings, opened, tmp_path):
         with pytest.raises(UsageError, match="SERFER_PLAN"):
-            open_application({**variables, "LAMBDA_TASK_ROOT": str(tmp_path)}, settings, opened)
+            open_application(driver_settings({**variables, "LAMBDA_TASK_ROOT": str(tmp_path)}), settings, opened)
 
     def test_deployed_functions_need_their_store(self, variables, settings, opened):
         with pytest.raises(UsageError, match="SERFER_STORE is not set"):
-            open_application({**variables, "SERFER_STORE": "", "SERFER_WORKERS": ""}, settings, opened)
+            open_application(driver_settings({**variables, "SERFER_STORE": "", "SERFER_WORKERS": ""}), settings, opened)
 
     @pytest.mark.parametrize(
         ("wrong", "words"),
@@ -229,7 +238,7 @@ class TestOpening:
     )
     def test_what_cannot_be_is_refused_by_name(self, variables, settings, opened, wrong, words):
         with pytest.raises(UsageError) as raised:
-            open_application({**variables, **wrong}, settings, opened)
+            open_application(driver_settings({**variables, **wrong}), settings, opened)
         assert words in str(raised.value)
 
     def test_a_state_machine_is_one_plans(self, variables, small_plan, tmp_path):
@@ -237,21 +246,23 @@ class TestOpening:
         other.mkdir()
         (other / "plan.json").write_text(dump_plan(sealed(replace(load_plan(small_plan), model="other"))))
         named = {**variables, "SERFER_PLAN": f"{small_plan}:{other}"}
-        assert named_models(named) == {"small": small_plan, "other": other}
+        assert models_of(driver_settings(named)) == {"small": small_plan, "other": other}
         with pytest.raises(UsageError, match="SERFER_PLAN: a state machine is one plan's"):
-            named_models({**named, "SERFER_DRIVER": "stepfunctions-express"})
+            models_of(driver_settings({**named, "SERFER_DRIVER": "stepfunctions-express"}))
 
     def test_a_relative_plan_lies_in_the_package(self, variables, small_plan):
         variables |= {"LAMBDA_TASK_ROOT": str(small_plan.parent), "SERFER_PLAN": small_plan.name}
-        assert named_models(variables) == {"small": small_plan}
+        assert models_of(driver_settings(variables)) == {"small": small_plan}
 
     def test_a_store_that_is_away_fails_the_init(self, variables, settings, opened):
         with pytest.raises(UnavailableError):
-            open_application({**variables, "SERFER_STORE": "redis://127.0.0.1:9/0"}, settings, opened)
+            open_application(driver_settings({**variables, "SERFER_STORE": "redis://127.0.0.1:9/0"}), settings, opened)
 
     def test_keys_hold_here_too(self, variables, opened, tmp_path):
         key = add_key(tmp_path / "keys.json", "phone", None)
-        function = Function(open_application(variables, Settings(keys_file=tmp_path / "keys.json"), opened))
+        function = Function(
+            open_application(driver_settings(variables), Settings(keys_file=tmp_path / "keys.json"), opened)
+        )
         opened.callback(function.close)
         statuses = [
             function(rest("POST", "/v1/classify", headers={**IMAGE, **header}, body=png()), None)["statusCode"]

@@ -49,7 +49,7 @@ print(answer['report'])
 
 DRIVER_CODE = """
 import sys
-import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.variables
+import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.aws_driver
 import serfer.wiring.open_pipeline, drivers.stepfunctions.client
 import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
 import boto3.session

@@ -1,66 +1,40 @@
 """One driver of a fleet, as its instances run it: `python -m serfer.api.entrypoints.daemon`, until SIGTERM.
 
-It takes the environment variables that the application as a Lambda function takes (variables.py), and the settings of
-every driver. Unlike `serfer serve` it needs nothing that only the command line needs, so that it runs from
-the same packed dependencies as the function; all that it says is JSON, one object a line.
+It takes the settings that the application as a Lambda function takes (`serfer.settings.DriverSettings`), and those of
+every driver. It is `serfer serve` without what only the command line needs.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from serfer.api.entrypoints.aws_driver import models_of, opening_of
+from serfer.api.entrypoints.process import log_progress, make_parser, run_logged
 from serfer.api.entrypoints.serving import Address, serve_models
-from serfer.api.entrypoints.variables import named_models, named_opening
-from serfer.api.observability.logs import configure_logs, write
-from serfer.core.errors import SerferError
+from serfer.api.observability.logs import write
 from serfer.fleet.open_pool import routing_of
-from serfer.settings import load_settings
-
-_PORTS = range(65536)
+from serfer.settings import load_driver_settings, load_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve the models that the environment names, and return an exit code."""
-    chosen = _parser().parse_args(arguments)
-    configure_logs(chosen.log_level, as_json=True)
-    try:
-        settings = load_settings()
-        opening, models = replace(named_opening(os.environ), routing=routing_of(settings)), named_models(os.environ)
-
-        def started(url: str) -> None:
-            write(logging.INFO, "listening", {"url": url, "models": [*models], "driver": opening.driver})
-            if not settings.keys_file:
-                write(
-                    logging.WARNING, "open", {"message": "whoever reaches this address may ask: set SERFER_KEYS_FILE"}
-                )
-
-        serve_models(
-            models,
-            opening,
-            Address(chosen.host, chosen.port),
-            settings,
-            on_started=started,
-            progress=lambda text: write(logging.INFO, "starting", {"message": text}),
-        )
-    except SerferError as error:
-        write(logging.ERROR, "failed", {"error": type(error).__name__, "reason": str(error).partition("\n")[0]})
-        return error.exit_code
-    return 0
+    chosen = make_parser("serfer.api.entrypoints.daemon", __doc__.partition("\n")[0]).parse_args(arguments)
+    return run_logged(chosen.log_level, lambda: _serve(Address(chosen.host, chosen.port)))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m serfer.api.entrypoints.daemon", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen at")  # noqa: S104 - a balancer asks
-    parser.add_argument("--port", type=int, default=8000, choices=_PORTS, metavar="PORT", help="0 is any free one")
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return parser
+def _serve(address: Address) -> None:
+    settings, driver = load_settings(), load_driver_settings()
+    opening, models = replace(opening_of(driver), routing=routing_of(settings)), models_of(driver)
+
+    def started(url: str) -> None:
+        write(logging.INFO, "listening", {"url": url, "models": [*models], "driver": opening.driver})
+        if not settings.keys_file:
+            write(logging.WARNING, "open", {"message": "anyone who reaches this address may ask: set SERFER_KEYS_FILE"})
+
+    serve_models(models, opening, address, settings, on_started=started, progress=log_progress)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The same application as a Lambda function behind API Gateway, instead of a driver that is always there.
 
-The function's handler is `serfer.api.entrypoints.function.handler`. Which plans it serves, by what store, workers and
-engine, its environment variables say (variables.py); its package holds the plans, of which plan.json is enough. The
-other settings are those of every driver.
+The function's handler is `serfer.api.entrypoints.function.handler`. `serfer.settings.DriverSettings` say which plans it
+serves, by what store, workers and engine; its package holds the plans, of which plan.json is enough. The other settings
+are those of every driver.
 
 One invocation is one request, so nothing waits here: Lambda starts as many environments as there are requests. Between
 invocations an environment is frozen, so nothing can be promised for later: `Prefer: respond-async` is refused. What
@@ -12,9 +12,7 @@ API Gateway gives up after 29 seconds, we give up before.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any
@@ -28,12 +26,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
+from serfer.api.entrypoints.aws_driver import models_of, opening_of
 from serfer.api.entrypoints.serving import make_service, open_model
-from serfer.api.entrypoints.variables import named_models, named_opening
 from serfer.api.http.problems import MEDIA_TYPE, Problem
 from serfer.api.observability.logs import configure_logs
 from serfer.api.requests import wants_async
-from serfer.settings import Settings, load_settings
+from serfer.settings import DriverSettings, Settings, load_driver_settings, load_settings
 
 _LONGEST_MS = 28_000
 _THROTTLED_ATTEMPTS = 5  # in about half a second: a waiting driver takes the room that its own stages need
@@ -62,12 +60,12 @@ class Function:
         self._loop.close()
 
 
-def open_application(variables: Mapping[str, str], settings: Settings, opened: ExitStack) -> FastAPI:
-    """Open the models that a function's environment variables name, in `opened`, and return their application.
+def open_application(driver: DriverSettings, settings: Settings, opened: ExitStack) -> FastAPI:
+    """Open the models that a function's settings name, in `opened`, and return their application.
 
     Raises UsageError that names the wrong variable, and what opening a plan raises.
     """
-    opening = named_opening(variables)
+    opening = opening_of(driver)
     alone = {
         "api_in_flight": 1,
         "api_queue": 0,
@@ -78,7 +76,7 @@ def open_application(variables: Mapping[str, str], settings: Settings, opened: E
     settings = settings.model_copy(update=alone)
     pipelines = {
         name: opened.enter_context(open_model(directory, opening, settings))
-        for name, directory in named_models(variables).items()
+        for name, directory in models_of(driver).items()
     }
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     service, telemetry = make_service(pipelines, settings)
@@ -108,6 +106,6 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
     if name != "handler":
         raise AttributeError(name)
     configure_logs("info", as_json=True)
-    handler = Function(open_application(os.environ, load_settings(), ExitStack()))
+    handler = Function(open_application(load_driver_settings(), load_settings(), ExitStack()))
     globals()[name] = handler
     return handler

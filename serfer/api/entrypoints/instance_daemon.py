@@ -9,18 +9,19 @@ JSON, one object a line.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import tomllib
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from serfer.api.entrypoints.instance import Idle, serve_instance
+from serfer.api.entrypoints.process import log_progress, make_parser, run_logged
 from serfer.api.entrypoints.serving import Address
-from serfer.api.observability.logs import configure_logs, write
+from serfer.api.observability.logs import write
 from serfer.control.scenario import parse_scenario
-from serfer.core.errors import InputError, SerferError
+from serfer.core.errors import InputError
 from serfer.fleet.provisioners.auto_scaling import release_this_instance
 from serfer.instance.network import DEVICES, Hardware
 from serfer.instance.opening import Instance, InstanceChoices
@@ -29,32 +30,34 @@ from serfer.settings import load_settings
 
 _SCENARIO = "scenario.toml"
 _MOST_BYTES = 64 * 1024
-_PORTS = range(65536)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a plan's whole network, and return an exit code."""
-    chosen = _parser().parse_args(arguments)
-    configure_logs(chosen.log_level, as_json=True)
-    try:
-        idle = None
-        if chosen.exit_when_idle_s is not None:
-            release = release_this_instance if chosen.auto_scaling_release else lambda: True
-            idle = Idle(chosen.exit_when_idle_s, release)
-        serve_instance(
-            load_plan(chosen.plan).model,
-            chosen.plan,
-            InstanceChoices(Hardware(chosen.device), _largest_batch(chosen.plan)),
-            Address(chosen.host, chosen.port),
-            load_settings(),
-            idle=idle,
-            on_started=_listening,
-            progress=lambda text: write(logging.INFO, "starting", {"message": text}),
-        )
-    except SerferError as error:
-        write(logging.ERROR, "failed", {"error": type(error).__name__, "reason": str(error).partition("\n")[0]})
-        return error.exit_code
-    return 0
+    parser = make_parser("serfer.api.entrypoints.instance_daemon", __doc__.partition("\n")[0])
+    parser.add_argument("--plan", type=Path, required=True, metavar="DIR", help="a plan directory, with its weights")
+    parser.add_argument("--device", default="auto", choices=DEVICES, help="what computes")
+    parser.add_argument("--exit-when-idle-s", type=float, help="end after so many seconds without a request")
+    parser.add_argument("--auto-scaling-release", action="store_true", help="leave the Auto Scaling group before that")
+    chosen = parser.parse_args(arguments)
+    return run_logged(chosen.log_level, lambda: _serve(chosen))
+
+
+def _serve(chosen: Namespace) -> None:
+    idle = None
+    if chosen.exit_when_idle_s is not None:
+        release = release_this_instance if chosen.auto_scaling_release else lambda: True
+        idle = Idle(chosen.exit_when_idle_s, release)
+    serve_instance(
+        load_plan(chosen.plan).model,
+        chosen.plan,
+        InstanceChoices(Hardware(chosen.device), _largest_batch(chosen.plan)),
+        Address(chosen.host, chosen.port),
+        load_settings(),
+        idle=idle,
+        on_started=_listening,
+        progress=log_progress,
+    )
 
 
 def _listening(url: str, ready: Instance) -> None:
@@ -73,20 +76,6 @@ def _largest_batch(directory: Path) -> int | None:
         return parse_scenario(tomllib.loads(data.decode("utf-8"))).instance.max_batch
     except ValueError as error:
         raise InputError(f"{path} is not TOML: {str(error)[:200]}") from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m serfer.api.entrypoints.instance_daemon", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--plan", type=Path, required=True, metavar="DIR", help="a plan directory, with its weights")
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen at")  # noqa: S104 - drivers ask
-    parser.add_argument("--port", type=int, default=8000, choices=_PORTS, metavar="PORT", help="0 is any free one")
-    parser.add_argument("--device", default="auto", choices=DEVICES, help="what computes")
-    parser.add_argument("--exit-when-idle-s", type=float, help="end after so many seconds without a request")
-    parser.add_argument("--auto-scaling-release", action="store_true", help="leave the Auto Scaling group before that")
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return parser
 
 
 if __name__ == "__main__":

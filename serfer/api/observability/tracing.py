@@ -14,7 +14,6 @@ named (OTEL_EXPORTER_OTLP_ENDPOINT), OpenTelemetry's SDK is not even imported; i
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 from serfer.api.service import Answered
 from serfer.core.run import Attempt, Failure, StageRun, TileRun
 from serfer.core.wire import Report
+from serfer.settings import tracing_wanted
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-_WANTED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _FLUSH_MS = 3000
 
 
@@ -171,7 +170,7 @@ def _facts(attempt: Attempt) -> dict[str, Any]:
 
 def open_tracing() -> Tracing | None:
     """Return tracing to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, None where no variable names one."""
-    if not any(os.environ.get(name) for name in _WANTED):
+    if not tracing_wanted():
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - it takes 0.2 s
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415 - same

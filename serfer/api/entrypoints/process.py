@@ -1,0 +1,40 @@
+"""What processes that run from packed dependencies share: their options, and that all their output is JSON lines.
+
+They import nothing that only the command line needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+
+from serfer.api.observability.logs import configure_logs, write
+from serfer.core.errors import SerferError
+
+_PORTS = range(65536)
+
+
+def make_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser of `python -m MODULE` with the options of every such process."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--host", default="0.0.0.0", help="the address to listen at")  # noqa: S104 - balancers ask
+    parser.add_argument("--port", type=int, default=8000, choices=_PORTS, metavar="PORT", help="0 is any free one")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser
+
+
+def run_logged(log_level: str, serve: Callable[[], None]) -> int:
+    """Serve until the end, and return an exit code; what is wrong is a line of the log."""
+    configure_logs(log_level, as_json=True)
+    try:
+        serve()
+    except SerferError as error:
+        write(logging.ERROR, "failed", {"error": type(error).__name__, "reason": str(error).partition("\n")[0]})
+        return error.exit_code
+    return 0
+
+
+def log_progress(text: str) -> None:
+    """Log what is being started."""
+    write(logging.INFO, "starting", {"message": text})

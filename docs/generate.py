@@ -72,7 +72,7 @@ def commands() -> Iterator[str]:
 
 def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: ANN401 - typer's own types are private
     context = type(parent)(command, parent=parent, info_name=name)
-    inner = getattr(command, "commands", {})
+    inner = command.list_commands(context) if hasattr(command, "list_commands") else ()
     yield f"{'##' if parent.parent is None else '###'} {context.command_path}\n"
     yield inspect.cleandoc(command.help) + "\n"
     if not inner:
@@ -81,7 +81,7 @@ def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: AN
         rows = [(f"`{option}`", " ".join(meaning.split())) for option, meaning in filter(None, records)]
         yield _table(("option", "meaning"), rows)
     for other in inner:
-        yield from _command(inner[other], context, other)
+        yield from _command(command.get_command(context, other), context, other)
 
 
 def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:

@@ -93,7 +93,7 @@ def test_commands_and_their_options_exist(page):
             continue
         command = root.get_command(None, words[0])
         if words[0] in {"bench", "keys"} and not words[1].startswith("-"):
-            command = command.commands[words[1]]
+            command = command.get_command(None, words[1])
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {
             "--help",
             "-h",

@@ -47,8 +47,8 @@ class Reply:
 
 def reply_of(result: Result) -> Reply:
     """Return a query's reply."""
-    answer, spent = result.answer, result.answer.overheads
+    answer, overheads = result.answer, result.answer.overheads
     enough = sum(1 / report.shared for stage in answer.stages for report in stage.reports)
     starts = [one.started for tile in answer.stages[0].tiles for one in tile.attempts if one.started is not None]
-    budget = InvocationBudget(1, enough, spent.retries, spent.hedges, spent.restarts)
+    budget = InvocationBudget(1, enough, overheads.retries, overheads.hedges, overheads.restarts)
     return Reply(result.logits, budget, answer.ended - min(starts, default=answer.ended))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.load.measure import network
+from bench.core.options import network
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import Plan, dump_plan, sealed
 from serfer.core.plan.layout import PLAN_FILE

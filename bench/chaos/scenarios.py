@@ -23,9 +23,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from bench.chaos.budget import InvocationBudget
 from bench.chaos.clients import Clients, TwoDrivers
@@ -34,13 +35,16 @@ from bench.chaos.plans import chaos_plan
 from bench.chaos.testbed import Conditions, Testbed
 from bench.chaos.verdict import Observations, Outcome, PassCriteria, judge, skipped
 from bench.core import arrivals
+from bench.core.options import NetworkOption, RowsOption
+from bench.core.results import publish_rows
 from bench.load.queries import Example, run_queries
 from drivers.driver import TTL_MARGIN_S
-from serfer.core.errors import UsageError
+from serfer.cli.options import JsonOption, PlanOption, status_line
+from serfer.core.errors import SerferError, UsageError
 from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from serfer.settings import Settings
+from serfer.settings import Settings, load_settings
 from storage.failing import failing
 
 Progress = Callable[[str], None]
@@ -253,3 +257,30 @@ def _remark(injected: str, grown: dict[str, int], duplicates: int) -> str:
 
 def _progress(suite: Suite, scenario: Scenario) -> Progress:
     return lambda text: suite.progress(f"{scenario.name}: {text}")
+
+
+def command(
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    queries: Annotated[int, typer.Option(min=1, max=10_000, help="Queries of each burst.")] = 300,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of killed, store, restarted, throttled, twice, slow and driver, with commas between; calm is "
+            "always there. By default all."
+        ),
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="A Redis store's URL; by default each scenario starts one.")] = None,
+    driver: Annotated[str, typer.Option(help="push or poll; twice is always poll.")] = "push",
+    seconds: Annotated[float, typer.Option(min=1, help="For all scenarios; what has no answer by then is lost.")] = 840,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill workers, driver and store, refuse, double and delay invocations while queries run: nothing may be lost."""
+    scenarios = chosen(only, driver, store)
+    with status_line() as progress:
+        suite = prepared(Options(model, plan, queries, store, seconds), load_settings(), progress)
+        outcomes = [*measure(scenarios, suite)]
+    publish_rows(outcomes, directory, as_json=as_json)
+    if failed := [one.scenario for one in outcomes if one.problems]:
+        raise SerferError(f"{len(failed)} of {len(outcomes)} scenarios went wrong: {', '.join(failed)}")

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from bench.core import arrivals
+from bench.core.options import NetworkOption, QueriesOption
+from bench.load.measure import (
+    ConcurrencyOption,
+    DeadlineOption,
+    Options,
+    OrderOption,
+    PatienceOption,
+    RoundsOption,
+    ServiceOption,
+    SystemOption,
+    WarmUpOption,
+    WorkersOption,
+    run_load,
+)
 from bench.load.results import Log
+from serfer.cli.options import JsonOption, PlanOption
 from serfer.pictures.latency import Chart, Curve, order_chart
 
 _MS_PER_S = 1000.0
@@ -33,3 +51,36 @@ class Burst:
 def _in_order(log: Log) -> Curve:
     times = sorted(query.latency * _MS_PER_S for query in log.queries if query.error is None)
     return Curve(log.system, tuple((float(count), time) for count, time in enumerate(times, 1)))
+
+
+def command(
+    queries: Annotated[int, typer.Option("--queries", min=1, help="How many queries come at once.")] = 100,
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    system: SystemOption = None,
+    rounds: RoundsOption = 3,
+    workers: WorkersOption = "local",
+    concurrency: ConcurrencyOption = None,
+    order: OrderOption = None,
+    service_ms: ServiceOption = 5.0,
+    warm_up: WarmUpOption = None,
+    patience_s: PatienceOption = 600.0,
+    deadline_ms: DeadlineOption = 120_000,
+    directory: QueriesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send all queries at once to each system, in turn, and measure each one's latency."""
+    options = Options(
+        model=model,
+        plan=plan,
+        systems=system,
+        rounds=rounds,
+        workers=workers,
+        concurrency=concurrency,
+        orders=order,
+        service_ms=service_ms,
+        warm_up=warm_up,
+        patience_s=patience_s,
+        deadline_s=deadline_ms / _MS_PER_S,
+    )
+    run_load(Burst(queries), options, directory, as_json=as_json)

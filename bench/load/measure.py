@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from bench.core.plans import PLANS, bench_plan
-from bench.core.stamp import make_stamp
-from bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, check_directory, write_result
-from bench.load.rounds import Plan, measure_rounds, summaries
+import typer
+
+from bench.core.options import network
+from bench.core.results import publish, stamp_now
+from bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result
+from bench.load.rounds import Plan, measure_rounds, results, summaries
 from bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems
-from serfer.core.errors import UsageError
+from serfer.cli.options import status_line
+from serfer.core.errors import QueryError
 from serfer.pictures import draw_latency
 from serfer.pictures.latency import Chart
 from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
-from serfer.settings import Settings
-from serfer.wiring.local import zoo_plan
+from serfer.settings import Settings, load_settings
 
 Progress = Callable[[str], None]
 _MS_PER_S = 1000.0
@@ -78,11 +78,9 @@ def measure(load: Workload, options: Options, out: Path | None, settings: Settin
     Raises UsageError for options that contradict each other, InputError where `out` cannot be written.
     """
     setup, arrivals = options.setup, load.arrivals(options.rounds)
-    if out is not None:
-        check_directory(out)
     directory = network(options.model, options.plan, settings, progress)
     warm_up = _WARM_UP * setup.concurrency if options.warm_up is None else options.warm_up
-    stamp = make_stamp(sys.argv[1:], datetime.now(UTC))
+    stamp = stamp_now()
     inputs = examples(directory, setup)
     with open_systems(options.names, directory, setup, settings, progress) as systems:
         rounds, logs = measure_rounds(systems, inputs, Plan(arrivals, warm_up, options.patience_s), progress)
@@ -103,11 +101,39 @@ def _work(load: Workload, directory: Path, setup: Setup, queries: int) -> Work:
     return Work(plan.model, size, str(load), queries, setup.concurrency, workers, setup.deadline_s)
 
 
-def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
-    """Return the plan directory of --plan, or of --model: a fixed plan of that name, or else the zoo's."""
-    if plan is not None and model is not None:
-        raise UsageError("give --plan or --model, not both")
-    if plan is not None:
-        return plan
-    name = model or "alexnet"
-    return bench_plan(name, settings, progress) if name in PLANS else zoo_plan(name, settings, progress)
+RoundsOption = Annotated[int, typer.Option(min=1, help="How often each system is loaded; rounds take turns.")]
+SystemOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="serfer, unshared (queries never share invocations), function (one function for all), unsplit (ONNX "
+        "Runtime on all processors), serfer-published, serfer-repaired or gillis (see bench/load/systems.py); may be "
+        "repeated. By default serfer and unsplit."
+    ),
+]
+WorkersOption = Annotated[
+    str, typer.Option("--workers", help="local: processes; inprocess: threads; null: answer, and compute nothing.")
+]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option(min=1, max=10_000, help="Invocations at once; by default as many as processors.")
+]
+OrderOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Whose tasks start first, oldest (query) or arrival (task); may be repeated, null workers only."),
+]
+ServiceOption = Annotated[float, typer.Option(min=0, help="Milliseconds that a null worker takes.")]
+WarmUpOption = Annotated[
+    int | None, typer.Option(min=0, help="Queries before the first round; by default 4 for each invocation at once.")
+]
+PatienceOption = Annotated[float, typer.Option(min=1, help="Seconds after which a query without an answer failed.")]
+DeadlineOption = Annotated[
+    int, typer.Option("--deadline-ms", min=1, max=86_340_000, help="What serfer's driver has for each query.")
+]
+
+
+def run_load(load: Workload, options: Options, out: Path | None, *, as_json: bool) -> None:
+    """Measure a load and print the result; raises QueryError where a query failed, so that scripts notice."""
+    with status_line() as progress:
+        result = measure(load, options, out, load_settings(), progress)
+    publish(results(result), as_json=as_json)
+    if failed := sum(one.sent - one.answered for one in result.rounds):
+        raise QueryError(f"{failed:,} of {sum(one.sent for one in result.rounds):,} queries had no right answer")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.core.processes import Held
+from bench.core.results import RESULT_FILE
 from bench.core.stamp import Stamp
 from bench.core.system import Totals
 from bench.core.workload import Sent
@@ -22,7 +23,7 @@ from serfer.core.structure import structure, unstructure
 from serfer.files import write_whole
 
 FORMAT = 1
-RESULT_FILE, QUERIES_FILE, PICTURE_FILE = "result.json", "queries.csv", "picture.png"
+QUERIES_FILE, PICTURE_FILE = "queries.csv", "picture.png"
 _MAX_BYTES = 64 << 20
 _MS_PER_S = 1000.0
 
@@ -156,14 +157,6 @@ def _failures(queries: Iterable[Sent[None]]) -> tuple[Failures, ...]:
     first = {query.error: query.message for query in reversed(failed)}
     counts = Counter(query.error for query in failed)
     return tuple(Failures(str(error), count, first[error]) for error, count in counts.most_common())
-
-
-def check_directory(out: Path) -> None:
-    """Make the directory for results, before long work; raises InputError where that cannot be."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {str(out)!r} is not a directory, nor can it be made: {error.strerror}") from error
 
 
 def write_result(out: Path, result: Result, logs: Sequence[Log]) -> None:

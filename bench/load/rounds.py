@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.core.processes import held
+from bench.core.results import Results, Table
 from bench.core.system import System
 from bench.core.workload import Clock
 from bench.load.queries import Example, run_queries
 from bench.load.results import Log, Result, Round, make_round
 from serfer.core.errors import UnavailableError
+from serfer.core.structure import unstructure
 
 Progress = Callable[[str], None]
 _MILLION = 1_000_000
@@ -102,14 +104,14 @@ def _row(system: str, rounds: Sequence[Round]) -> tuple[str, ...]:
 def summaries(result: Result) -> list[str]:
     """Return a line for each system, for the key of a picture."""
     head = HEAD[1:]
-    wanted = ("p50 ms", "p99", "p99/p50", "a second", "failed")
+    shown = ("p50 ms", "p99", "p99/p50", "a second", "failed")
     lines = (zip(head, row[1:], strict=True) for row in rows(result))
-    texts = [", ".join(f"{name} {value}" for name, value in line if name in wanted) for line in lines]
+    texts = [", ".join(f"{name} {value}" for name, value in line if name in shown) for line in lines]
     return [f"{system}: {text}" for system, text in zip(result.systems, texts, strict=True)]
 
 
 def remarks(result: Result) -> list[str]:
-    """Say how the load went: what failed and why, how late the client was, and what memory and descriptors did."""
+    """Describe the load: what failed and why, how late the client was, memory and descriptors."""
     work, first, last = result.work, result.rounds[0], result.rounds[-1]
     load = f"{work.model}: {work.load}; {len(result.of(first.system))} rounds of {work.queries:,} queries after"
     set_up = f"{result.warm_up} to warm up; {work.workers} workers, at most {work.concurrency} invocations at once"
@@ -128,3 +130,8 @@ def remarks(result: Result) -> list[str]:
 
 def _mb(count: int) -> str:
     return f"{count / _MB:,.0f}"
+
+
+def results(result: Result) -> Results:
+    """Return a load's result, a row for each system."""
+    return Results([unstructure(result)], [Table(HEAD, rows(result))], remarks(result))

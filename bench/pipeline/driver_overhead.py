@@ -1,4 +1,4 @@
-"""What the driver costs by itself: a burst over functions that do nothing, against the same invocations sent bare.
+"""The driver by itself: a burst over functions that do nothing, against the same invocations without a driver.
 
 The tasks of the burst are recorded and sent again: by our client with no pipeline around it, as many at once, for the
 rate; and one after the other by `boto3.client("lambda").invoke`, for the processor time of an invocation.
@@ -9,22 +9,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from botocore.credentials import Credentials
 
 from bench.core.null_service import null_service
+from bench.core.options import FixedPlanOption
+from bench.core.plans import bench_plan
+from bench.core.results import Results, Table, publish
 from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
+from serfer.cli.options import JsonOption, status_line
 from serfer.core.errors import SerferError
 from serfer.core.plan import Plan
 from serfer.core.run import Failure
 from serfer.core.wire import Crop, Report, Task, encode_task
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import load_plan
+from serfer.settings import load_settings
 from storage.memory import MemoryStore
 
 _CONCURRENCY = 64
@@ -96,10 +102,16 @@ def measure(directory: Path, queries: int = 1000, progress: Progress = lambda _:
         boto3_ms = _boto3(url, (recorded * _BARE)[:_BARE])
     tasks = queries * len(recorded)
     return DriverOverhead(
-        *(plan.model, queries, tasks, lost),
-        *(tasks / driver[0], tasks / client[0]),
-        *(driver[1] / tasks * _MS_PER_S, client[1] / tasks * _MS_PER_S, boto3_ms),
-        sum(len(encode_task(task)) for _, task in recorded) / len(recorded),
+        plan=plan.model,
+        queries=queries,
+        tasks=tasks,
+        lost=lost,
+        driver_rate=tasks / driver[0],
+        client_rate=tasks / client[0],
+        driver_ms=driver[1] / tasks * _MS_PER_S,
+        client_ms=client[1] / tasks * _MS_PER_S,
+        boto3_ms=boto3_ms,
+        payload_bytes=sum(len(encode_task(task)) for _, task in recorded) / len(recorded),
     )
 
 
@@ -166,13 +178,34 @@ def _boto3(url: str, tasks: Sequence[tuple[str, Task]]) -> float:
     return (time.process_time() - started) / len(payloads) * _MS_PER_S
 
 
-def text(found: DriverOverhead) -> str:
-    """Write a result as lines."""
-    return (
-        f"{found.plan}, {found.queries} queries, {found.tasks} invocations of {found.payload_bytes:,.0f} bytes on "
-        f"average, {found.lost} queries lost\n"
-        f"{found.driver_rate:,.0f} invocations a second through the driver, {found.client_rate:,.0f} without: "
-        f"{found.rate:.0%}\n"
-        f"{found.driver_ms:.3f} ms of processor time a task in driver and client, {found.client_ms:.3f} in the client "
-        f"alone, {found.boto3_ms:.3f} with boto3: {found.against_boto3:.0%} of boto3's"
+def report(result: DriverOverhead) -> Results:
+    """Return rates and processor times with and without the driver."""
+    rows = (
+        ("driver and client", f"{result.driver_rate:,.0f}", f"{result.driver_ms:.3f}"),
+        ("client alone", f"{result.client_rate:,.0f}", f"{result.client_ms:.3f}"),
+        ("boto3", "", f"{result.boto3_ms:.3f}"),
     )
+    return Results(
+        [{**asdict(result), "rate": result.rate, "against_boto3": result.against_boto3}],
+        [Table(("invoked by", "invocations a second", "processor ms each"), rows)],
+        [
+            (
+                f"{result.plan}, {result.queries} queries, {result.tasks} invocations of {result.payload_bytes:,.0f} "
+                f"bytes on average, {result.lost} queries lost"
+            ),
+            f"{result.rate:.0%} of the client's rate, {result.against_boto3:.0%} of boto3's processor time",
+        ],
+    )
+
+
+def command(
+    plan: FixedPlanOption = "alexnet",
+    queries: Annotated[int, typer.Option(min=1, help="Queries of the burst.")] = 1000,
+    as_json: JsonOption = False,
+) -> None:
+    """What the driver costs by itself: a burst over functions that do nothing, against the bare client and boto3."""
+    with status_line() as progress:
+        result = measure(bench_plan(plan, load_settings(), progress), queries, progress)
+    publish(report(result), as_json=as_json)
+    if result.lost:
+        raise SerferError(f"{result.lost} of {result.queries} queries were lost")

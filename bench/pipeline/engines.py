@@ -16,15 +16,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import numpy as np
+import typer
 
+from bench.core.options import RowsOption, plan_of
+from bench.core.results import publish_rows
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.costs.aws import AwsFacts
+from serfer.core.errors import UsageError
 from serfer.core.report import StoreCounts
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.pipeline import Pipeline
-from serfer.settings import Settings
+from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from storage.delaying import delayed
 
@@ -47,7 +53,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EngineTime:
-    """Warm queries, one after the other, through one engine and one path: wall time, and what they ask of a store.
+    """Warm queries, one after the other, through one engine and one path: wall time, and requests to a store.
 
     Puts, gets and polls are those of one query, in the median; dollars are Lambda's for a million queries at the times
     measured here, without the store's, Step Functions' or the driver's.
@@ -66,7 +72,7 @@ class EngineTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns as people read them."""
+        """Its columns."""
         return {
             "engine": self.engine,
             "path": self.path,
@@ -83,7 +89,7 @@ class EngineTime:
 
 @dataclass
 class _System:
-    """An open pipeline and what was measured of it."""
+    """An open pipeline and its measurements."""
 
     engine: str
     path: str
@@ -92,7 +98,7 @@ class _System:
     counts: list[StoreCounts] = field(default_factory=list)
     usd: list[float] = field(default_factory=list)
 
-    def ask(self, pixels: np.ndarray) -> None:
+    def run(self, pixels: np.ndarray) -> None:
         started = time.perf_counter()
         self.pipeline.run(pixels)
         self.ms.append((time.perf_counter() - started) * _MS_PER_S)
@@ -117,7 +123,7 @@ class _System:
 def measure(
     directory: Path, settings: Settings, engines: Sequence[str], rounds: int, progress: Progress = lambda _: None
 ) -> list[EngineTime]:
-    """Ask every system `rounds` times, in turn, so that whatever else the machine does hits all alike."""
+    """Run a query through every system `rounds` times, in turn, so that load from elsewhere hits all alike."""
     with ExitStack() as stack:
         systems = _opened(directory, settings, engines, stack, progress)
         shape = systems[0].pipeline.plan.input
@@ -125,7 +131,7 @@ def measure(
         for number in range(-_WARM_UP, rounds):
             for system in systems:
                 progress(f"{system.engine} over {system.path}: query {max(number, 0) + 1} of {rounds}")
-                system.ask(pixels)
+                system.run(pixels)
             if number == -1:
                 for system in systems:
                     system.ms, system.counts, system.usd = [], [], []
@@ -151,7 +157,7 @@ def _opened(
 
 @contextmanager
 def _stores(facts: AwsFacts) -> Iterator[dict[str, str]]:
-    """Start a Redis and an S3 server; whoever asks S3 waits as long as in AWS."""
+    """Start a Redis and an S3 server, whose requests take as long as in AWS."""
     with RedisServer() as redis, S3Server() as s3, _access(s3.environment):
         latency_ms = facts.s3.request_latency * _MS_PER_S
         yield {"redis": redis.url, "s3": delayed(s3.url, put_ms=latency_ms, get_ms=latency_ms)}
@@ -169,3 +175,22 @@ def _access(variables: dict[str, str]) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
+
+
+def command(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    driver: Annotated[
+        list[str] | None, typer.Option(help="push, poll, stepfunctions, stepfunctions-express; may be repeated.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Queries of each; they take turns.")] = 15,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the engines, and handing on inline, through Redis and through S3 (with its latency injected)."""
+    if unknown := {*(driver or ())} - {*ENGINES}:
+        raise UsageError(f"there is no engine {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")
+    plan_directory = plan_of(model, plan)
+    with status_line() as progress:
+        rows = measure(plan_directory, load_settings(), driver or ENGINES, rounds, progress)
+    publish_rows(rows, directory, as_json=as_json)

@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from bench.core.null_workers import null_pipeline
+from bench.core.options import NetworkOption, RowsOption, network
+from bench.core.results import publish_rows
 from drivers.lambda_http import _Signer
 from lambdas.worker import cells_to_bytes, crop_to_input, pieces_to_inputs
+from serfer.cli.options import JsonOption, PlanOption, status_line
 from serfer.core.checksum import protect
 from serfer.core.keys import output_key
 from serfer.core.plan import Plan, Stage, Tile
@@ -30,11 +34,11 @@ from serfer.core.run import Action, Invoke, Run, TaskDone, TaskStarted
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
 from serfer.pipeline.query import cut_crops
-from serfer.settings import Settings
+from serfer.settings import Settings, load_settings
 
 Progress = Callable[[str], None]
 _QUERY = "0" * 32
-_LEAST_NS = 20_000_000  # of a measurement
+_MIN_NS = 20_000_000  # of a measurement
 _URL = "http://127.0.0.1:9000/2015-03-31/functions/serfer/invocations"
 _NS_PER_US = 1000.0
 
@@ -53,7 +57,7 @@ class Micro:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns as people read them."""
+        """Its columns."""
         return {
             "part": self.part,
             "us a call": f"{self.ns / _NS_PER_US:,.2f}",
@@ -74,7 +78,7 @@ class Part:
 
 
 def measure(directory: Path, settings: Settings, rounds: int = 15, progress: Progress = lambda _: None) -> list[Micro]:
-    """Measure every part on a plan; raises PlanError for a directory that is none."""
+    """Measure every part on a plan; raises PlanError for a directory that is not a plan."""
     with null_pipeline(directory, settings, oldest_first=True, service_s=0.0) as pipeline:
         shape = pipeline.plan.input
         pixels = np.zeros((1, shape.height, shape.width, shape.channels), dtype=np.uint8)
@@ -91,18 +95,18 @@ def measure_parts(parts: list[Part], rounds: int, progress: Progress = lambda _:
     times: list[list[float]] = [[] for _ in parts]
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
-        for part, count, found in zip(parts, calls, times, strict=True):
-            found.append(_ns(part.call, count) / count)
+        for part, count, measured in zip(parts, calls, times, strict=True):
+            measured.append(_ns(part.call, count) / count)
     return [
-        Micro(part.name, median(found), min(found), max(found), part.bytes, _allocated(part.call), count)
-        for part, found, count in zip(parts, times, calls, strict=True)
+        Micro(part.name, median(ns), min(ns), max(ns), part.bytes, _allocated(part.call), count)
+        for part, ns, count in zip(parts, times, calls, strict=True)
     ]
 
 
 def _calls(part: Part) -> int:
     """Return how many calls make a measurement; also warms up."""
     count = 1
-    while _ns(part.call, count) < _LEAST_NS:
+    while _ns(part.call, count) < _MIN_NS:
         count *= 2
     return count
 
@@ -208,3 +212,17 @@ def _events(plan: Plan) -> Part:
                 actions += run.handle(TaskDone(*place, report), 0.0)
 
     return Part(f"run machine, a query of {plan.tasks} tasks", live)
+
+
+def command(
+    model: NetworkOption = None,
+    plan: PlanOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; they take turns.")] = 15,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the parts of the hot path on a plan: processor time, and bytes that each allocates."""
+    settings = load_settings()
+    with status_line() as progress:
+        rows = measure(network(model, plan, settings, progress), settings, rounds, progress)
+    publish_rows(rows, directory, as_json=as_json)

@@ -1,7 +1,7 @@
 """What orchestration costs in elapsed time: the pipeline against the same tiles on threads of one process.
 
 One query at a time; the pipeline has as many single-threaded workers as there are threads, each a process behind the
-local Lambda service, and Redis. Both answer the same pixels in turn, so ratios of neighbours in time are compared.
+local Lambda service, and Redis. Both answer the same pixels in turn: ratios of interleaved measurements cancel drift.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
+from bench.core.options import AtMostOption, FixedPlanOption
 from bench.core.plans import bench_plan
+from bench.core.results import Results, publish, require_at_most, table_of
 from bench.pipeline.threads import Threads
+from serfer.cli.options import JsonOption, status_line
 from serfer.core.errors import SerferError
-from serfer.settings import Settings
+from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 
 _WARM_UP = 8
@@ -42,6 +46,22 @@ class Orchestration:
     greatest: float
     bytes_per_query: int
     polls: int
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Its columns."""
+        return {
+            "plan": self.plan,
+            "workers": str(self.workers),
+            "pipeline ms": f"{self.pipeline_ms:.1f}",
+            "threads ms": f"{self.threads_ms:.1f}",
+            "times": f"{self.ratio:.2f}",
+            "from": f"{self.least:.2f}",
+            "to": f"{self.greatest:.2f}",
+            "rounds": str(self.rounds),
+            "bytes through the store": f"{self.bytes_per_query:,}",
+            "polls": str(self.polls),
+        }
 
 
 def measure(
@@ -72,8 +92,14 @@ def measure(
     ratios = times[:, 0] / times[:, 1]
     pipeline_s, threads_s = (median(column) for column in times.T)
     return Orchestration(
-        *(name, workers, rounds, pipeline_s * _MS_PER_S, threads_s * _MS_PER_S),
-        *(float(median(ratios)), float(ratios.min()), float(ratios.max())),
+        plan=name,
+        workers=workers,
+        rounds=rounds,
+        pipeline_ms=pipeline_s * _MS_PER_S,
+        threads_ms=threads_s * _MS_PER_S,
+        ratio=float(median(ratios)),
+        least=float(ratios.min()),
+        greatest=float(ratios.max()),
         bytes_per_query=store.bytes_put + store.bytes_get,
         polls=store.exists,
     )
@@ -91,6 +117,20 @@ class Scaling:
     speedup: float
     least: float
     greatest: float
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Its columns."""
+        return {
+            "plan": self.plan,
+            "workers": str(self.workers),
+            "one worker ms": f"{self.one_ms:.1f}",
+            "several ms": f"{self.several_ms:.1f}",
+            "times faster": f"{self.speedup:.2f}",
+            "from": f"{self.least:.2f}",
+            "to": f"{self.greatest:.2f}",
+            "rounds": str(self.rounds),
+        }
 
 
 def measure_scaling(
@@ -115,16 +155,14 @@ def measure_scaling(
     ratios = times[:, 0] / times[:, 1]
     one_s, several_s = (median(column) for column in times.T)
     return Scaling(
-        *(name, workers, rounds, one_s * _MS_PER_S, several_s * _MS_PER_S),
-        *(float(median(ratios)), float(ratios.min()), float(ratios.max())),
-    )
-
-
-def scaling_text(found: Scaling) -> str:
-    """Write a result as a line."""
-    return (
-        f"{found.plan}: {found.one_ms:.1f} ms a query over one worker, {found.several_ms:.1f} over {found.workers}: "
-        f"{found.speedup:.2f} times faster ({found.least:.2f} to {found.greatest:.2f} over {found.rounds} rounds)"
+        plan=name,
+        workers=workers,
+        rounds=rounds,
+        one_ms=one_s * _MS_PER_S,
+        several_ms=several_s * _MS_PER_S,
+        speedup=float(median(ratios)),
+        least=float(ratios.min()),
+        greatest=float(ratios.max()),
     )
 
 
@@ -139,11 +177,27 @@ def _check_same(one: NDArray[Any], other: NDArray[Any]) -> None:
         raise SerferError("the pipeline and the threads give different answers")
 
 
-def text(found: Orchestration) -> str:
-    """Write a result as a line."""
-    return (
-        f"{found.plan}, {found.workers} workers: {found.pipeline_ms:.1f} ms a query, {found.threads_ms:.1f} ms on "
-        f"{found.workers} threads without orchestration: {found.ratio:.2f} times "
-        f"({found.least:.2f} to {found.greatest:.2f} over {found.rounds} rounds), "
-        f"{found.bytes_per_query:,} bytes through the store, {found.polls} polls"
-    )
+def command(
+    plan: FixedPlanOption = "alexnet",
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 15,
+    workers: Annotated[int, typer.Option(min=1, help="Single-threaded workers, and threads.")] = 2,
+    at_most: AtMostOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Elapsed time of a query through the pipeline against the same tiles on threads of one process."""
+    with status_line() as progress:
+        result = measure(plan, load_settings(), rounds, workers, progress)
+    publish(Results([asdict(result)], [table_of([result])]), as_json=as_json)
+    require_at_most(result.ratio, at_most, f"the pipeline takes {result.ratio:.2f} times the threads' time")
+
+
+def scaling(
+    plan: FixedPlanOption = "vgg16-448",
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of queries.")] = 9,
+    workers: Annotated[int, typer.Option(min=2, help="Single-threaded workers.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Elapsed time of a query over several single-threaded workers against one, orchestration included."""
+    with status_line() as progress:
+        result = measure_scaling(plan, load_settings(), rounds, workers, progress)
+    publish(Results([asdict(result)], [table_of([result])]), as_json=as_json)

@@ -13,17 +13,22 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
+import typer
 from numpy.typing import NDArray
 
+from bench.core.options import AtMostOption, plan_of
 from bench.core.processes import descendants, used_s
+from bench.core.results import Results, Table, publish, require_at_most
 from bench.core.stamp import processor_name
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, opened, status_line
 from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.reference import unsplit
 
 _WARM_UP = 30
 _MS_PER_S = 1e3
@@ -31,7 +36,7 @@ _MS_PER_S = 1e3
 
 @dataclass(frozen=True)
 class Overhead:
-    """What was measured; times are processor milliseconds a query, medians over rounds."""
+    """Processor milliseconds a query, medians over rounds."""
 
     model: str
     rounds: int
@@ -49,7 +54,7 @@ class Overhead:
 
 def measure(
     pipeline: Pipeline,
-    unsplit: Callable[[NDArray[Any]], Any],
+    reference: Callable[[NDArray[Any]], Any],
     rounds: int,
     queries: int,
     progress: Callable[[str], None] = lambda _: None,
@@ -60,7 +65,7 @@ def measure(
     progress("warming up")
     for _ in range(_WARM_UP):
         pipeline.run(pixels)
-        unsplit(pixels)
+        reference(pixels)
     blocks: list[dict[str, float]] = []
     whole: list[float] = []
     for number in range(rounds):
@@ -70,7 +75,7 @@ def measure(
             pipeline.run(pixels)
         after = _processor_s()
         blocks.append({name: (after[name] - before[name]) * _MS_PER_S / queries for name in after})
-        whole.append(_unsplit_ms(unsplit, pixels, queries))
+        whole.append(_reference_ms(reference, pixels, queries))
     store = pipeline.last_report.store
     ratios = tuple(sum(block.values()) / alone for block, alone in zip(blocks, whole, strict=True))
     return Overhead(
@@ -89,10 +94,10 @@ def measure(
     )
 
 
-def _unsplit_ms(unsplit: Callable[[NDArray[Any]], Any], pixels: NDArray[Any], queries: int) -> float:
+def _reference_ms(reference: Callable[[NDArray[Any]], Any], pixels: NDArray[Any], queries: int) -> float:
     started = time.thread_time()
     for _ in range(queries):
-        unsplit(pixels)
+        reference(pixels)
     return (time.thread_time() - started) * _MS_PER_S / queries
 
 
@@ -104,3 +109,37 @@ def _processor_s() -> dict[str, float]:
         with suppress(psutil.NoSuchProcess):  # it has just ended
             spent["Redis" if process.name().startswith("redis") else "workers"] += used_s([process])
     return spent
+
+
+def report(result: Overhead) -> Results:
+    """Return the pipeline's processor time beside the unsplit forward pass's."""
+    times = {**result.shares_ms, "pipeline, all of it": result.pipeline_ms, "unsplit forward pass": result.unsplit_ms}
+    low, high = min(result.ratios), max(result.ratios)
+    return Results(
+        [asdict(result)],
+        [Table(("processor ms a query", "median"), [(name, f"{ms:.2f}") for name, ms in times.items()])],
+        [
+            f"{result.ratio:.2f} times the unsplit pass (pairs from {low:.2f} to {high:.2f})",
+            (
+                f"{result.rounds} rounds of {result.queries} queries; {result.polls} polls; "
+                f"{result.bytes_per_query:,} bytes a query through the store"
+            ),
+            f"most weight loads of any environment: {result.weight_loads}; {result.machine}",
+        ],
+    )
+
+
+def command(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of measurements.")] = 7,
+    queries: Annotated[int, typer.Option(min=1, help="Queries in each measurement.")] = 20,
+    at_most: AtMostOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
+    directory = plan_of(model, plan)
+    with opened(directory, None, "local") as pipeline, status_line() as progress:
+        result = measure(pipeline, unsplit(pipeline.plan, directory), rounds, queries, progress)
+    publish(report(result), as_json=as_json)
+    require_at_most(result.ratio, at_most, f"the pipeline takes {result.ratio:.2f} times the unsplit pass")

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
+import typer
+
+from bench.core.options import RowsOption
+from bench.core.results import publish_rows
+from serfer.cli.options import JsonOption, status_line
 from serfer.local.servers.redis import RedisServer
 from storage import Range, Store, open_store, redact
 
@@ -42,7 +48,7 @@ class StoreTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns as people read them."""
+        """Its columns."""
         return {
             "store": self.store,
             "bytes": f"{self.bytes:,}",
@@ -65,12 +71,12 @@ def measure(
 
     Raises UsageError for a URL that names no store, StoreUnavailableError for one that does not answer.
     """
-    found = []
+    rows = []
     with _opened(urls) as stores:
         for size in sizes:
             progress(f"objects of {size:,} bytes")
-            found += _measure_size(stores, size, rounds, now)
-    return found
+            rows += _measure_size(stores, size, rounds, now)
+    return rows
 
 
 @contextmanager
@@ -96,7 +102,7 @@ def _measure_size(stores: dict[str, Store], size: int, rounds: int, now: Now) ->
                 call()
                 if number >= 0:
                     times[name, operation].append(now() - started)
-    return [_told(name, size, operation, found) for (name, operation), found in times.items()]
+    return [_row(name, size, operation, seconds) for (name, operation), seconds in times.items()]
 
 
 def _calls(store: Store, key: str, value: bytes) -> tuple[Callable[[], object], ...]:
@@ -111,8 +117,26 @@ def _calls(store: Store, key: str, value: bytes) -> tuple[Callable[[], object], 
     )
 
 
-def _told(name: str, size: int, operation: str, times: Sequence[float]) -> StoreTime:
+def _row(name: str, size: int, operation: str, times: Sequence[float]) -> StoreTime:
     middle = median(times)
     rate = None if operation == "delete" or not middle else size / middle / _MB
     us, least, greatest = (seconds * _US_PER_S for seconds in (middle, min(times), max(times)))
     return StoreTime(name, size, operation, us, least, greatest, rate)
+
+
+def command(
+    store: Annotated[
+        list[str] | None,
+        typer.Option(help="A store's URL; may be repeated. By default memory, file, and a Redis that is started."),
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=1, help="Bytes of an object; may be repeated. By default 1 kB to 4 MB.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every operation is measured; stores take turns.")] = 15,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the round trips and bandwidth of stores: put, get, get_many and delete, by size."""
+    with status_line() as progress:
+        rows = measure(store, size or SIZES, rounds, progress)
+    publish_rows(rows, directory, as_json=as_json)

@@ -1,4 +1,4 @@
-"""From which network and which image on splitting pays, and where it never does: modelled by the cost model.
+"""From which network and image size on splitting pays, and where it never does, by the cost model.
 
 For each network and size three plans compete: one function with one vCPU, one large function with all that Lambda
 gives, and the best plan that splits; the last once for latency whatever it costs, and once for the large function's
@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from bench.planner.planner import Network, Point, Progress, aligned, piped, point, priced, read_network
+import typer
+
+from bench.core.options import MarkdownOption, StoreKindOption
+from bench.core.results import Results, Table, publish
+from bench.planner import breakeven_here
+from bench.planner.planner import Network, Point, Progress, point, priced, read_network
+from serfer.cli.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
+from serfer.settings import load_settings
 from splitter.planning.planner import memory_sizes
 from splitter.planning.search import LATENCY
 from splitter.tiling import operators
@@ -47,7 +55,7 @@ class Race:
 
     @property
     def verdict(self) -> str:
-        """Say which plan wins."""
+        """The winner."""
         if self.speedup_at_cost > _EVEN:
             return SPLIT
         if self.speedup > _EVEN:
@@ -55,11 +63,11 @@ class Race:
         return "even" if self.speedup > 1 else ONE
 
     def as_dict(self) -> dict[str, object]:
-        """Return what JSON has of it."""
+        """Return plain values for JSON."""
         points = {"one_vcpu": self.small, "large": self.large, "fastest_split": self.fastest, "at_cost": self.at_cost}
-        found = {key: each and vars(each) for key, each in points.items()}
+        plans = {key: each and vars(each) for key, each in points.items()}
         ratios = {"speedup": self.speedup, "speedup_at_cost": self.speedup_at_cost, "verdict": self.verdict}
-        return {"model": self.model, "size": self.size, "gmacs": self.gmacs, **found, **ratios}
+        return {"model": self.model, "size": self.size, "gmacs": self.gmacs, **plans, **ratios}
 
 
 @dataclass(frozen=True)
@@ -145,11 +153,32 @@ def _first(races: Sequence[Race], verdicts: Sequence[str]) -> str:
     return f"from {min(won)} px on" + (f" (not at {', '.join(map(str, lost))})" if lost else "")
 
 
-def table(result: BreakEven) -> str:
-    """Write everything as text."""
-    return "\n".join([*aligned(_HEAD, rows(result)), "", *summary(result)])
+def results(result: BreakEven) -> Results:
+    """Return all races, and from which size on splitting wins."""
+    records = ({**one.as_dict(), "profiles": result.profiled_on} for one in result.races)
+    return Results(records, [Table(_HEAD, rows(result))], summary(result))
 
 
-def markdown(result: BreakEven) -> str:
-    """Write everything as Markdown."""
-    return "\n".join([*piped(_HEAD, rows(result)), "", *(f"- {line}" for line in summary(result))])
+def command(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model of the zoo; may be repeated. By default eight of them.")
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=32, help="Height and width; may be repeated. By default 224 to 1120.")
+    ] = None,
+    store: StoreKindOption = "redis",
+    here: Annotated[
+        bool, typer.Option("--here", help="Measure on this machine: one function against a split over two.")
+    ] = False,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict from which network and which image on splitting beats one large function, and where it never does."""
+    settings = load_settings()
+    with status_line() as progress:
+        if here:
+            networks, sizes = model or breakeven_here.NETWORKS, size or breakeven_here.SIZES
+            found = breakeven_here.results(breakeven_here.measure(settings, networks, sizes, progress=progress))
+        else:
+            found = results(measure(settings.facts(), model or NETWORKS, size or SIZES, store, progress))
+    publish(found, as_json=as_json, as_markdown=as_markdown)

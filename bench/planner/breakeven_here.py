@@ -2,7 +2,7 @@
 
 Three plans of a network are run in turn through the same driver, local Lambda service and Redis: one function with one
 vCPU, one function with two, and tiles 1x2 (columns of fully connected layers where they are large) on functions with
-one vCPU each. Two processors are all that is asked for. The local service answers an invocation in a fraction of a
+one vCPU each. Two processors are enough. The local service answers an invocation in a fraction of a
 millisecond, where AWS's takes some 30 (docs/explanation/cost.md), so a network that does not gain here gains nowhere.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ from statistics import median
 import numpy as np
 
 from bench.core.container_settings import IMAGE_MB, ContainerSettings
-from bench.planner.planner import Progress, aligned, piped
+from bench.core.results import Results, Table
+from bench.planner.planner import Progress
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
@@ -53,7 +54,7 @@ class Measured:
         return self.two_vcpus_ms / self.split_ms
 
     def as_dict(self) -> dict[str, object]:
-        """Return what JSON has of it."""
+        """Return plain values for JSON."""
         return {**asdict(self), "speedup": self.speedup, "against_large": self.against_large}
 
 
@@ -117,12 +118,8 @@ def rows(found: Sequence[Measured]) -> list[tuple[str, ...]]:
     ]
 
 
-def table(found: Sequence[Measured], put: Callable[..., list[str]] = aligned) -> str:
-    """Write everything as text."""
-    widest = max(one.spread for one in found)
-    return "\n".join([*put(_HEAD, rows(found)), "", f"measured; slowest over fastest run at most {widest:+.0%}"])
-
-
-def markdown(found: Sequence[Measured]) -> str:
-    """Write everything as Markdown."""
-    return table(found, piped)
+def results(found: Sequence[Measured]) -> Results:
+    """Return what was measured."""
+    spread = max(one.spread for one in found)
+    note = f"measured; slowest over fastest run at most {spread:+.0%}"
+    return Results((one.as_dict() for one in found), [Table(_HEAD, rows(found))], [note])

@@ -1,4 +1,4 @@
-"""What global average pooling in place of the fully connected layers costs in accuracy, on real handwritten digits.
+"""The accuracy that global average pooling costs in place of fully connected layers, on real handwritten digits.
 
 For each seed: divide the images, train a network of 5 convolutions and 3 fully connected layers, put it through the
 splitter's own way (export, ingest, replace_head), and run both networks on the test images, which nothing has seen. The
@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 from torch import nn
 
+from bench.core.results import Results, Table, publish, require_at_most
+from serfer.cli.options import JsonOption, status_line
 from serfer.core.errors import ModelError
 from splitter.head.batched_inference import answers
 from splitter.head.calibration import Calibration
@@ -59,7 +62,7 @@ class GapTrial:
 
 @dataclass(frozen=True)
 class GapResult:
-    """What was measured: `tested` images for each seed, never seen by any fit; bytes are of the heads' constants."""
+    """All trials: `tested` images for each seed, never seen by any fit; bytes are of the heads' constants."""
 
     data: str
     images: int
@@ -191,3 +194,40 @@ def _folder(path: Path) -> tuple[NDArray[np.float32], Labels]:
             raise ModelError(f"{file} holds no digits: {SIZE * SIZE} floats each under 'data' are needed") from error
         labels.append(np.full(len(images[-1]), digit, dtype=np.int64))
     return np.concatenate(images), np.concatenate(labels)
+
+
+def results(gap: GapResult) -> Results:
+    """Return what each seed's network lost."""
+    head = ("seed", "own head", "pooled", "points lost", "same answer", "head before, kB", "head after, kB")
+    rows = [
+        (
+            str(trial.seed),
+            f"{trial.before:.2%}",
+            f"{trial.after:.2%}",
+            f"{trial.drop_points:+.2f}",
+            f"{trial.agreement:.1%}",
+            f"{trial.fit.bytes_before / 1024:,.1f}",
+            f"{trial.fit.bytes_after / 1024:,.1f}",
+        )
+        for trial in gap.trials
+    ]
+    note = (
+        f"{gap.drop_points:+.2f} points lost on average; {gap.data}: {gap.images:,} images, {gap.tested:,} of them "
+        f"tested a seed; {gap.seconds:.0f} s"
+    )
+    return Results([{**asdict(gap), "drop_points": gap.drop_points}], [Table(head, rows)], [note])
+
+
+def command(
+    data: Annotated[
+        Path | None, typer.Option(help="A folder 0.json to 9.json of digits; by default scikit-learn's.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many networks to train.")] = 3,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if more points are lost than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train small networks on real digits, replace their heads by global average pooling, and compare."""
+    with status_line() as progress:
+        gap = measure(data, range(seeds), progress)
+    publish(results(gap), as_json=as_json)
+    require_at_most(gap.drop_points, at_most, f"pooling lost {gap.drop_points:.2f} points")

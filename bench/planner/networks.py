@@ -1,19 +1,22 @@
-"""Which public networks split, and how: architectures of torchvision and timm with random weights, on 2x2 tiles."""
+"""Public architectures of torchvision and timm, with random weights, split on 2x2 tiles."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
 from onnxscript import ir
 
 import serfer
+from bench.core.results import Table
+from serfer.cli.options import JsonOption, print_json, status_line
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import TOLERANCE, difference
 from splitter.network.graph import MAP_RANK, Graph
@@ -55,7 +58,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a network: its stages' grids, and how many of its convolutions on maps are on 2x2 tiles.
+    """How a network was split: its stages' grids, and how many of its convolutions on maps are on 2x2 tiles.
 
     `error` is relative to the logits' range; `reason` is why a network was refused, else empty.
     """
@@ -137,25 +140,20 @@ def _kinds_only(reason: str) -> str:
     return f"({rest}" if mark and start.startswith("operator '") else reason
 
 
-def networks_table(rows: Iterable[Row]) -> str:
-    """Write the rows as a table in Markdown."""
-    lines = ["| network | from | input | convolutions on 2x2 | stages |", "|---|---|---|---|---|"]
-    for row in rows:
-        network = row.network
-        start = f"| {network.name} | {network.library} | {network.size} | "
-        if row.reason:
-            lines.append(f"{start}refused | {row.reason} |")
-        else:
-            lines.append(f"{start}{row.tiled} of {row.convolutions} | {', '.join(row.grids)} |")
-    return "\n".join(lines)
+def networks_table(rows: Iterable[Row]) -> Table:
+    """Return the rows as a table."""
+    return Table(("network", "from", "input", "convolutions on 2x2", "stages"), [_cells(row) for row in rows])
 
 
-def operators_table() -> str:
-    """Write the operators that the splitter has rules for, from their registry, as a table in Markdown."""
-    lines = ["| how | operators |", "|---|---|"]
-    lines += [f"| {how} | {', '.join(kinds)} |" for how, kinds in tiled_kinds().items()]
-    lines += [f"| refused: {why} | {', '.join(kinds)} |" for why, kinds in refused_kinds().items()]
-    return "\n".join(lines)
+def _cells(row: Row) -> tuple[str, ...]:
+    how = ("refused", row.reason) if row.reason else (f"{row.tiled} of {row.convolutions}", ", ".join(row.grids))
+    return row.network.name, row.network.library, str(row.network.size), *how
+
+
+def operators_table() -> Table:
+    """Return the operators that the splitter has rules for, from their registry, as a table."""
+    refused = {f"refused: {why}": kinds for why, kinds in refused_kinds().items()}
+    return Table(("how", "operators"), [(how, ", ".join(kinds)) for how, kinds in {**tiled_kinds(), **refused}.items()])
 
 
 def section(text: str, name: str) -> str:
@@ -173,12 +171,33 @@ def with_section(text: str, name: str, content: str) -> str:
     return f"{text.partition(begin)[0]}{begin}\n{content}\n{end}{text.partition(end)[2]}"
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
+def write_tables(path: Path, rows: Sequence[Row]) -> None:
     """Write the tables into a document that has their marks."""
-    text = with_section(path.read_text(encoding="utf-8"), "networks", networks_table(rows))
-    path.write_text(with_section(text, "operators", operators_table()), encoding="utf-8")
+    text = with_section(path.read_text(encoding="utf-8"), "networks", networks_table(rows).markdown())
+    path.write_text(with_section(text, "operators", operators_table().markdown()), encoding="utf-8")
 
 
 def is_exact(row: Row) -> bool:
     """Say whether the tiles answer as the module does."""
     return not row.reason and row.error <= TOLERANCE
+
+
+def command(
+    only: Annotated[list[str] | None, typer.Option(help="A network of the list alone; may be given again.")] = None,
+    write: Annotated[Path | None, typer.Option(help="A document whose tables to write again.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Split public architectures on 2x2 tiles and say what became of each (docs/reference/networks.md); needs timm."""
+    if write and only:
+        raise UsageError("--write writes the whole table: leave --only out")
+    networks, rows = chosen(only or []), []
+    with status_line() as progress:
+        for number, network in enumerate(networks, start=1):
+            progress(f"{network.name} ({number} of {len(networks)})")
+            rows.append(measure(network))
+            if as_json:
+                print_json({**asdict(rows[-1]), "outcome": rows[-1].outcome})
+    if write:
+        write_tables(write, rows)
+    if not as_json:
+        typer.echo(networks_table(rows).markdown())

@@ -1,7 +1,7 @@
 """Our plans against Gillis's, and against one function: the same prices, tiles and limits for all.
 
-Gillis's planner looks for the least latency with the memories that it is given, so it has as many answers as there are
-ways to give them. Compared are its fastest plan of all, its plan with one vCPU in every function, and every plan on the
+Gillis's planner minimises latency for the memories that it is given, so it has as many answers as there are ways to
+give them. Compared are its fastest plan of all, its plan with one vCPU in every function, and every plan on the
 frontier of what it finds with one memory for the master and one for the workers. Against each, ours is the fastest plan
 for the same dollars, and the cheapest within the same time.
 """
@@ -12,14 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, product
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from bench.baselines.gillis import Gillis, GillisPlan, Options
+from bench.core.options import MarkdownOption, StoreKindOption
+from bench.core.results import Results, Table, publish
+from serfer.cli.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from serfer.settings import load_settings
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load
@@ -77,10 +83,10 @@ class Network:
 
         They are priced whether the weights fit a package or not.
         """
-        found = [_alone(one) for one in unsplit(self.graph, self.budget)]
-        if not found:
+        points = [_alone(one) for one in unsplit(self.graph, self.budget)]
+        if not points:
             raise ModelError(f"{self.name} at {self.size} px takes more memory than a function can have")
-        return found[0] if len(found) > 1 else None, found[-1]
+        return points[0] if len(points) > 1 else None, points[-1]
 
 
 def read_network(
@@ -134,7 +140,7 @@ class Versus:
         return (self.speedup >= SPEEDUP or self.saving >= SAVING) and not self.loses
 
     def as_dict(self) -> dict[str, object]:
-        """Return what JSON has of it; no number where ours has no plan."""
+        """Return plain values for JSON; no number where ours has no plan."""
         ratios = {"speedup": self.speedup if self.faster else None, "saving": self.saving if self.cheaper else None}
         plans = {"gillis": self.gillis, "at_equal_cost": self.faster, "at_equal_latency": self.cheaper}
         return {"which": self.which, **{key: plan and vars(plan) for key, plan in plans.items()}, **ratios}
@@ -164,7 +170,7 @@ class Comparison:
         return [slowest, dearest]
 
     def as_dict(self) -> dict[str, object]:
-        """Return what JSON has of it."""
+        """Return plain values for JSON."""
         return {
             "model": self.model,
             "size": self.size,
@@ -195,14 +201,14 @@ def measure(
 
     Raises ModelError for an unknown network, or one of which no plan fits.
     """
-    found = []
+    cases = []
     for name in networks:
         for size in sizes or (find(name).size, LARGE):
             progress(f"reading {name} at {size} px")
             network = read_network(name, size, facts, store)
             progress(f"planning {name} at {size} px")
-            found.append(compare(network, options))
-    return Comparisons(tuple(found), network.profiled_on, network.budget.platform.store.price_hour)
+            cases.append(compare(network, options))
+    return Comparisons(tuple(cases), network.profiled_on, network.budget.platform.store.price_hour)
 
 
 def compare(network: Network, options: Options | None = None) -> Comparison:
@@ -285,13 +291,13 @@ _HEAD_UNSPLIT = (
 
 def unsplit_rows(result: Comparisons) -> list[tuple[str, ...]]:
     """Return what one function takes, and our plan for the dollars of Gillis's fastest."""
-    found = []
+    body = []
     for case in result.cases:
         prices = [text for each in case.unsplit for text in priced(each)]
         best = next((one.faster for one in case.named(FASTEST)), None)
         ours = (f"{best.ms:.0f}", f"{best.usd * _MILLION:.2f}", best.what) if best else ("none", "-", "-")
-        found.append((case.model, str(case.size), *prices, "yes" if case.unsplit[1].fits else "no", *ours))
-    return found
+        body.append((case.model, str(case.size), *prices, "yes" if case.unsplit[1].fits else "no", *ours))
+    return body
 
 
 def priced(one: Point | None) -> tuple[str, str]:
@@ -341,24 +347,31 @@ def _store(result: Comparisons) -> str:
     )
 
 
-def table(result: Comparisons) -> str:
-    """Write everything as text."""
-    lines = [*aligned(_HEAD, rows(result)), "", *aligned(_HEAD_UNSPLIT, unsplit_rows(result)), "", *summary(result)]
-    return "\n".join(lines)
+def results(comparisons: Comparisons) -> Results:
+    """Return plans against Gillis's and against one function."""
+    return Results(
+        ({**case.as_dict(), "profiles": comparisons.profiled_on} for case in comparisons.cases),
+        [Table(_HEAD, rows(comparisons)), Table(_HEAD_UNSPLIT, unsplit_rows(comparisons))],
+        summary(comparisons),
+    )
 
 
-def markdown(result: Comparisons) -> str:
-    """Write everything as Markdown."""
-    lists = [f"- {line.strip()}" for line in summary(result)]
-    return "\n".join([*piped(_HEAD, rows(result)), "", *piped(_HEAD_UNSPLIT, unsplit_rows(result)), "", *lists])
-
-
-def aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table as text."""
-    widths = [max(len(row[place]) for row in (head, *body)) for place in range(len(head))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (head, *body)]
-
-
-def piped(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body)]
+def command(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model of the zoo; may be repeated. By default five of different kinds."),
+    ] = None,
+    size: Annotated[
+        list[int] | None,
+        typer.Option(min=32, help="Height and width; may be repeated. By default the model's and 896."),
+    ] = None,
+    store: StoreKindOption = "redis",
+    codec_mb: Annotated[float, typer.Option(min=1, help="MB/s of Gillis's codec, at each end.")] = 25,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare our plans with Gillis's planner and with one function, all at the same predicted prices."""
+    options = Options(codec_rate=codec_mb * 1e6)
+    with status_line() as progress:
+        comparisons = measure(load_settings().facts(), model or NETWORKS, size or (), store, options, progress)
+    publish(results(comparisons), as_json=as_json, as_markdown=as_markdown)

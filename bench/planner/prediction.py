@@ -2,22 +2,27 @@
 
 Every stage of a network's plans (one with tiles, one unsplit) is predicted as the planner does it, and its tiles are
 run as a worker runs them, one after the other on one thread; the slowest tile is the stage's time. A repetition lasts
-until the machine was undisturbed a few times; the shortest counts, and the spread is said.
+until the machine was undisturbed a few times; the shortest counts, and the spread is reported.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import mean, median
+from typing import Annotated
 
 import numpy as np
+import typer
 
+from bench.core.results import Results, Table, publish
+from serfer.cli.options import JsonOption, ProfilesOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import Profiles
-from serfer.core.errors import UnavailableError
+from serfer.core.errors import SerferError, UnavailableError
 from serfer.core.plan import PackageLimit
+from serfer.settings import load_settings
 from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load
@@ -71,10 +76,10 @@ class Prediction:
     @property
     def counted(self) -> tuple[StagePrediction, ...]:
         """The stages that were measured undisturbed; raises UnavailableError where the machine never let one be."""
-        found = tuple(stage for stage in self.stages if stage.quiet)
-        if not found:
+        counted = tuple(stage for stage in self.stages if stage.quiet)
+        if not counted:
             raise UnavailableError("other programs disturbed every measurement; measure again on a quiet machine")
-        return found
+        return counted
 
     @property
     def mean_error(self) -> float:
@@ -92,18 +97,18 @@ def measure(
     profiles: Profiles,
     networks: Sequence[str] = HELD_OUT,
     progress: Callable[[str], None] = lambda _: None,
-    most_s: float = 20.0,
+    max_s: float = 20.0,
 ) -> Prediction:
-    """Predict and run every stage of the networks' plans; a stage is run for `most_s` seconds at most."""
+    """Predict and run every stage of the networks' plans; a stage is run for `max_s` seconds at most."""
     meter = Meter()
-    found = []
+    stages = []
     for name in networks:
         progress(f"reading {name}")
         graph = _graph(name)
         for stage, grid, tasks in _stages(graph, name):
             progress(f"running {name}, {stage} on {grid}")
-            found.append(_predicted(profiles, meter, (name, stage, grid), tasks, most_s))
-    return Prediction(tuple(found), f"{profiles.machine}; {profiles.runtime}; {profiles.date}")
+            stages.append(_predicted(profiles, meter, (name, stage, grid), tasks, max_s))
+    return Prediction(tuple(stages), f"{profiles.machine}; {profiles.runtime}; {profiles.date}")
 
 
 def _graph(name: str) -> Graph:
@@ -129,10 +134,10 @@ def _choices(graph: Graph, cuts: Sequence[Cut], name: str) -> list[Choice]:
 
 
 def _predicted(
-    profiles: Profiles, meter: Meter, what: tuple[str, str, str], tasks: Sequence[Task], most_s: float
+    profiles: Profiles, meter: Meter, what: tuple[str, str, str], tasks: Sequence[Task], max_s: float
 ) -> StagePrediction:
     predicted = max(profiles.run_s + sum(profiles.seconds(work) for work in task.works) for task in tasks)
-    ran = [_run(task, meter, most_s / len(tasks)) for task in tasks]
+    ran = [_run(task, meter, max_s / len(tasks)) for task in tasks]
     slowest = max(ran, key=lambda one: one.best)
     return StagePrediction(
         *what,
@@ -144,25 +149,56 @@ def _predicted(
     )
 
 
-def _run(task: Task, meter: Meter, most_s: float) -> Repeated:
+def _run(task: Task, meter: Meter, max_s: float) -> Repeated:
     session = worker_session(task.model())
     given = given_to(session)
-    return meter.repeat(lambda: timed(session, given), most_s)
+    return meter.repeat(lambda: timed(session, given), max_s)
 
 
-def table(result: Prediction) -> str:
-    """Write the stages, the networks' mean errors and the mean of all as text."""
-    lines = [
-        f"{'network':20}{'stage':16}{'grid':>5}{'predicted':>11}{'measured':>10}{'error':>8}{'spread':>8}  quiet/runs"
+def results(prediction: Prediction) -> Results:
+    """Return the stages, the networks' mean errors and the mean of all."""
+    head = ("network", "stage", "grid", "predicted ms", "measured ms", "error", "spread", "quiet/runs", "")
+    stages = [
+        (
+            one.model,
+            one.stage,
+            one.grid,
+            f"{one.predicted_ms:.2f}",
+            f"{one.measured_ms:.2f}",
+            f"{one.error:+.1%}",
+            f"{one.spread:.0%}",
+            f"{one.quiet}/{one.runs}",
+            "" if one.quiet else "disturbed",
+        )
+        for one in prediction.stages
     ]
-    lines += [
-        f"{one.model:20}{one.stage:16}{one.grid:>5}{one.predicted_ms:9.2f}ms{one.measured_ms:8.2f}ms{one.error:+8.1%}"
-        f"{one.spread:8.0%}  {one.quiet}/{one.runs}{'' if one.quiet else '  disturbed'}"
-        for one in result.stages
-    ]
-    lines += [f"{name:20}mean error {error:.1%}" for name, error in result.errors.items()]
-    disturbed = len(result.stages) - len(result.counted)
-    lines.append(
-        f"mean error {result.mean_error:.1%} of {len(result.counted)} stages; {disturbed} disturbed, not counted"
+    counted = len(prediction.counted)
+    disturbed = len(prediction.stages) - counted
+    return Results(
+        ({**asdict(one), "error": one.error, "profiles": prediction.profiled_on} for one in prediction.stages),
+        [
+            Table(head, stages),
+            Table(("network", "mean error"), [(name, f"{error:.1%}") for name, error in prediction.errors.items()]),
+        ],
+        [
+            f"mean error {prediction.mean_error:.1%} of {counted} stages; {disturbed} disturbed, not counted",
+            f"profiles: {prediction.profiled_on}",
+        ],
     )
-    return "\n".join([*lines, f"profiles: {result.profiled_on}"])
+
+
+def command(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model of the zoo; may be repeated. By default those that no profile was filled from."),
+    ] = None,
+    profiles: ProfilesOption = None,
+    at_most: Annotated[float | None, typer.Option(help="Exit with 1 if the mean error is higher than this.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the stage latencies that the planner predicts with those measured on this machine."""
+    with status_line() as progress:
+        prediction = measure(load_settings().profiles(profiles), model or HELD_OUT, progress)
+    publish(results(prediction), as_json=as_json)
+    if at_most is not None and prediction.mean_error > at_most:
+        raise SerferError(f"predictions miss by {prediction.mean_error:.1%} on average, more than {at_most:.1%}")

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Annotated, Final
 
-from bench.planner.planner import aligned, piped
+import typer
+
+from bench.core.options import MarkdownOption
+from bench.core.results import Results, Table, publish
+from serfer.cli.options import JsonOption, status_lines
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
 from serfer.settings import load_settings
@@ -29,7 +33,7 @@ HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "ratio", "slo me
 
 
 @dataclass(frozen=True)
-class Choice:
+class Options:
     """What to run: policies, loads whose names have one of `only` in them (all of them without), scalings.
 
     Windows of `window_s` seconds are run query by query, none where it is 0.
@@ -52,57 +56,57 @@ class Case:
     scenario: Path
     scale: str
     policies: tuple[str, ...]
-    choice: Choice
+    options: Options
 
     def run(self) -> list[Outcome]:
         """Run the policies."""
-        chosen, scenario = self.choice, read_scenario(self.scenario)
-        setting = set_up(self.load.read(chosen.seed), self.scenario.stem, scenario, self.scale)
+        options, scenario = self.options, read_scenario(self.scenario)
+        setting = set_up(self.load.read(options.seed), self.scenario.stem, scenario, self.scale)
         times = scenario_times(scenario.serverless, load_settings().facts().functions)
-        closer = Closer(times, chosen.window_s) if chosen.window_s else None
-        return [each.outcome for each in judge(setting, self.policies, chosen.terms, chosen.seed, closer)]
+        closer = Closer(times, options.window_s) if options.window_s else None
+        return [each.outcome for each in judge(setting, self.policies, options.terms, options.seed, closer)]
 
 
-def cases(traces: Path, scenarios: Path, choice: Choice) -> list[Case]:
+def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
     """Return what there is to run: CSV files of `traces` and all generators, in TOML files of `scenarios`.
 
     Raises InputError where there is nothing.
     """
     loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [*GENERATORS]
-    loads = [name for name in loads if not choice.only or any(part in Path(name).name for part in choice.only)]
+    loads = [name for name in loads if not options.only or any(part in Path(name).name for part in options.only)]
     worlds = sorted(scenarios.glob("*.toml"))
-    for what, found, where in (
+    for what, files, where in (
         ("loads", loads, f"--traces {traces}"),
         ("scenarios", worlds, f"--scenarios {scenarios}"),
     ):
-        if not found:
+        if not files:
             raise InputError(f"{where}: there are no {what}")
-    names = tuple(policy_names(choice.policies, read_scenario(worlds[0])))
+    names = tuple(policy_names(options.policies, read_scenario(worlds[0])))
     return [
-        Case(Load(load, 0.0, math.inf, choice.skip_zeros_over_s), world, scale, names, choice)
+        Case(Load(load, 0.0, math.inf, options.skip_zeros_over_s), world, scale, names, options)
         for load in loads
         for world in worlds
-        for scale in choice.scales
+        for scale in options.scales
     ]
 
 
 def measure(every: Sequence[Case], progress: Callable[[str], None]) -> list[Outcome]:
     """Run the cases, on all processors, and return their outcomes in the cases' order."""
-    found: dict[int, list[Outcome]] = {}
+    outcomes: dict[int, list[Outcome]] = {}
     pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn"))
     try:
         running = {pool.submit(case.run): number for number, case in _longest_first(every)}
         for done in as_completed(running):
-            found[running[done]] = done.result()
-            progress(f"{len(found)} of {len(every)} cases: {_called(every[running[done]])}")
+            outcomes[running[done]] = done.result()
+            progress(f"{len(outcomes)} of {len(every)} cases: {_called(every[running[done]])}")
     finally:
         pool.shutdown(cancel_futures=True)
-    return [outcome for number in range(len(every)) for outcome in found[number]]
+    return [outcome for number in range(len(every)) for outcome in outcomes[number]]
 
 
 def _longest_first(every: Sequence[Case]) -> Iterator[tuple[int, Case]]:
     def length(item: tuple[int, Case]) -> float:
-        return -item[1].load.read(item[1].choice.seed).seconds
+        return -item[1].load.read(item[1].options.seed).seconds
 
     return iter(sorted(enumerate(every), key=length))
 
@@ -111,9 +115,9 @@ def _called(case: Case) -> str:
     return f"{Path(case.load.name).stem}, {case.scenario.stem}, {case.scale}"
 
 
-def rows(found: Sequence[Outcome]) -> list[tuple[str, ...]]:
+def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
     """Return a row for each outcome; `saves` is by how much it is cheaper than target tracking."""
-    yardsticks = {_place(one): one.cost_usd for one in found if one.policy == YARDSTICK}
+    yardsticks = {_place(one): one.cost_usd for one in outcomes if one.policy == YARDSTICK}
     return [
         (
             one.trace,
@@ -126,7 +130,7 @@ def rows(found: Sequence[Outcome]) -> list[tuple[str, ...]]:
             f"{one.launches:,}",
             _saved(one, yardsticks.get(_place(one))),
         )
-        for one in found
+        for one in outcomes
     ]
 
 
@@ -140,17 +144,17 @@ def _saved(one: Outcome, yardstick: float | None) -> str:
     return f"{1 - one.cost_usd / yardstick:.0%}"
 
 
-def summary(found: Sequence[Outcome]) -> list[str]:
+def summary(outcomes: Sequence[Outcome]) -> list[str]:
     """Say for each policy how it did over predictable loads and the others, and at its worst."""
     lines = []
-    for policy in dict.fromkeys(one.policy for one in found):
-        mine = [one for one in found if one.policy == policy]
-        lines.append(f"{policy}: {'; '.join(_verdicts(mine, found))}")
-    warnings = dict.fromkeys(f"{one.scenario}: {warning}" for one in found for warning in one.warnings)
+    for policy in dict.fromkeys(one.policy for one in outcomes):
+        mine = [one for one in outcomes if one.policy == policy]
+        lines.append(f"{policy}: {'; '.join(_verdicts(mine, outcomes))}")
+    warnings = dict.fromkeys(f"{one.scenario}: {warning}" for one in outcomes for warning in one.warnings)
     return [*lines, *(f"warning: {each}" for each in warnings)]
 
 
-def _verdicts(mine: Sequence[Outcome], found: Sequence[Outcome]) -> Iterator[str]:
+def _verdicts(mine: Sequence[Outcome], outcomes: Sequence[Outcome]) -> Iterator[str]:
     for what, wanted in (("predictable", True), ("others", False)):
         some = [one for one in mine if one.trace.startswith(PREDICTABLE) == wanted and one.ratio is not None]
         if some:
@@ -160,7 +164,7 @@ def _verdicts(mine: Sequence[Outcome], found: Sequence[Outcome]) -> Iterator[str
     slo = [one.slo_met for one in mine if one.slo_met is not None]
     if slo:
         yield f"slo met {min(slo):.2%} at least"
-    yardsticks = {_place(one): one.cost_usd for one in found if one.policy == YARDSTICK}
+    yardsticks = {_place(one): one.cost_usd for one in outcomes if one.policy == YARDSTICK}
     saved = [
         1 - one.cost_usd / yardsticks[_place(one)]
         for one in mine
@@ -170,11 +174,45 @@ def _verdicts(mine: Sequence[Outcome], found: Sequence[Outcome]) -> Iterator[str
         yield f"saves {min(saved):.0%} at least at M on {', '.join(SAVING)}"
 
 
-def table(found: Sequence[Outcome]) -> str:
-    """Write everything as text."""
-    return "\n".join([*aligned(HEAD, rows(found)), "", *summary(found)])
+def results(outcomes: Sequence[Outcome]) -> Results:
+    """Return all outcomes, and how each policy did."""
+    return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], summary(outcomes))
 
 
-def markdown(found: Sequence[Outcome]) -> str:
-    """Write everything as Markdown."""
-    return "\n".join([*piped(HEAD, rows(found)), "", *(f"- {line}" for line in summary(found))])
+def command(
+    traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
+    scenarios: Annotated[Path, typer.Option(metavar="DIR", help="A folder of scenarios: TOML files.")],
+    policy: Annotated[list[str] | None, typer.Option(help="A policy's name; may be repeated. By default four.")] = None,
+    load: Annotated[
+        list[str] | None, typer.Option(help="A part of the names of the loads to run; may be repeated.")
+    ] = None,
+    scale: Annotated[list[str] | None, typer.Option(help="S, M, none or a factor; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
+    period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 5.0,
+    window_s: Annotated[
+        float,
+        typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none; 3600: hours."),
+    ] = 0.0,
+    skip_zeros_over: Annotated[
+        float, typer.Option(help="Cut out times without queries of at least so many seconds.")
+    ] = math.inf,
+    overflow: Annotated[
+        bool, typer.Option("--overflow/--no-overflow", help="Lambda takes what instances cannot.")
+    ] = True,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run policies on all loads of a folder and all generators, in all scenarios, and compare with the optimum."""
+    options = Options(
+        policies=policy or POLICIES,
+        terms=Terms(period_s=period_s, overflow=overflow),
+        only=load or (),
+        scales=scale or SCALES,
+        seed=seed,
+        window_s=window_s,
+        skip_zeros_over_s=skip_zeros_over,
+    )
+    every = cases(traces, scenarios, options)
+    with status_lines() as progress:
+        outcomes = measure(every, progress)
+    publish(results(outcomes), as_json=as_json, as_markdown=as_markdown)

@@ -1,6 +1,6 @@
-"""The simulator against the real thing, and how fast it is: `serfer bench simulator`.
+"""The simulator against local runs, and its speed: `serfer bench simulator`.
 
-One local run calibrates; each of the others is what the simulation is held against. Speeds are those of one core.
+One local run calibrates; the simulation is compared with each of the others. Speeds are those of one core.
 """
 
 from __future__ import annotations
@@ -8,19 +8,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
+import typer
 
+from bench.core.options import MarkdownOption, plan_of
+from bench.core.results import Results, Table, publish
 from bench.core.stamp import this_machine
-from bench.planner.planner import aligned, piped
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policies import POLICIES, make_policy
 from serfer.control.router import Router, Seat
 from serfer.control.scenario import Scenario
-from serfer.settings import Settings
+from serfer.control.scenario_files import read_scenario
+from serfer.settings import Settings, load_settings
 from serfer.sim.calibration import Calibration, LocalRun
 from serfer.sim.hours import Window
 from serfer.sim.queries import QueriesRun
@@ -70,7 +74,7 @@ class Quantile:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast something runs: `value` in `unit`, and what is asked of it."""
+    """How fast something runs: `value` in `unit`, and its target."""
 
     what: str
     value: float
@@ -80,7 +84,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Checked:
-    """What `serfer bench simulator` found."""
+    """The results of `serfer bench simulator`."""
 
     plan: str
     queries: int
@@ -101,7 +105,7 @@ def measure(
 
 
 def _local_runs(directory: Path, settings: Settings, runs: int, queries: int, progress: Progress) -> list[Calibration]:
-    """Open the plan so many times, and let the runs take turns: who else uses the machine then disturbs all alike."""
+    """Open the plan so many times, and interleave the runs, so that load from elsewhere disturbs all alike."""
     with ExitStack() as stack:
         found = []
         for number in range(runs):
@@ -109,7 +113,7 @@ def _local_runs(directory: Path, settings: Settings, runs: int, queries: int, pr
             found.append(LocalRun(stack.enter_context(open_pipeline(directory, workers="local", settings=settings))))
         for number, begun in enumerate(range(0, queries, _TURN)):
             progress(f"local runs: {begun} of {queries} queries")
-            first = number % runs  # whoever comes first may have it better
+            first = number % runs  # the first one may have an advantage
             for run in (*found[first:], *found[:first]):
                 run.warm_up(_WARM_UP)  # others had the processors' caches
                 run.take(min(_TURN, queries - begun))
@@ -204,25 +208,29 @@ def _speed_rows(found: Checked) -> list[tuple[str, ...]]:
     return [(one.what, f"{one.value:,.1f}", one.unit, one.asked) for one in found.speeds]
 
 
-def table(found: Checked) -> str:
-    """Write everything as text."""
-    return "\n".join(
-        [
-            *aligned(_QUANTILE_HEAD, _quantile_rows(found)),
-            "",
-            *aligned(_SPEED_HEAD, _speed_rows(found)),
-            "",
-            _line(found),
-        ]
-    )
-
-
-def markdown(found: Checked) -> str:
-    """Write everything as Markdown."""
-    return "\n".join(
-        [*piped(_QUANTILE_HEAD, _quantile_rows(found)), "", *piped(_SPEED_HEAD, _speed_rows(found)), "", _line(found)]
-    )
-
-
 def _line(found: Checked) -> str:
     return f"{found.plan}, {found.tasks} tasks, {found.queries} queries a local run; {this_machine()}, processor time"
+
+
+def results(found: Checked) -> Results:
+    """Return quantiles and speeds."""
+    tables = [Table(_QUANTILE_HEAD, _quantile_rows(found)), Table(_SPEED_HEAD, _speed_rows(found))]
+    return Results([asdict(found)], tables, [_line(found)])
+
+
+def command(
+    scenario: Annotated[Path, typer.Option(help="A scenario's TOML file, to run the simulator and the router in.")],
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    runs: Annotated[
+        int, typer.Option(min=1, max=100, help="Local runs that the calibrated simulation is held to.")
+    ] = 5,
+    queries: Annotated[int, typer.Option(min=1, max=10_000, help="Queries of a local run.")] = 400,
+    as_markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold the simulator against local runs that did not calibrate it, and time it and the router's decisions."""
+    world, directory = read_scenario(scenario), plan_of(model, plan)
+    with status_lines() as progress:
+        found = measure(directory, world, load_settings(), runs=runs, queries=queries, progress=progress)
+    publish(results(found), as_json=as_json, as_markdown=as_markdown)

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
+import typer
+
+from bench.core.options import plan_of
 from bench.core.quantiles import percentiles
+from bench.core.results import Results, Table, publish
 from bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
 from bench.serving.service import Testbed, running_service
-from serfer.core.errors import UnavailableError
-from serfer.settings import Settings
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.core.errors import SerferError, UnavailableError
+from serfer.settings import Settings, load_settings
 
 _FEW = 32  # clients while capacity is measured: as many as two drivers run at once
 _CAPACITY_S = 10.0
@@ -269,13 +275,35 @@ async def _flood(
     )
 
 
-def lines(found: Flood) -> Iterator[str]:
-    """Return what was found, for people."""
-    yield f"{found.connections} clients that never wait, {found.seconds:g} s, deadline {found.deadline_ms:.0f} ms"
-    yield f"  statuses       {', '.join(f'{status}: {count}' for status, count in found.statuses.items())}"
-    yield f"  in time        {found.in_time}: {found.rate_in_time:.1f}/s, of {found.capacity:.1f}/s before"
-    yield f"  answered       p50 {found.answered_p50_ms:.0f} ms, p99 {found.answered_p99_ms:.0f} ms"
-    yield f"  refused        p50 {found.refused_p50_ms:.0f} ms, p99 {found.refused_p99_ms:.0f} ms"
-    yield f"  health checks  {found.checks}, {found.failed_checks} failed, {found.slowest_check_ms:.0f} ms at most"
-    after = "never" if found.normal_after_s is None else f"{found.normal_after_s:.1f} s after the load's end"
-    yield f"  normal again   {after}"
+def results(flood: Flood) -> Results:
+    """Return the outcome."""
+    recovery = "never" if flood.normal_after_s is None else f"{flood.normal_after_s:.1f} s after the load's end"
+    rows = (
+        ("load", f"{flood.connections} clients, {flood.seconds:g} s, deadline {flood.deadline_ms:.0f} ms"),
+        ("statuses", ", ".join(f"{status}: {count}" for status, count in flood.statuses.items())),
+        ("in time", f"{flood.in_time}: {flood.rate_in_time:.1f}/s, of {flood.capacity:.1f}/s before"),
+        ("answered", f"p50 {flood.answered_p50_ms:.0f} ms, p99 {flood.answered_p99_ms:.0f} ms"),
+        ("refused", f"p50 {flood.refused_p50_ms:.0f} ms, p99 {flood.refused_p99_ms:.0f} ms"),
+        ("health checks", f"{flood.checks}, {flood.failed_checks} failed, {flood.slowest_check_ms:.0f} ms at most"),
+        ("as fast as before", recovery),
+    )
+    return Results([{**asdict(flood), "faults": flood.faults()}], [Table(("flood", "outcome"), rows)])
+
+
+def command(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    connections: Annotated[int, typer.Option(min=1, max=4000, help="Clients that never wait.")] = 500,
+    seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 20.0,
+    deadline_ms: Annotated[float, typer.Option(min=1, help="Of every query.")] = 5000.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Flood the service with clients that never wait; exit with 1 if it misses a criterion (docs/reference/api.md)."""
+    directory, settings = plan_of(model, plan), load_settings()
+    with status_line() as progress:
+        flood = measure(
+            directory, settings, connections=connections, seconds=seconds, deadline_ms=deadline_ms, progress=progress
+        )
+    publish(results(flood), as_json=as_json)
+    if faults := flood.faults():
+        raise SerferError("; ".join(faults))

@@ -15,16 +15,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
 import numpy as np
+import typer
 
 from bench.core.arrivals import burst, poisson
+from bench.core.options import RowsOption, plan_of
 from bench.core.quantiles import percentiles
+from bench.core.results import publish_rows
 from bench.core.server_process import serving
 from bench.core.workload import Sent, run
 from drivers.instance.open_inference import HEADER, decode_answer, encode_request
-from serfer.core.errors import UsageError
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.core.errors import QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import Plan
 from serfer.pipeline.reference import unsplit
@@ -89,7 +94,7 @@ class InstanceTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns as people read them."""
+        """Its columns."""
         return {
             "system": self.system,
             "device": self.device,
@@ -230,3 +235,42 @@ def _row(system: _System, load: str, rounds: _Rounds) -> InstanceTime:
 
 def _is_answered(end: Sent[_Answer]) -> bool:
     return end.result is not None and not end.result.error
+
+
+def command(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    queries: Annotated[
+        list[int] | None,
+        typer.Option("--burst", min=1, max=100_000, help="Queries of a burst; may be repeated. By default 8 to 1,000."),
+    ] = None,
+    rps: Annotated[
+        list[float] | None,
+        typer.Option(help="Queries a second of a Poisson load, in place of bursts; may be repeated."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="How long a Poisson load lasts.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each load comes; instances take turns.")] = 3,
+    deadline_ms: Annotated[int, typer.Option("--deadline-ms", min=1, max=600_000, help="Of each query.")] = 600_000,
+    device: Annotated[str, typer.Option(help="As for serfer instance, like the next three.")] = "auto",
+    precision: Annotated[str, typer.Option()] = "fp32",
+    max_batch: Annotated[int | None, typer.Option()] = None,
+    threads: Annotated[int | None, typer.Option()] = None,
+    window_ms: Annotated[
+        float | None, typer.Option(help="Measure an instance that waits so long for full batches, too.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="An instance that serves already, of this plan, in their place.")
+    ] = None,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send bursts, or steady loads, of single images to an instance over HTTP, with batching and without."""
+    common = ["--device", device, "--precision", precision, *([] if threads is None else ["--threads", str(threads)])]
+    options = {name: [*common, *more] for name, more in systems(max_batch, window_ms).items()}
+    workload = Workload(queries or (() if rps else BURSTS), rps or (), seconds, rounds, deadline_ms, precision)
+    plan_directory = plan_of(model, plan)
+    with status_line() as progress:
+        rows = measure(plan_directory, options, workload, url=url.rstrip("/") if url else None, progress=progress)
+    publish_rows(rows, directory, as_json=as_json)
+    if failed := sum(row.failed for row in rows):
+        raise QueryError(f"{failed:,} of {sum(row.queries for row in rows):,} queries had no right answer")

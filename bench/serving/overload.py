@@ -18,6 +18,7 @@ import psutil
 
 from bench.core.processes import resident
 from bench.core.quantiles import percentiles
+from bench.core.results import Table
 from bench.core.workload import Sent, run
 from bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
 
@@ -175,17 +176,19 @@ async def overload(
     )
 
 
-def overload_lines(found: Overload) -> list[str]:
-    """Return what was found, for people."""
-    before, most, after = found.memory_mb
-    offered = f"{found.offered} queries at {found.offered_rate:.1f}/s, twice what can be answered"
-    in_time = f"p50 {found.accepted_p50_ms:.0f} ms, p99 {found.accepted_p99_ms:.0f} ms, {found.late} late"
-    later = f"{found.answered_later} of {found.obeyed} that obeyed were answered later, at try {found.tries:g}"
-    again = "never" if found.normal_after_s is None else f"{found.normal_after_s:.1f} s after the load's end"
-    return [
-        f"overload:        {offered}; deadline {found.deadline_ms:.0f} ms",
-        f"  accepted       {found.accepted}: {in_time}, {found.other} failed",
-        f"  refused        {found.refused}, p99 {found.refused_p99_ms:.0f} ms; {later} ({found.most_tries} at most)",
-        f"  drivers hold   {before:.0f} MB before, {most:.0f} at most, {after:.0f} after",
-        f"  normal again   {again}",
-    ]
+def overload_table(result: Overload) -> Table:
+    """Return the load and its outcome."""
+    before, peak, after = result.memory_mb
+    tries = f"at try {result.tries:g} in the median, {result.most_tries} at most"
+    recovery = "never" if result.normal_after_s is None else f"{result.normal_after_s:.1f} s after the load's end"
+    rows = (
+        ("offered", f"{result.offered} queries at {result.offered_rate:.1f}/s, twice the capacity"),
+        ("deadline", f"{result.deadline_ms:.0f} ms"),
+        ("accepted", f"{result.accepted}: p50 {result.accepted_p50_ms:.0f} ms, p99 {result.accepted_p99_ms:.0f} ms"),
+        ("late, failed", f"{result.late}, {result.other}"),
+        ("refused", f"{result.refused}: p99 {result.refused_p99_ms:.0f} ms"),
+        ("obeyed Retry-After", f"{result.obeyed}: {result.answered_later} answered, {tries}"),
+        ("drivers hold", f"{before:.0f} MB before, {peak:.0f} at most, {after:.0f} after"),
+        ("as fast as before", recovery),
+    )
+    return Table(("overload", "outcome"), rows)

@@ -19,16 +19,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
 import numpy as np
+import typer
 from PIL import Image
 
 from bench.core.arrivals import poisson
+from bench.core.options import RowsOption, plan_of
 from bench.core.quantiles import percentiles
+from bench.core.results import publish_rows
 from bench.core.server_process import serving
 from bench.core.workload import Sent, run
-from serfer.core.errors import UsageError
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image
 from serfer.pictures.draw_latency import latency_scene
@@ -37,7 +42,7 @@ from serfer.pictures.pareto import scale_of
 from serfer.pictures.render import check_suffix, save
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from serfer.settings import Settings
+from serfer.settings import Settings, load_settings
 
 Progress = Callable[[str], None]
 _Instances = Sequence[tuple[float, dict[str, int]]]
@@ -90,7 +95,7 @@ class Step:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns as people read them."""
+        """Its columns."""
         answered = self.serverless + self.gpu
         return {
             "second": f"{self.second:g}",
@@ -289,3 +294,39 @@ def _keys(steps: Sequence[Step]) -> list[str]:
         "p50: half of the queries were faster, counted from when they were due",
         "p99: of a hundred queries, one was slower",
     ]
+
+
+def command(
+    scenario: Annotated[Path, typer.Option(metavar="FILE.toml", help="Prices and speeds that routing reckons with.")],
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    policy: Annotated[str, typer.Option("--route", help="As for serfer serve, like the next three.")] = "auto",
+    instances: Annotated[str, typer.Option(metavar="SPEC")] = "local",
+    workers: Annotated[str, typer.Option()] = "local",
+    max_usd_per_hour: Annotated[float | None, typer.Option("--max-usd-per-hour")] = None,
+    rps: Annotated[float, typer.Option(min=0.01, help="Queries a second of the burst, as a Poisson process.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1, max=86_400, help="How long it lasts.")] = 180.0,
+    after_s: Annotated[float, typer.Option(min=0, help="How long to watch the instances go after it.")] = 120.0,
+    kill_s: Annotated[
+        float | None, typer.Option(min=0, help="Kill an instance then, or as soon as there is one (local ones).")
+    ] = None,
+    warm: Annotated[int, typer.Option(min=0, max=1000, help="Queries at once before it, to warm functions up.")] = 4,
+    step_s: Annotated[float, typer.Option(min=1, help="Seconds of a row.")] = 5.0,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it too; .png, .svg, ... as the suffix says.")
+    ] = None,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a sustained burst to a driver with a pool, and show second by second where its queries ran."""
+    options = ["--route", policy, "--instances", instances, "--scenario", str(scenario), "--workers", workers]
+    options += [] if max_usd_per_hour is None else ["--max-usd-per-hour", str(max_usd_per_hour)]
+    experiment = Experiment(rps, seconds, after_s, step_s, kill_s, warm, options)
+    plan_directory = plan_of(model, plan)
+    with status_lines() as progress:
+        steps = measure(plan_directory, experiment, load_settings(), progress)
+    stamp = publish_rows(steps, directory, as_json=as_json)
+    if picture is not None:
+        draw(f"{rps:g} queries a second for {seconds:g} s, --route {policy}", steps, step_s, stamp.lines, picture)
+    if failed := sum(step.failed + step.wrong for step in steps):
+        raise QueryError(f"{failed:,} of {sum(step.queries for step in steps):,} queries had no right answer")

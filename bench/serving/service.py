@@ -1,4 +1,4 @@
-"""What HTTP adds to the pipeline, what the balancer adds to HTTP, and what overload does to those who get in.
+"""What HTTP adds to the pipeline, what the balancer adds to HTTP, and what overload does to accepted queries.
 
     bench ── pipeline.classify ──────────────┐
       │                                      ▼
@@ -21,21 +21,26 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import aiohttp
 import numpy as np
+import typer
 from PIL import Image
 
+from bench.core.options import plan_of
 from bench.core.processes import processor_s
-from bench.serving.overload import Overload, overload, overload_lines
+from bench.core.results import Results, Table, publish
+from bench.serving.overload import Overload, overload, overload_table
+from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import UnavailableError
 from serfer.local.lambda_.access import random_access
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.pipeline import Pipeline
-from serfer.settings import Settings, access_setting
+from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 
 _MS_PER_S = 1000
@@ -47,11 +52,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ServiceCost:
-    """What was measured; times are wall milliseconds at one request in flight, rates queries a second at 64.
+    """Wall milliseconds at one request in flight, rates in queries a second at 64.
 
-    Ratios are medians of neighbours in time: `time_ratio` of HTTP's time to the pipeline's, `rate_ratio` of their rates
-    at 64 in flight, `processor_ratio` of all processes' time a request, through the balancer to two drivers against
-    straight to one. `kept_ratio` is the time of GET /healthz on a kept-alive connection against a new one.
+    Ratios are medians of pairs measured in turn: `time_ratio` of HTTP's time to the pipeline's, `rate_ratio` of their
+    rates at 64 in flight, `processor_ratio` of all processes' time a request, through the balancer to two drivers
+    against straight to one. `kept_ratio` is the time of GET /healthz on a kept-alive connection against a new one.
     """
 
     model: str
@@ -74,7 +79,7 @@ class ServiceCost:
 
 @dataclass(frozen=True)
 class SampleSizes:
-    """How much is measured: pairs of single queries, rounds of bursts of so many queries, seconds of overload."""
+    """Pairs of single queries, rounds of bursts of so many queries, seconds of overload."""
 
     pairs: int
     rounds: int
@@ -84,7 +89,7 @@ class SampleSizes:
 
 @dataclass(frozen=True)
 class Testbed:
-    """What is measured: a pipeline, the addresses of drivers and of the balancer, the processes behind them."""
+    """The running service: a pipeline, the addresses of drivers and of the balancer, the processes behind them."""
 
     pipeline: Pipeline
     driver_urls: Sequence[str]
@@ -117,11 +122,11 @@ def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
         line = up.stdout.readline() if up.stdout else b""
         if not line:
             raise UnavailableError("serfer up did not start: see above")
-        said = json.loads(line)
-        local = settings.model_copy(update={"local_url": said["functions"]["url"], "local_access": access})
+        report = json.loads(line)
+        local = settings.model_copy(update={"local_url": report["functions"]["url"], "local_access": access})
         pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))
-        pids, urls = ([driver[each] for driver in said["drivers"]] for each in ("pid", "url"))
-        yield Testbed(pipeline, urls, said["url"], pids, (up.pid, store.pid), _photograph())
+        pids, urls = ([driver[each] for driver in report["drivers"]] for each in ("pid", "url"))
+        yield Testbed(pipeline, urls, report["url"], pids, (up.pid, store.pid), _photograph())
 
 
 def _end(up: subprocess.Popen[bytes]) -> None:
@@ -141,22 +146,22 @@ async def _measure(testbed: Testbed, sizes: SampleSizes, progress: Progress) -> 
     timeout = aiohttp.ClientTimeout(total=300)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
-            asks = _Asks(testbed, http, threads)
+            query = _Query(testbed, http, threads)
             progress("warming up")
-            await asks.burst(asks.pipeline, 2 * _AT_ONCE)
-            await asks.burst(asks.driver, 2 * _AT_ONCE)
-            found = await _compare(testbed, asks, sizes, progress)
+            await query.burst(query.pipeline, 2 * _AT_ONCE)
+            await query.burst(query.driver, 2 * _AT_ONCE)
+            result = await _compare(testbed, query, sizes, progress)
             if not sizes.overload_s:
-                return found
+                return result
             progress("overload")
             outcome = await overload(
-                http, testbed.balancer, testbed.image, found.http_rate, sizes.overload_s, testbed.drivers
+                http, testbed.balancer, testbed.image, result.http_rate, sizes.overload_s, testbed.drivers
             )
-            return replace(found, overload=outcome)
+            return replace(result, overload=outcome)
 
 
-class _Asks:
-    """One query, asked in each of the three ways."""
+class _Query:
+    """One query, sent in each of the three ways."""
 
     def __init__(self, testbed: Testbed, http: aiohttp.ClientSession, threads: ThreadPoolExecutor) -> None:
         self._scene = testbed
@@ -164,16 +169,16 @@ class _Asks:
         self._threads = threads
 
     async def pipeline(self) -> None:
-        """Ask the pipeline, in a thread that waits for it."""
+        """Send it to the pipeline, in a thread that waits for it."""
         classify, image = self._scene.pipeline.classify, self._scene.image
         await asyncio.get_running_loop().run_in_executor(self._threads, lambda: classify([image]))
 
     async def driver(self) -> None:
-        """Ask a driver over HTTP."""
+        """Send it to a driver over HTTP."""
         await self._post(self._scene.driver_urls[0])
 
     async def balancer(self) -> None:
-        """Ask the balancer."""
+        """Send it to the balancer."""
         await self._post(self._scene.balancer)
 
     async def _post(self, url: str) -> None:
@@ -183,31 +188,31 @@ class _Asks:
                 raise UnavailableError(f"the service answered {reply.status}: {await reply.text()}")
             await reply.read()
 
-    async def burst(self, ask: Callable[[], Awaitable[None]], queries: int, at_once: int = _AT_ONCE) -> float:
-        """Ask so many queries, `at_once` in flight; return queries a second."""
+    async def burst(self, send: Callable[[], Awaitable[None]], queries: int, at_once: int = _AT_ONCE) -> float:
+        """Send so many queries, `at_once` in flight; return queries a second."""
         left = itertools.count()
 
         async def lane() -> None:
             while next(left) < queries:
-                await ask()
+                await send()
 
         started = time.perf_counter()
         await asyncio.gather(*(lane() for _ in range(at_once)))
         return queries / (time.perf_counter() - started)
 
 
-async def _compare(testbed: Testbed, asks: _Asks, sizes: SampleSizes, progress: Progress) -> ServiceCost:
+async def _compare(testbed: Testbed, query: _Query, sizes: SampleSizes, progress: Progress) -> ServiceCost:
     progress(f"{sizes.pairs} pairs, one request in flight")
-    alone = [(await _ms(asks.pipeline), await _ms(asks.driver)) for _ in range(sizes.pairs)]
+    alone = [(await _ms(query.pipeline), await _ms(query.driver)) for _ in range(sizes.pairs)]
     connections = await _connections(testbed.driver_urls[0], sizes.pairs)
     rates: list[tuple[float, float]] = []
     processor: list[tuple[float, float]] = []
     for number in range(sizes.rounds):
         progress(f"round {number + 1} of {sizes.rounds}: {_AT_ONCE} in flight")
-        rates.append((await asks.burst(asks.pipeline, sizes.burst), await asks.burst(asks.driver, sizes.burst)))
+        rates.append((await query.burst(query.pipeline, sizes.burst), await query.burst(query.driver, sizes.burst)))
         progress(f"round {number + 1} of {sizes.rounds}: through the balancer")
-        straight = await _processor_ms(testbed.roots, asks, asks.driver, sizes.burst)
-        processor.append((straight, await _processor_ms(testbed.roots, asks, asks.balancer, sizes.burst)))
+        straight = await _processor_ms(testbed.roots, query, query.driver, sizes.burst)
+        processor.append((straight, await _processor_ms(testbed.roots, query, query.balancer, sizes.burst)))
     return ServiceCost(
         model=testbed.pipeline.plan.model,
         image_bytes=len(testbed.image),
@@ -243,38 +248,66 @@ async def _connections(url: str, pairs: int) -> list[tuple[float, float]]:
         return [(await _ms(lambda: look(kept)), await _ms(lambda: look(new))) for _ in range(pairs)]
 
 
-async def _ms(ask: Callable[[], Awaitable[None]]) -> float:
+async def _ms(send: Callable[[], Awaitable[None]]) -> float:
     started = time.perf_counter()
-    await ask()
+    await send()
     return (time.perf_counter() - started) * _MS_PER_S
 
 
-async def _processor_ms(roots: tuple[int, ...], asks: _Asks, ask: Callable[[], Awaitable[None]], queries: int) -> float:
+async def _processor_ms(
+    roots: tuple[int, ...], query: _Query, send: Callable[[], Awaitable[None]], queries: int
+) -> float:
     """Return the processor milliseconds of a request, in all processes but the client."""
     before = processor_s(*roots)
-    await asks.burst(ask, queries, _BUSY)
+    await query.burst(send, queries, _BUSY)
     return (processor_s(*roots) - before) / queries * _MS_PER_S
 
 
-def text(found: ServiceCost) -> str:
-    """Return what was measured, for people."""
-    lines = [
-        f"{found.model}, a JPEG of {found.image_bytes:,} bytes; ratios are medians of neighbours in time",
+def results(cost: ServiceCost) -> Results:
+    """Return what HTTP and the balancer cost, and how the service took its overload."""
+    head = ("compared", "first", "second", "ratio")
+    rows = [
         (
-            f"one in flight:   pipeline {found.pipeline_ms:.1f} ms, HTTP {found.http_ms:.1f} ms: "
-            f"{found.time_ratio:.3f} times the time ({found.pairs} pairs)"
+            "ms, one in flight: pipeline, HTTP",
+            f"{cost.pipeline_ms:.1f}",
+            f"{cost.http_ms:.1f}",
+            f"{cost.time_ratio:.3f}",
         ),
         (
-            f"{_AT_ONCE} in flight:    pipeline {found.pipeline_rate:.1f}/s, HTTP {found.http_rate:.1f}/s: "
-            f"{found.rate_ratio:.3f} times the rate"
+            f"queries a second, {_AT_ONCE} in flight: pipeline, HTTP",
+            f"{cost.pipeline_rate:.1f}",
+            f"{cost.http_rate:.1f}",
+            f"{cost.rate_ratio:.3f}",
         ),
         (
-            f"GET /healthz:    kept-alive connection {found.kept_ms:.2f} ms, new one {found.new_ms:.2f} ms: "
-            f"{found.kept_ratio:.3f} times"
+            "ms, GET /healthz: kept-alive connection, new one",
+            f"{cost.kept_ms:.2f}",
+            f"{cost.new_ms:.2f}",
+            f"{cost.kept_ratio:.3f}",
         ),
         (
-            f"processor time:  one driver {found.driver_cpu_ms:.1f} ms a request, two behind the balancer "
-            f"{found.balancer_cpu_ms:.1f} ms: {found.processor_ratio:.3f} times"
+            "processor ms a request: one driver, two behind the balancer",
+            f"{cost.driver_cpu_ms:.1f}",
+            f"{cost.balancer_cpu_ms:.1f}",
+            f"{cost.processor_ratio:.3f}",
         ),
     ]
-    return "\n".join([*lines, *(overload_lines(found.overload) if found.overload else ())])
+    note = f"{cost.model}, a JPEG of {cost.image_bytes:,} bytes, {cost.pairs} pairs; ratios are medians of pairs"
+    overloaded = [overload_table(cost.overload)] if cost.overload else []
+    return Results([asdict(cost)], [Table(head, rows), *overloaded], [note])
+
+
+def command(
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Single queries, in turn through the pipeline and over HTTP.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of bursts.")] = 3,
+    queries: Annotated[int, typer.Option(min=1, help="Queries in each burst.")] = 192,
+    overload_s: Annotated[float, typer.Option(min=0, help="Seconds at twice the capacity; 0: none.")] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Price HTTP against the pipeline, and the balancer against one driver; overload it (docs/reference/api.md)."""
+    directory = plan_of(model, plan)
+    with status_line() as progress:
+        cost = measure(directory, load_settings(), SampleSizes(pairs, rounds, queries, overload_s), progress)
+    publish(results(cost), as_json=as_json)

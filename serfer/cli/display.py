@@ -16,9 +16,6 @@ from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice, latency
 from serfer.core.plan import Plan, Stage
 
 if TYPE_CHECKING:
-    from bench.pipeline.overhead import Overhead
-    from bench.planner.gap import GapResult
-    from bench.planner.inflation import Inflation
     from sam.cost.bill import Bill
     from sam.cost.fixed import Line
     from sam.deployment import Deployment
@@ -364,44 +361,3 @@ def print_checks(out: Console, checks: Sequence[Check]) -> None:
         out.print(f"{mark}  {plain(check.name):<22} {plain(check.found)}")
         if not check.ok:
             out.print(f"         {plain(check.remedy)}")
-
-
-def print_overhead(out: Console, result: Overhead) -> None:
-    """Print the pipeline's processor time beside the unsplit forward pass's."""
-    table = _table("processor ms a query", "median")
-    for name, value in result.shares_ms.items():
-        table.add_row(plain(name), f"{value:.2f}")
-    table.add_row("pipeline, all of it", f"{result.pipeline_ms:.2f}")
-    table.add_row("unsplit forward pass", f"{result.unsplit_ms:.2f}")
-    out.print(table)
-    low, high = min(result.ratios), max(result.ratios)
-    out.print(f"[bold]{result.ratio:.2f} times[/] the unsplit pass (pairs from {low:.2f} to {high:.2f})")
-    out.print(
-        f"{result.rounds} rounds of {result.queries} queries; {result.polls} polls; "
-        f"{result.bytes_per_query:,} bytes a query through the store"
-    )
-    out.print(f"most weight loads of any environment: {result.weight_loads}; {plain(result.machine)}")
-
-
-def print_inflation(out: Console, found: Inflation) -> None:
-    """Print the groups of a network's tiled stages and what they compute."""
-    for number, (first, last) in enumerate(found.groups):
-        out.print(plain(f"group {number}: {first} to {last}"))
-    out.print(
-        f"[bold]x{found.ratio:.3f}[/]: {found.tiled_macs:,} multiply-accumulates over all {found.grid} tiles, "
-        f"{found.unsplit_macs:,} unsplit ({found.model}, {found.size} px)"
-    )
-
-
-def print_gap(out: Console, found: GapResult) -> None:
-    """Print what networks lost when pooling took their head's place."""
-    table = _table("seed", "own head", "pooled", "points lost", "same answer", "head before", "head after")
-    for trial in found.trials:
-        sizes = _bytes(trial.fit.bytes_before), _bytes(trial.fit.bytes_after)
-        shares = f"{trial.before:.2%}", f"{trial.after:.2%}", f"{trial.drop_points:+.2f}", f"{trial.agreement:.1%}"
-        table.add_row(str(trial.seed), *shares, *sizes)
-    out.print(table)
-    out.print(
-        f"[bold]{found.drop_points:+.2f} points lost[/] on average; {plain(found.data)}: {found.images:,} images, "
-        f"{found.tested:,} of them tested a seed; {found.seconds:.0f} s"
-    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from serfer import __version__
+from serfer.cli.lazy import lazy_group
 from serfer.cli.terminal import out, run
 
 COMMANDS = {
@@ -32,62 +29,9 @@ COMMANDS = {
     "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
     "bench": ("bench.cli:bench_app", "Measure, on this machine, side by side in one run."),
 }
-"""Where each command is, and what it does in one line, in the order in which a new user needs them."""
-
-
-class _LazyGroup(TyperGroup):
-    """A group whose commands are imported when they run; to list them, their summaries are enough."""
-
-    _listing = False
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own type is private
-        return [*COMMANDS]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - same
-        if cmd_name not in COMMANDS:
-            return None
-        place, summary = COMMANDS[cmd_name]
-        return _stub(cmd_name, summary) if self._listing else _imported(cmd_name, place)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - same
-        with self._as_listed():
-            super().format_commands(ctx, formatter)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401 - same
-        with self._as_listed():
-            return super().shell_complete(ctx, incomplete)
-
-    @contextmanager
-    def _as_listed(self) -> Iterator[None]:
-        self._listing = True
-        try:
-            yield
-        finally:
-            self._listing = False
-
-
-def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same
-    """Return a command that says what it does and does nothing."""
-    one = typer.Typer(add_completion=False)
-    one.command(name=name, short_help=summary)(lambda: None)
-    return typer.main.get_command(one)
-
-
-def _imported(name: str, place: str) -> Any:  # noqa: ANN401 - same
-    """Return the command at `module:attribute`: a function, or an application with commands of its own."""
-    module, _, attribute = place.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
-        one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(name=name)(found)
-        found = one
-    command = typer.main.get_command(found)
-    command.name = name
-    return command
-
 
 app = typer.Typer(
-    cls=_LazyGroup,
+    cls=lazy_group(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
 """The variable with a driver's last arguments: everybody may read command lines, so passwords are not there."""
-_DRIVER = "serfer.cli.up_driver"
+_DRIVER = "serfer.up_driver"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

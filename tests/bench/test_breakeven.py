@@ -3,7 +3,7 @@
 import pytest
 
 from bench.core.container_settings import ContainerSettings
-from bench.planner.breakeven_here import Measured, markdown, table
+from bench.planner.breakeven_here import Measured, results
 from serfer.core.costs.aws import shipped_aws
 
 
@@ -20,11 +20,11 @@ def test_ratios_say_how_many_times_faster_the_split_is():
 
 def test_tables_name_what_was_measured_and_its_spread():
     found = [measured(100.0, 60.0, 50.0), measured(10.0, 6.0, 20.0)]
-    for text in (table(found), markdown(found)):
+    for text in (results(found).text(), results(found).markdown()):
         assert "2.00x" in text
         assert "0.50x" in text
         assert "at most +25%" in text
-    assert markdown(found).startswith("| network |")
+    assert results(found).markdown().startswith("| network |")
 
 
 def test_only_the_package_limit_is_lifted():

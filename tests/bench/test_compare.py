@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.core.compare import compare, difference, table, warnings
 from bench.core.workload import Sent
+from bench.load.compare import compare, difference, results, warnings
 from bench.load.results import Log
 from serfer.core.errors import InputError
 from tests.bench.test_results import log, result
@@ -58,7 +58,7 @@ def test_noise_is_no_difference_about_as_often_as_promised():
 def test_one_round_says_nothing():
     found = named(compare(load(rounds=1), load(shift=5, rounds=1)), "p50 latency, ms")
     assert found.verdict == "too few rounds to say"
-    assert "too few rounds to say" in table([found], 0.95)
+    assert "too few rounds to say" in results([found], 0.95).text()
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["low"] is None
 
 

@@ -78,7 +78,7 @@ def test_losses_are_listed_with_what_was_lost():
     lost = case((100, 2e-6), (103, 1e-6), None)
     point = Point(200, 1e-6, "one")
     result = Comparisons((versus.Comparison("net", 224, (point, point), (lost,)),), "a machine", 0.2)
-    text = versus.table(result)
+    text = versus.results(result).text()
     assert "LOSS" in text
     assert "losses: 1 of 1" in text
     assert "net at 224 px against theirs: +3.0% ms; no plan within its time" in text
@@ -89,7 +89,7 @@ def test_the_store_is_paid_for_by_what_plans_that_need_it_save():
     ours = replace(Point(100, 1e-6, "ours"), stored=True)
     one = Versus("one vCPU", Point(100, 2e-6, "theirs"), ours, ours)
     result = Comparisons((versus.Comparison("net", 224, (ours, ours), (one,)),), "a machine", 0.2)
-    assert "from 200,000 to 200,000 queries an hour" in versus.table(result)
+    assert "from 200,000 to 200,000 queries an hour" in versus.results(result).text()
 
 
 def test_the_break_even_says_from_where_on_splitting_wins():
@@ -99,7 +99,7 @@ def test_the_break_even_says_from_where_on_splitting_wins():
     races = [replace(found, size=size, fastest=Point(ms, 1e-6, "p"), at_cost=None) for size, ms in ((1, 99), (2, 50))]
     races = [replace(one, large=Point(100, 1e-6, "large")) for one in races]
     assert [one.verdict for one in races] == ["even", breakeven.DEARER]
-    text = breakeven.table(breakeven.BreakEven(tuple(races), "a machine"))
+    text = breakeven.results(breakeven.BreakEven(tuple(races), "a machine")).text()
     assert "small: never up to 2 px for the large function's dollars; from 2 px on whatever it costs" in text
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from bench.core.processes import Held
+from bench.core.results import check_directory
 from bench.core.stamp import make_stamp
 from bench.core.system import Totals
 from bench.core.workload import Sent
@@ -17,7 +18,6 @@ from bench.load.results import (
     Log,
     Result,
     Work,
-    check_directory,
     make_round,
     queries_csv,
     read_result,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.policies.policies import markdown
+from bench.policies.policies import results
 from serfer.cli.main import app
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError, UsageError
@@ -253,7 +253,7 @@ def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
     judged = judge(set_up(load, "two-types", world, "M"), ("ski-rental", "target-tracking"), Terms())
     found = [each.outcome for each in judged]
     saved = f"{1 - found[0].cost_usd / found[1].cost_usd:.0%}"
-    lines = markdown(found).splitlines()
+    lines = results(found).markdown().splitlines()
     assert lines[2].startswith("| nasa | two-types | M | ski-rental |")
     assert lines[2].endswith(f"| {saved} |")
     assert lines[-2].startswith(f"- ski-rental: predictable {found[0].ratio:.3f} on average")

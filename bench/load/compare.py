@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from scipy.stats import t as student
 
-from bench.load.results import Result, Round
-from bench.planner.planner import aligned
+from bench.core.results import Results, Table, publish
+from bench.load.results import Result, Round, read_result
+from serfer.cli.options import JsonOption
+from serfer.cli.terminal import complain
 from serfer.core.errors import InputError
 
-_LEAST_PAIRS = 2
+_MIN_PAIRS = 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Difference:
     @property
     def verdict(self) -> str:
         """What the interval says, in words."""
-        if self.pairs < _LEAST_PAIRS:
+        if self.pairs < _MIN_PAIRS:
             return "too few rounds to say"
         if not self.real:
             return "no difference shown"
@@ -75,26 +79,26 @@ FIGURES: dict[str, Callable[[Round], float | None]] = {
 
 
 def compare(before: Result, after: Result, confidence: float = 0.95) -> list[Difference]:
-    """Compare what both measured, system by system; two of one system each are compared whatever they are called.
+    """Compare two results, system by system; two of one system each are compared whatever they are called.
 
     Raises InputError that names what differs where the work is not the same, or where they share no system.
     """
     _check_same_work(before, after)
-    found = []
+    differences = []
     for title, one, other in _systems(before, after):
         for figure, value in FIGURES.items():
             pairs = [(value(a), value(b)) for a, b in _paired(before.of(one), after.of(other))]
             known = [(a, b) for a, b in pairs if a is not None and b is not None]
             if known:
-                found.append(difference(title, figure, known, confidence))
-    return found
+                differences.append(difference(title, figure, known, confidence))
+    return differences
 
 
 def difference(system: str, figure: str, pairs: Sequence[tuple[float, float]], confidence: float) -> Difference:
     """Return the mean difference of pairs with its interval of Student's distribution."""
     changes = [after - before for before, after in pairs]
     reach = math.inf
-    if len(pairs) >= _LEAST_PAIRS:
+    if len(pairs) >= _MIN_PAIRS:
         quantile = float(student.ppf((1 + confidence) / 2, len(pairs) - 1))
         reach = quantile * stdev(changes) / math.sqrt(len(pairs))
     befores, afters = zip(*pairs, strict=True)
@@ -128,29 +132,32 @@ def _paired(before: Sequence[Round], after: Sequence[Round]) -> list[tuple[Round
 
 
 def warnings(before: Result, after: Result) -> list[str]:
-    """Say what makes a comparison doubtful: other machines, other versions of packages, other rounds."""
-    found = []
+    """Name what makes a comparison doubtful: other machines, other versions of packages, other rounds."""
+    doubts = []
     if before.stamp.machine != after.stamp.machine:
-        found.append(f"A and B are of different machines: {before.stamp.machine} and {after.stamp.machine}")
+        doubts.append(f"A and B are of different machines: {before.stamp.machine} and {after.stamp.machine}")
     theirs = {one.package: one.version for one in after.stamp.versions}
-    found += [
+    doubts += [
         f"A ran {one.package} {one.version}, B {theirs[one.package]}"
         for one in before.stamp.versions
         if theirs.get(one.package, one.version) != one.version
     ]
     counts = [{len(each.of(name)) for name in each.systems} for each in (before, after)]
     if counts[0] != counts[1]:
-        found.append("A and B have different numbers of rounds; those that both have are compared")
-    return found
+        doubts.append("A and B have different numbers of rounds; those that both have are compared")
+    return doubts
 
 
 _HEAD = ("system", "figure", "A", "B", "B less A", "interval", "of A", "rounds", "verdict")
 
 
-def table(found: Sequence[Difference], confidence: float) -> str:
-    """Write the differences as text."""
-    lines = aligned(_HEAD, [_row(each) for each in found])
-    return "\n".join([*lines, f"{confidence:.1%} Student intervals of the mean difference over paired rounds"])
+def results(differences: Sequence[Difference], confidence: float) -> Results:
+    """Return the differences with their intervals."""
+    return Results(
+        (each.as_dict() for each in differences),
+        [Table(_HEAD, [_row(each) for each in differences])],
+        [f"{confidence:.1%} Student intervals of the mean difference over paired rounds"],
+    )
 
 
 def _row(one: Difference) -> tuple[str, ...]:
@@ -159,3 +166,17 @@ def _row(one: Difference) -> tuple[str, ...]:
     interval = f"{one.low:+,.4g} to {one.high:+,.4g}" if math.isfinite(one.low) else "unknown"
     figures = (f"{one.before:,.4g}", f"{one.after:,.4g}", f"{change:+,.4g}")
     return (one.system, one.figure, *figures, interval, share, str(one.pairs), one.verdict)
+
+
+def command(
+    before: Annotated[Path, typer.Argument(metavar="A", help="A result.json of bench burst or uniform, or its place.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same work.")],
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether B differs from A, system by system: the paired rounds' difference, with its interval."""
+    one, other = read_result(before), read_result(after)
+    differences = compare(one, other, confidence)
+    for warning in warnings(one, other):
+        complain(warning)
+    publish(results(differences, confidence), as_json=as_json)

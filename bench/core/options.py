@@ -1,0 +1,65 @@
+"""Options that several benchmarks have, and the plan that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.core.plans import PLANS, Progress, bench_plan
+from bench.core.results import check_directory
+from serfer.cli.options import plan_directory
+from serfer.core.costs.aws import STORES
+from serfer.core.errors import UsageError
+from serfer.settings import Settings
+from serfer.wiring.local import zoo_plan
+
+_DEFAULT_MODEL = "alexnet"
+
+
+def _made(directory: Path | None) -> Path | None:
+    if directory is not None:
+        check_directory(directory)
+    return directory
+
+
+def _known(store: str) -> str:
+    if store not in STORES:
+        raise UsageError(f"store is {' or '.join(STORES)}, not {store!r}")
+    return store
+
+
+NetworkOption = Annotated[
+    str | None, typer.Option("--model", help="A fixed plan of bench/core/plans.py, or else a model of the zoo.")
+]
+FixedPlanOption = Annotated[str, typer.Option("--plan", help="A fixed plan (bench/core/plans.py).")]
+ModelsOption = Annotated[list[str] | None, typer.Option("--model", help="A model of the zoo; may be repeated.")]
+StoreKindOption = Annotated[
+    str, typer.Option("--store", callback=_known, help="The kind of store of our plans: redis or s3.")
+]
+RowsOption = Annotated[
+    Path | None,
+    typer.Option("--out", callback=_made, help="A directory to write result.json and rows.csv to."),
+]
+QueriesOption = Annotated[
+    Path | None,
+    typer.Option("--out", callback=_made, help="A directory to write result.json, queries.csv and picture.png to."),
+]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")]
+AtMostOption = Annotated[float | None, typer.Option(help="Exit with 1 if the ratio is higher than this.")]
+
+
+def plan_of(model: str | None, plan: Path | None) -> Path:
+    """Return the directory of --plan, or of the zoo's --model."""
+    return plan_directory(plan, model or (None if plan else _DEFAULT_MODEL))
+
+
+def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
+    """Return the plan directory of --plan, or of --model: a fixed plan of that name, or else the zoo's."""
+    if plan is not None and model is not None:
+        raise UsageError("give --plan or --model, not both")
+    if plan is not None:
+        return plan
+    name = model or _DEFAULT_MODEL
+    return bench_plan(name, settings, progress) if name in PLANS else zoo_plan(name, settings, progress)

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
+from serfer.core.backoff import Backoff
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from storage.coordination import Coordination, Entry
 from storage.s3.errors import Answer, no_s3, refusal
@@ -20,8 +21,7 @@ TAG_BYTES = 16
 _MAX_VALUE = (5 << 30) - TAG_BYTES
 _WHERE_NONE = {"If-None-Match": "*"}
 _NO_SUCH_TAG = f'"{"0" * 32}"'
-_ROUNDS = 10
-_WAIT_S = 0.05  # give or take a half
+_BACKOFF, _ROUNDS = Backoff(base=0.05, longest=0.2), 10
 _TRIAL_S = 60.0
 _OK, _NOT_FOUND, _CONFLICT, _UNMET, _UNKNOWN = 200, 404, 409, 412, 501
 
@@ -56,7 +56,7 @@ class S3Coordination(Coordination):
             self._check_conditions()
             self._checked = True
         own, doing, version = secrets.token_bytes(TAG_BYTES), f"to put {key!r}", expected
-        for _ in range(_ROUNDS):
+        for failures in range(1, _ROUNDS + 1):
             try:
                 if tag := self._put(self._objects.name(key), version, own + value, ttl, doing):
                     return tag
@@ -73,7 +73,7 @@ class S3Coordination(Coordination):
             if (expected and there is None) or (there and self._is_other(there, expected, doing)):
                 return None
             version = expected or (self._tag(there) if there else None)  # of a value that has expired
-            self._sleep(_WAIT_S * random.uniform(0.5, 1.5))  # noqa: S311  so that callers do not meet again
+            self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
         raise StoreUnavailableError(
             f"S3 at {self._objects.http.address.url} failed {doing}: other writers change it all the time; try again"
         )

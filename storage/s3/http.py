@@ -23,6 +23,7 @@ from botocore.session import Session
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, ProtocolError
 
+from serfer.core.backoff import Backoff
 from serfer.core.errors import StoreUnavailableError
 from storage.s3.address import Address
 from storage.s3.errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
@@ -30,7 +31,7 @@ from storage.store import Bytes
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _CONNECTIONS = 64
-_WAITS_S = (0.05, 0.2)  # before the second and the third try, give or take a half
+_BACKOFF, _TRIES = Backoff(base=0.075, longest=0.3, factor=4.0), 3
 _PASSING = frozenset({429, 500, 502, 503, 504})
 _REFUSED = 300
 _DOCUMENT = 4 << 20  # bytes: more than the longest answer in XML, a list of 1,000 keys
@@ -115,12 +116,12 @@ class S3Http:
     def ask(self, request: Request) -> Answer:
         """Return the answer, a refusal too; raises StoreUnavailableError where none comes."""
         try:
-            for wait in _WAITS_S:
+            for failures in range(1, _TRIES):
                 with contextlib.suppress(ProtocolError):
                     answer = self._send(request)
                     if answer.status not in _PASSING:
                         return answer
-                self._sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  so that a burst does not come back as one
+                self._sleep(_BACKOFF.wait(failures, random.random()))  # noqa: S311  no secret
             return self._send(request)
         except HTTPError as error:
             raise unreachable(self.address, error) from error

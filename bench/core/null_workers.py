@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 from drivers.push import PushDriver
@@ -73,18 +72,14 @@ async def _assemble(
     plan: Plan, settings: Settings, loop: LoopThread, *, oldest_first: bool, service_s: float
 ) -> Pipeline:
     facts = settings.facts().functions
-    async with AsyncExitStack() as parts:
-        store = parts.enter_context(MemoryStore())
-        driver = PushDriver(
-            plan,
-            NullInvoker(plan, store, service_s),
-            store,
-            inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
-            concurrency=settings.local_concurrency,
-            oldest_first=oldest_first,
-        )
-        parts.push_async_callback(driver.close)
-        return Pipeline(
-            plan, driver, loop, parts.pop_all().aclose, facts, settings.image_limits(), Probe(plan, store, None)
-        )
-    raise AssertionError("unreachable: the exit stack swallows nothing")
+    store = MemoryStore()
+    driver = PushDriver(
+        plan,
+        NullInvoker(plan, store, service_s),
+        store,
+        inline_limit=int(facts.sync_payload_limit * _BASE64_SHARE),
+        concurrency=settings.local_concurrency,
+        oldest_first=oldest_first,
+    )
+    probe = Probe(plan, store, None)
+    return Pipeline(plan, driver, loop, driver.close, facts, settings.image_limits(), probe)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,8 +144,7 @@ def local_store(parts: AsyncExitStack) -> str:
 
 
 async def local_workers(
-    plan: Plan,
-    directory: Path,
+    plans: Sequence[tuple[Plan, Path]],
     store: str,
     choices: Choices,
     settings: Settings,
@@ -155,9 +154,10 @@ async def local_workers(
     """Return the local Lambda service and where it is: one of our own, unless SERFER_LOCAL_URL names one that runs."""
     if settings.local_url:
         running = LocalLambda(settings.local_url, _shared_access(choices, settings, faults))
-        await asyncio.to_thread(check_functions, running.url, running.access, plan)
+        for plan, _ in plans:
+            await asyncio.to_thread(check_functions, running.url, running.access, plan)
         return None, running
-    service = local_service([(plan, directory)], store, settings, objects=choices.objects, faults=faults)
+    service = local_service(plans, store, settings, objects=choices.objects, faults=faults)
     await start_service(service)
     parts.push_async_callback(service.stop)  # also where what follows fails
     return service, LocalLambda(service.url, service.access)
@@ -172,7 +172,8 @@ def local_machine(plan: Plan, kind: str, at: LocalLambda) -> tuple[StepFunctions
     """Start a Step Functions service with the plan's state machine, and return it with a client of it."""
     functions = local_functions(plan)
     definition = compile_plan(
-        *(plan, functions),
+        plan,
+        functions,
         express=kind == "express",
         task_timeout_s=TASK_TIMEOUT_S,
         timeout_s=_EXECUTION_S[kind],

@@ -135,77 +135,138 @@ class _Opening:
 
 
 async def _assemble(opening: _Opening, loop: LoopThread) -> Pipeline:
-    """Start the parts, each to be stopped in the opposite order: workers, driver, invoker, store."""
-    choices, plan = opening.choices, opening.plan
-    async with AsyncExitStack() as parts:
-        url = choices.store or _default_store(choices.workers, parts)
-        store = parts.enter_context(open_routed(plan, url, choices.objects))
-        # A store that cannot be used is told of now, not by every query.
-        await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
-        invoker: InProcessInvoker | LambdaInvoker
-        service, running = None, None
-        if choices.workers == "inprocess":
-            invoker = _in_process(opening, store)
-        elif choices.workers == "local":
-            from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
+    parts = AsyncExitStack()
+    try:
+        return await _Assembly(opening, parts).pipeline(loop)
+    except BaseException:
+        await parts.aclose()
+        raise
 
-            service, running = await local_workers(
-                *(plan, opening.directory, url, choices, opening.settings, opening.faults, parts)
-            )
-            invoker = local_invoker(running)
-        else:
-            invoker = deployed_functions(plan, opening.settings)
-        if choices.driver.startswith("stepfunctions"):
-            parts.push_async_callback(invoker.close)
-            driver: Driver = _state_machine(opening, running, store, parts)
-        else:
-            driver = _driver(opening, invoker, store, parts)
-        if service is not None:
-            parts.push_async_callback(service.stop)  # first: what is in flight ends, and with it what could still write
-        functions = invoker if isinstance(invoker, LambdaInvoker) else None
+
+@dataclass(frozen=True)
+class _Assembly:
+    """Starts the parts of a pipeline: store, invoker, driver, workers; `parts` stops them in the opposite order."""
+
+    opening: _Opening
+    parts: AsyncExitStack
+
+    async def pipeline(self, loop: LoopThread) -> Pipeline:
+        opening = self.opening
+        choices, plan, settings = opening.choices, opening.plan, opening.settings
+        url = choices.store or self._default_store()
+        store = self.parts.enter_context(open_routed(plan, url, choices.objects))
+        # Fail now where the store is unusable, not with every query.
+        await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
+        driver, invoker = await self._functions(url, store)
         pool = None
         if opening.routing is not None:
-            pool = await open_pool(opening.routing, plan, opening.directory, store, url, opening.settings)
+            pool = await open_pool(opening.routing, plan, opening.directory, store, url, settings)
             driver = pool.pool.counted(driver)
+        functions = invoker if isinstance(invoker, LambdaInvoker) else None
         return Pipeline(
-            *(plan, driver, loop, parts.pop_all().aclose, opening.facts, opening.settings.image_limits()),
-            Probe(plan, store, functions),
+            plan=plan,
+            driver=driver,
+            loop=loop,
+            close=self.parts.pop_all().aclose,
+            facts=opening.facts,
+            limits=settings.image_limits(),
+            probe=Probe(plan, store, functions),
             warmer=functions,
             cache=ResultCache(store, plan, choices.cache_s) if choices.cache_s else None,
             target=pool,
         )
-    raise AssertionError("unreachable: the exit stack swallows nothing")
+
+    def _default_store(self) -> str:
+        if self.opening.choices.workers == "inprocess":
+            return "memory://"
+        from serfer.wiring.local import local_store  # noqa: PLC0415 - not there in AWS
+
+        return local_store(self.parts)
+
+    async def _functions(self, url: str, store: Store) -> tuple[Driver, InProcessInvoker | LambdaInvoker]:
+        """Start the plan's functions, where they are not deployed, and the driver that invokes them."""
+        opening = self.opening
+        service, running = None, None
+        invoker: InProcessInvoker | LambdaInvoker
+        if opening.choices.workers == "inprocess":
+            invoker = self._in_process(store)
+        elif opening.choices.workers == "local":
+            from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
+
+            given = [(opening.plan, opening.directory)]
+            service, running = await local_workers(
+                given, url, opening.choices, opening.settings, opening.faults, self.parts
+            )
+            invoker = local_invoker(running)
+        else:
+            invoker = deployed_functions(opening.plan, opening.settings)
+        if opening.choices.driver.startswith("stepfunctions"):
+            self.parts.push_async_callback(invoker.close)
+            driver: Driver = self._state_machine(running, store)
+        else:
+            driver = self._driver(invoker, store)
+        if service is not None:
+            # Stopped first: what is in flight ends, and with it what could still write.
+            self.parts.push_async_callback(service.stop)
+        return driver, invoker
+
+    def _in_process(self, store: Store) -> InProcessInvoker:
+        from lambdas.worker import Worker  # noqa: PLC0415 - imports ONNX Runtime, which only workers in process need
+
+        plan = self.opening.plan
+        cores, tiles = len(os.sched_getaffinity(0)), max(len(stage.tiles) for stage in plan.stages)
+        threads = max(1, cores // tiles)  # of a session: a stage's tiles run at the same time, and share the cores
+        worker = Worker(plan, self.opening.directory, store, "inprocess", threads, init_ms=0.0)
+        return InProcessInvoker(worker.run, cores, worker.run_shared, worker.reply)
+
+    def _driver(self, invoker: InProcessInvoker | LambdaInvoker, store: Store) -> Driver:
+        """Return a driver that invokes tasks itself; it is closed before its invoker."""
+        choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
+        plan = _with_inline(self.opening.plan, choices.inline)
+        concurrency = facts.concurrency if choices.workers == "aws" else settings.local_concurrency
+        polls = choices.driver == "poll"
+        tasks = PollInvoker(invoker, store) if polls else invoker
+        limit = facts.async_payload_limit if polls else facts.sync_payload_limit
+        shares = choices.share and not polls
+        driver = PushDriver(
+            plan,
+            tasks,
+            store,
+            inline_limit=int(limit * _BASE64_SHARE),
+            answer_limit=0 if polls else None,
+            timeout_s=TASK_TIMEOUT_S,
+            retry=Retry(throttled_attempts=settings.throttled_attempts),
+            concurrency=concurrency,
+            hedge=choices.hedge,
+            batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
+        )
+        self.parts.push_async_callback(tasks.close)
+        self.parts.push_async_callback(driver.close)
+        return driver
+
+    def _state_machine(self, running: LocalLambda | None, store: Store) -> StepFunctionsDriver:
+        """Return a driver by Step Functions: a local service where functions are local, else the deployed machine."""
+        plan, settings = self.opening.plan, self.opening.settings
+        kind = "express" if self.opening.choices.driver.endswith("express") else "standard"
+        server = None
+        if running is not None:
+            from serfer.wiring.local import local_machine  # noqa: PLC0415 - not there in AWS
+
+            server, client = local_machine(plan, kind, running)
+            arn = server.arn
+        elif arn := settings.state_machine:
+            client = connect(arn.split(":")[3])
+        else:
+            raise UsageError("--driver stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
+        driver = StepFunctionsDriver(plan, store, client, arn, kind=kind)
+        self.parts.push_async_callback(driver.close)
+        if server is not None:
+            self.parts.callback(server.stop)  # before the driver, which would wait for executions to end
+        return driver
 
 
-def _driver(
-    opening: _Opening, invoker: InProcessInvoker | LambdaInvoker, store: Store, parts: AsyncExitStack
-) -> Driver:
-    """Put the driver together, which is closed before its invoker."""
-    plan, facts, choices = _handed_on(opening.plan, opening.choices.inline), opening.facts, opening.choices
-    concurrency = facts.concurrency if choices.workers == "aws" else opening.settings.local_concurrency
-    polls = choices.driver == "poll"
-    tasks = PollInvoker(invoker, store) if polls else invoker
-    limit = facts.async_payload_limit if polls else facts.sync_payload_limit
-    shares = choices.share and not polls
-    driver = PushDriver(
-        plan,
-        tasks,
-        store,
-        inline_limit=int(limit * _BASE64_SHARE),
-        answer_limit=0 if polls else None,
-        timeout_s=TASK_TIMEOUT_S,
-        retry=Retry(throttled_attempts=opening.settings.throttled_attempts),
-        concurrency=concurrency,
-        hedge=choices.hedge,
-        batching=plan_batching(plan, facts.memory_per_vcpu, concurrency) if shares else None,
-    )
-    parts.push_async_callback(tasks.close)
-    parts.push_async_callback(driver.close)
-    return driver
-
-
-def _handed_on(plan: Plan, inline: str) -> Plan:
-    """Return the plan with other ways for its stages' output, which are the driver's business alone."""
+def _with_inline(plan: Plan, inline: str) -> Plan:
+    """Return the plan with other paths for its stages' outputs, which concern the driver alone."""
     if inline == "planned":
         return plan
     last = plan.stages[-1]
@@ -215,43 +276,3 @@ def _handed_on(plan: Plan, inline: str) -> Plan:
         for stage in plan.stages
     ]
     return replace(plan, stages=tuple(stages))
-
-
-def _state_machine(
-    opening: _Opening, running: LocalLambda | None, store: Store, parts: AsyncExitStack
-) -> StepFunctionsDriver:
-    """Put the Step Functions driver together: on a service of its own for local functions, else on the machine set."""
-    plan, settings = opening.plan, opening.settings
-    kind = "express" if opening.choices.driver.endswith("express") else "standard"
-    server = None
-    if running is not None:
-        from serfer.wiring.local import local_machine  # noqa: PLC0415 - not there in AWS
-
-        server, client = local_machine(plan, kind, running)
-        arn = server.arn
-    elif arn := settings.state_machine:
-        client = connect(arn.split(":")[3])
-    else:
-        raise UsageError("--driver stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
-    driver = StepFunctionsDriver(plan, store, client, arn, kind=kind)
-    parts.push_async_callback(driver.close)
-    if server is not None:
-        parts.callback(server.stop)  # before the driver, which would wait for executions to end
-    return driver
-
-
-def _default_store(workers: str, parts: AsyncExitStack) -> str:
-    if workers == "inprocess":
-        return "memory://"
-    from serfer.wiring.local import local_store  # noqa: PLC0415 - not there in AWS
-
-    return local_store(parts)
-
-
-def _in_process(opening: _Opening, store: Store) -> InProcessInvoker:
-    from lambdas.worker import Worker  # noqa: PLC0415 - it imports ONNX Runtime, which only workers in process need
-
-    cores, tiles = len(os.sched_getaffinity(0)), max(len(stage.tiles) for stage in opening.plan.stages)
-    threads = max(1, cores // tiles)  # of a session: a stage's tiles run at the same time, and share the cores
-    worker = Worker(opening.plan, opening.directory, store, "inprocess", threads, init_ms=0.0)
-    return InProcessInvoker(worker.run, cores, worker.run_shared, worker.reply)

@@ -25,7 +25,7 @@ from bench.load.measure import (
 )
 from bench.load.results import Log
 from serfer.cli.options import JsonOption, PlanOption
-from serfer.pictures.latency import Chart, Curve, order_chart
+from serfer.pictures.charts import Chart, Curve, order_chart
 
 _MS_PER_S = 1000.0
 

@@ -17,8 +17,8 @@ from bench.load.rounds import Plan, measure_rounds, results, summaries
 from bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems
 from serfer.cli.options import status_line
 from serfer.core.errors import QueryError
-from serfer.pictures import draw_latency
-from serfer.pictures.latency import Chart
+from serfer.pictures import draw_charts
+from serfer.pictures.charts import Chart
 from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
@@ -89,7 +89,7 @@ def measure(load: Workload, options: Options, out: Path | None, settings: Settin
         progress("drawing")
         write_result(out, result, logs)
         title = f"{result.work.model}: {result.work.load}"
-        draw_latency(title, load.charts(logs), summaries(result), stamp.lines, out / PICTURE_FILE)
+        draw_charts(title, load.charts(logs), summaries(result), stamp.lines, out / PICTURE_FILE)
     return result
 
 

@@ -26,7 +26,7 @@ from bench.load.measure import (
 from bench.load.results import Log
 from serfer.cli.options import JsonOption, PlanOption
 from serfer.core.errors import UsageError
-from serfer.pictures.latency import Chart, Curve, share_chart, time_chart
+from serfer.pictures.charts import Chart, Curve, share_chart, time_chart
 
 _MS_PER_S = 1000.0
 

@@ -36,10 +36,8 @@ from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image
-from serfer.pictures.draw_latency import latency_scene
-from serfer.pictures.latency import Chart, Curve, across_of, down_of, from_zero
-from serfer.pictures.pareto import scale_of
-from serfer.pictures.render import check_suffix, save
+from serfer.pictures import check_suffix, draw_charts
+from serfer.pictures.charts import Chart, Curve, is_wide
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
@@ -269,18 +267,14 @@ def draw(title: str, steps: Sequence[Step], step_s: float, stamp: Sequence[str],
     latency = [
         Curve(name, tuple((at, getattr(step, f"{name}_ms")) for at, step in answered)) for name in ("p50", "p99")
     ]
+    end = max(middles, default=1.0)
+    log = is_wide([ms for curve in latency for _, ms in curve.points] or [0.0])
     charts = [
-        _chart("queries answered", "queries a second", targets, middles),
-        _chart("instances", "instances", instances, middles),
-        _chart("latency", "ms", latency, middles, log=True),
+        Chart("queries answered", "seconds", "queries a second", tuple(targets), x_max=end),
+        Chart("instances", "seconds", "instances", tuple(instances), x_max=end),
+        Chart("latency", "seconds", "ms", tuple(latency), x_max=end, y_log=log),
     ]
-    save(latency_scene(title, charts, _keys(steps), stamp), out)
-
-
-def _chart(title: str, down: str, curves: Sequence[Curve], times: Sequence[float], *, log: bool = False) -> Chart:
-    values = down_of(curves)
-    scale = scale_of(values or [1.0]) if log else from_zero(values)
-    return Chart(title, "seconds", down, from_zero([*across_of(curves), *times]), scale, tuple(curves))
+    draw_charts(title, charts, _keys(steps), stamp, out)
 
 
 def _keys(steps: Sequence[Step]) -> list[str]:

@@ -193,7 +193,7 @@ def _check_plot(plot: Path | None) -> None:
     """Refuse a place that no picture can be written to, before the work."""
     if plot is not None:
         from serfer.files import check_place  # noqa: PLC0415 - only pictures need it
-        from serfer.pictures.render import check_suffix  # noqa: PLC0415 - same
+        from serfer.pictures import check_suffix  # noqa: PLC0415 - same
 
         check_suffix(plot)
         check_place(plot)

@@ -1,7 +1,8 @@
 """Pictures of a plan: its network with the cuts, its tiles over an image, both as characters, and what it beat.
 
-`anatomy` has the numbers, `network`, `layout` and `pareto` decide what goes where, `draw_*` make scenes of it, and
-`render` draws a scene with matplotlib, which is imported only then.
+`anatomy` has the numbers, `network` and `layout` decide what goes where, `draw_network` and `draw_tiles` make scenes of
+it, which `render` puts onto a figure. Charts are drawn on matplotlib's own axes: `charts`, `pareto` and `policies` have
+the data, `charts_figure` and `pareto_figure` the axes. matplotlib is imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -15,20 +16,19 @@ from numpy.typing import NDArray
 
 from serfer.core.plan import Plan, Preprocess
 from serfer.images import ImageLimits, decode_image, read_image
-from serfer.pictures.draw_latency import latency_scene
+from serfer.pictures.charts import Chart
 from serfer.pictures.draw_network import network_scene
-from serfer.pictures.draw_pareto import pareto_scene
 from serfer.pictures.draw_tiles import tiles_scene
-from serfer.pictures.latency import Chart
+from serfer.pictures.formats import SUFFIXES, check_suffix
 from serfer.pictures.pareto import choices
-from serfer.pictures.render import SUFFIXES, check_suffix, save
-from serfer.pictures.scene import stacked
+from serfer.pictures.scene import Scene, stacked
 from serfer.pictures.text import text_picture
 
 __all__ = [
     "SUFFIXES",
+    "check_suffix",
     "choices",
-    "draw_latency",
+    "draw_charts",
     "draw_network",
     "draw_pareto",
     "draw_plan",
@@ -38,28 +38,34 @@ __all__ = [
 ]
 
 
-def draw_latency(title: str, charts: Sequence[Chart], keys: Sequence[str], stamp: Sequence[str], out: Path) -> None:
-    """Draw the latencies of a load as charts, with a line of the key for each system and the stamp below."""
+def draw_charts(title: str, charts: Sequence[Chart], legend: Sequence[str], stamp: Sequence[str], out: Path) -> None:
+    """Draw charts below each other, with a legend of lines that begin with curves' names and a stamp below."""
     check_suffix(out)
-    save(latency_scene(title, charts, keys, stamp), out)
+    from serfer.pictures.charts_figure import charts_figure  # noqa: PLC0415 - matplotlib is slow to import
+    from serfer.pictures.render import save  # noqa: PLC0415 - same
+
+    save(charts_figure(title, charts, legend, stamp), out)
 
 
 def draw_network(plan: Plan, directory: Path, out: Path) -> None:
     """Draw the network of a plan directory, its stages and its cuts; the format follows from the suffix of `out`."""
     check_suffix(out)
-    save(network_scene(plan, directory), out)
+    _save_scene(network_scene(plan, directory), out)
 
 
 def draw_tiles(plan: Plan, image: NDArray[np.uint8] | None, out: Path) -> None:
     """Draw one tile of each spread stage over an image, as `picture_pixels` gives it, or over a gradient."""
     check_suffix(out)
-    save(tiles_scene(plan, image), out)
+    _save_scene(tiles_scene(plan, image), out)
 
 
 def draw_pareto(plan: Plan, out: Path) -> None:
     """Draw latency against dollars of a plan and of what it competed with."""
     check_suffix(out)
-    save(pareto_scene(plan), out)
+    from serfer.pictures.pareto_figure import pareto_figure  # noqa: PLC0415 - matplotlib is slow to import
+    from serfer.pictures.render import save  # noqa: PLC0415 - same
+
+    save(pareto_figure(plan), out)
 
 
 def draw_plan(plan: Plan, directory: Path, out: Path, image: NDArray[np.uint8] | None = None) -> None:
@@ -68,7 +74,13 @@ def draw_plan(plan: Plan, directory: Path, out: Path, image: NDArray[np.uint8] |
     scenes = [network_scene(plan, directory)]
     if any(stage.grid.tiles > 1 for stage in plan.stages):
         scenes.append(tiles_scene(plan, image))
-    save(stacked(scenes), out)
+    _save_scene(stacked(scenes), out)
+
+
+def _save_scene(scene: Scene, out: Path) -> None:
+    from serfer.pictures.render import save, scene_figure  # noqa: PLC0415 - matplotlib is slow to import
+
+    save(scene_figure(scene), out)
 
 
 def picture_pixels(plan: Plan, path: Path, limits: ImageLimits) -> NDArray[np.uint8]:

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from serfer.control.optimum import optimum_usd
-from serfer.pictures.draw_latency import latency_scene
-from serfer.pictures.latency import Chart, Curve, Point, across_of, down_of, from_zero
-from serfer.pictures.pareto import Scale
-from serfer.pictures.render import check_suffix, save
+from serfer.pictures import check_suffix, draw_charts
+from serfer.pictures.charts import Chart, Curve, Point
 from serfer.sim.rates import Course
 from serfer.sim.simulate import Judged, Setting
 from serfer.sim.traces import Floats
@@ -24,12 +22,12 @@ _LOAD, _OPTIMUM = "load", "optimum"
 
 def draw_policies(setting: Setting, found: Sequence[Judged], out: Path) -> None:
     """Draw what policies did with a load; the format follows from the suffix of `out`."""
-    check_suffix(out)
+    check_suffix(out)  # before the optimum, which takes a while
     title = f"{setting.trace.name} in {setting.scenario_name}, scaling {setting.scale}"
-    save(latency_scene(title, policy_charts(setting, found), [*_keys(setting, found)], ()), out)
+    draw_charts(title, policy_charts(setting, found), [*_legend(setting, found)], (), out)
 
 
-def _keys(setting: Setting, found: Sequence[Judged]) -> Iterator[str]:
+def _legend(setting: Setting, found: Sequence[Judged]) -> Iterator[str]:
     trace = setting.trace
     yield f"{_LOAD}: {trace.mean:,.1f} queries/s on average, {trace.peak:,.1f} at most"
     for each in found:
@@ -60,17 +58,14 @@ def policy_charts(setting: Setting, found: Sequence[Judged]) -> list[Chart]:
         ("Lambda's share of the queries", "%", [_share(name, one, seconds) for name, one in courses.items()]),
         ("dollars so far", "$", spent),
     ]
-    return [_chart(title, unit, down, curves) for title, down, curves in charts]
+    return [
+        Chart(title, unit, down, tuple(curves), y_max=100.0 if down == "%" else None) for title, down, curves in charts
+    ]
 
 
 def _comparable(found: Sequence[Judged]) -> bool:
     """Return whether any of the costs can be compared with the optimum."""
     return any(each.outcome.optimum_usd is not None for each in found)
-
-
-def _chart(title: str, unit: str, down: str, curves: Sequence[Curve]) -> Chart:
-    scale = Scale(0.0, 100.0, log=False) if down == "%" else from_zero(down_of(curves))
-    return Chart(title, unit, down, from_zero(across_of(curves)), scale, tuple(curves))
 
 
 def _mean(name: str, course: Course, values: Floats, unit_s: float) -> Curve:

@@ -1,51 +1,67 @@
-"""A scene onto paper, by matplotlib, and the file into its place, whole or not at all."""
+"""Figures into files, whole or not at all, and scenes onto figures, by matplotlib."""
 
 from __future__ import annotations
 
 import io
 import logging
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path as File
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from serfer.core.errors import UsageError
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.textpath import text_to_path
+
 from serfer.files import write_whole
+from serfer.pictures.formats import check_suffix
 from serfer.pictures.scene import WHITE, Block, Path, Raster, Scene, Text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it logs how long its first start takes
 
-SUFFIXES = (".png", ".svg", ".pdf")
 _DPI = 110
-_MOST_PIXELS = 7000  # of either side
+_MAX_PIXELS = 7000  # of either side
 _POINTS = 72
 _SAFE = 0.94  # letters on whole pixels are a little wider than their outlines
 _FONT = "DejaVu Sans"
-_SETTINGS: Any = {"font.family": _FONT, "svg.hashsalt": "serfer", "hatch.linewidth": 0.6, "text.usetex": False}
+_SETTINGS: Any = {
+    "font.family": _FONT,
+    "legend.frameon": False,
+    "svg.hashsalt": "serfer",
+    "hatch.linewidth": 0.6,
+    "text.usetex": False,
+    "text.parse_math": False,  # names of models come from anywhere
+}
+_NO_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def check_suffix(out: File) -> str:
-    """Return the suffix of a picture's name; raises UsageError for one that no picture has."""
-    suffix = out.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"{out} is not a name of a picture: it should end in {', '.join(SUFFIXES)}")
-    return suffix
+def picture_settings() -> AbstractContextManager[None]:
+    """Return the settings under which every picture is made, whatever the machine's own are."""
+    return mpl.rc_context({**mpl.rcParamsDefault, **_SETTINGS})
 
 
-def save(scene: Scene, out: File) -> None:
-    """Draw a scene into a file; raises InputError where it cannot be written."""
-    write_whole(out, render(scene, check_suffix(out)[1:]))
+def save(figure: Figure, out: File) -> None:
+    """Write a figure, its format by the suffix; raises InputError where it cannot be written."""
+    write_whole(out, render(figure, check_suffix(out)[1:]))
 
 
-def render(scene: Scene, kind: str) -> bytes:
-    """Return a scene as a file of a kind: png, svg or pdf; the same scene gives the same bytes."""
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells how long its first start takes
-    import matplotlib as mpl  # noqa: PLC0415 - slow to import
-    from matplotlib.figure import Figure  # noqa: PLC0415 - same
+def render(figure: Figure, kind: str) -> bytes:
+    """Return a figure as a file of a kind: png, svg or pdf; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    with picture_settings():
+        dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
+        figure.savefig(file, format=kind, dpi=dpi, metadata=_NO_DATES.get(kind, {}), facecolor=WHITE)
+    return file.getvalue()
 
-    stamp: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    with mpl.rc_context(_SETTINGS):
-        figure = Figure(figsize=(scene.width, scene.height), facecolor=WHITE)
+
+def scene_figure(scene: Scene) -> Figure:
+    """Put a scene's shapes onto a figure of its size."""
+    with picture_settings():
+        figure = Figure(figsize=(scene.width, scene.height))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set_xlim(0, scene.width)
@@ -53,13 +69,7 @@ def render(scene: Scene, kind: str) -> bytes:
         axes.set_autoscale_on(False)
         for shape in scene.shapes:
             _put(axes, shape)
-        file = io.BytesIO()
-        figure.savefig(file, format=kind, dpi=_dpi(scene), metadata=stamp)
-    return file.getvalue()
-
-
-def _dpi(scene: Scene) -> float:
-    return min(_DPI, _MOST_PIXELS / max(scene.width, scene.height))
+    return figure
 
 
 def _put(axes: Axes, shape: Block | Path | Text | Raster) -> None:
@@ -74,9 +84,6 @@ def _put(axes: Axes, shape: Block | Path | Text | Raster) -> None:
 
 
 def _block(axes: Axes, block: Block) -> None:
-    from matplotlib.colors import to_rgba  # noqa: PLC0415 - slow to import
-    from matplotlib.patches import FancyBboxPatch  # noqa: PLC0415 - same
-
     style = f"round,pad=0,rounding_size={block.radius}" if block.radius else "square,pad=0"
     patch = FancyBboxPatch(
         (block.x, block.y),
@@ -104,44 +111,36 @@ def _path(axes: Axes, path: Path) -> None:
 
 
 def _text(axes: Axes, text: Text) -> None:
-    from matplotlib.font_manager import FontProperties  # noqa: PLC0415 - slow to import
-
-    font = FontProperties(fname=_font_file(bold=text.bold))
-    line = _drawable(text.text, bold=text.bold)
-    font.set_size(text.size * _fit(line, text, font))
+    size = text.size if text.width is None else fitting_size(text.text, text.size, text.width, bold=text.bold)
+    font = FontProperties(fname=_font_file(bold=text.bold), size=size)
     where: dict[str, Any] = {"ha": text.align, "va": "center_baseline", "zorder": text.layer}
-    axes.text(text.x, text.y, line, color=text.colour, fontproperties=font, parse_math=False, **where)
+    axes.text(text.x, text.y, drawable(text.text, bold=text.bold), color=text.colour, fontproperties=font, **where)
 
 
 @cache
 def _font_file(*, bold: bool) -> str:
     """Return the file of matplotlib's own font; looking for it takes longer than a text takes to draw."""
-    from matplotlib.font_manager import FontProperties, findfont  # noqa: PLC0415 - slow to import
-
     return str(findfont(FontProperties(family=_FONT, weight="bold" if bold else "normal")))
 
 
-def _fit(line: str, text: Text, font: Any) -> float:  # noqa: ANN401 - matplotlib's FontProperties
-    """Return by how much a text must shrink to be as narrow as it should."""
-    from matplotlib.textpath import text_to_path  # noqa: PLC0415 - slow to import
-
-    if text.width is None or not line:
-        return 1.0
-    font.set_size(text.size)
-    width, _, _ = text_to_path.get_text_width_height_descent(line, font, ismath=False)
-    return min(1.0, _SAFE * text.width * _POINTS / max(width, 1.0))
+def text_width(line: str, size: float, *, bold: bool = False) -> float:
+    """Return how many inches a line of text is wide."""
+    font = FontProperties(fname=_font_file(bold=bold), size=size)
+    return float(text_to_path.get_text_width_height_descent(drawable(line, bold=bold), font, ismath=False)[0]) / _POINTS
 
 
-def _drawable(line: str, *, bold: bool) -> str:
+def fitting_size(line: str, size: float, width: float, *, bold: bool = False) -> float:
+    """Return `size`, or less where a line of text would be wider than `width` inches."""
+    return size * min(1.0, _SAFE * width / max(text_width(line, size, bold=bold), 1 / _POINTS))
+
+
+def drawable(line: str, *, bold: bool = False) -> str:
     """Return a text with ? for what the font lacks: names of models come from anywhere."""
-    from matplotlib.font_manager import get_font  # noqa: PLC0415 - slow to import
-
     known = get_font(_font_file(bold=bold))
     return "".join(char if known.get_char_index(ord(char)) else "?" for char in line)
 
 
 def _raster(axes: Axes, raster: Raster) -> None:
-    from matplotlib.patches import Rectangle  # noqa: PLC0415 - slow to import
 
     extent = (raster.x, raster.x + raster.width, raster.y + raster.height, raster.y)
     picture = axes.imshow(

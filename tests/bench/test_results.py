@@ -26,9 +26,7 @@ from bench.load.results import (
 from bench.load.rounds import HEAD, remarks, rows, summaries
 from bench.load.uniform import Uniform
 from serfer.core.errors import InputError, UsageError
-from serfer.pictures.draw_latency import latency_scene
-from serfer.pictures.latency import Curve, thinned
-from serfer.pictures.scene import Path as Line
+from serfer.pictures.charts_figure import charts_figure
 
 HELD = Held(100 << 20, 200 << 20, 3, 11)
 
@@ -145,24 +143,9 @@ def test_the_picture_has_a_line_for_each_round_in_its_systems_colour():
     logs = [log(), log("unsplit"), log("serfer", 1, failing={*range(100)})]
     found = result(*logs)
     charts = Uniform(5, 20).charts(logs)
-    scene = latency_scene("title", charts, summaries(found), found.stamp.lines)
-    lines = [shape for shape in scene.shapes if isinstance(shape, Line) and shape.layer == 2]
-    assert len({line.colour for line in lines}) == len(lines) == 2
-    inside = [point for line in lines for point in line.points]
-    assert all(0 <= x <= scene.width and 0 <= y <= scene.height for x, y in inside)
-
-
-def test_a_picture_of_a_load_that_failed_entirely_is_empty_but_drawn():
-    logs = [log(failing={*range(100)})]
-    assert latency_scene("title", Uniform(5, 20).charts(logs), ["serfer: -"], ["stamp"]).shapes
-
-
-def test_long_curves_are_thinned_but_keep_their_ends():
-    curve = Curve("x", tuple((float(k), 0.0) for k in range(10_000)))
-    short = thinned(curve, 7)
-    assert len(short.points) == 7
-    assert (short.points[0], short.points[-1]) == (curve.points[0], curve.points[-1])
-    assert thinned(short, 7) is short
+    figure = charts_figure("title", charts, summaries(found), found.stamp.lines)
+    _, shares = figure.axes
+    assert len({line.get_color() for line in shares.lines}) == len(shares.lines) == 2
 
 
 def test_a_pattern_that_nobody_knows_is_refused():

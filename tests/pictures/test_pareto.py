@@ -3,15 +3,13 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Alternative
 from serfer.pictures import choices, draw_pareto
-from serfer.pictures.draw_pareto import pareto_scene
-from serfer.pictures.pareto import Box, placed, scale_of
-from serfer.pictures.scene import WHITE, Block, Path, Text
+from serfer.pictures.labels import Box, placed
+from serfer.pictures.pareto_figure import pareto_figure
+from serfer.pictures.scene import WHITE
 from tests.core.plans import small_plan
 
 SIGNATURES = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -63,35 +61,11 @@ def test_a_plan_that_does_not_say_is_refused():
         choices(replace(small_plan(), alternatives=()))
 
 
-@given(st.lists(st.just(0.0) | st.floats(1e-9, 1e9), min_size=1, max_size=9))
-def test_every_value_lies_on_its_scale_between_at_least_two_marks(values):
-    scale = scale_of(values)
-    assert all(0 <= scale.at(value) <= 1 for value in values)
-    assert all(scale.low <= tick <= scale.high for tick in scale.ticks)
-    assert scale.ticks == sorted(set(scale.ticks))
-    assert 2 <= len(scale.ticks) <= 13
-
-
-@pytest.mark.parametrize(
-    ("values", "log", "ticks"),
-    [
-        ((100, 130), False, [100, 110, 120, 130]),
-        ((1, 9), True, [1, 2, 5, 10]),
-        ((0, 0), False, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        ((1, 1e6), True, [10, 1000, 100_000]),
-        ((50, 50), False, [49, 49.5, 50, 50.5, 51]),
-    ],
-)
-def test_marks_are_round(values, log, ticks):
-    scale = scale_of(values)
-    assert (scale.log, scale.ticks) == (log, pytest.approx(ticks))
-
-
 def test_labels_meet_neither_each_other_nor_points():
     page = Box(0, 0, 8, 4)
     dots = [Box(0.3 + 0.1 * number, 0.2 + 0.13 * number, 0.12, 0.12) for number in range(26)]
     dots += [Box(7.8, 3.8, 0.12, 0.12), Box(7.75, 3.75, 0.2, 0.2)]
-    line = [Box(dot.left + 0.1, dot.top + 0.1, 0.02, 0.02) for dot in dots]
+    line = [Box(dot.left + 0.1, dot.bottom + 0.1, 0.02, 0.02) for dot in dots]
     labels = placed(dots, [(1.2 if number % 5 else 0.2, 0.15) for number in range(len(dots))], line, page)
     assert all(page.holds(label) for label in labels)
     assert not any(one.meets(other) for one, other in combinations(labels, 2))
@@ -103,33 +77,64 @@ def test_more_labels_than_a_page_holds_are_all_drawn():
     assert len(placed(dots, [(0.3, 0.15)] * 40, [], Box(0, 0, 0.5, 0.5))) == 40
 
 
-def test_what_does_not_fit_is_hollow_and_the_rest_full():
-    scene = pareto_scene(PLAN)
-    dots = [shape for shape in scene.shapes if isinstance(shape, Block) and shape.radius]
-    hollow = [dot for dot in dots if dot.fill == WHITE]
-    assert (len(dots), len(hollow)) == (5 + 4, 1 + 1)  # with those that explain the signs
-    chosen = max(dots, key=lambda dot: dot.width)
-    [text] = [shape for shape in scene.shapes if isinstance(shape, Text) and shape.text == "3 chosen"]
-    assert chosen.fill == chosen.edge == text.colour
-    assert text.bold
+def drawn(plan):
+    figure = pareto_figure(plan)
+    [axes] = figure.axes
+    signs = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    return figure, axes, signs
 
 
-def test_the_line_joins_what_none_beats():
-    [line] = [shape for shape in pareto_scene(PLAN).shapes if isinstance(shape, Path) and shape.line == 1.2]
-    assert len(line.points) == 3
-    assert line.points == tuple(sorted(line.points))
+def test_plans_that_fit_no_package_are_hollow_and_the_chosen_one_is_large():
+    figure, _, signs = drawn(PLAN)
+    points = {line.get_xdata()[0]: line for line in signs}
+    assert {ms: line.get_ydata()[0] for ms, line in points.items()} == pytest.approx(
+        {60: 9, 80: 5, 100: 4, 110: 5, 200: 1}
+    )
+    assert [ms for ms, line in points.items() if line.get_markerfacecolor() == WHITE] == [80]
+    largest = max(signs, key=lambda line: line.get_markersize())
+    [label] = [text for text in figure.texts if text.get_text() == "3 chosen"]
+    assert largest is points[100]
+    assert label.get_color() == largest.get_markerfacecolor() == largest.get_markeredgecolor()
+    assert label.get_weight() == "bold"
 
 
-def test_everything_lies_on_the_page_and_is_labelled():
+def test_the_line_joins_the_plans_that_none_beats():
+    _, axes, _ = drawn(PLAN)
+    [line] = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert [*line.get_xdata()] == [60, 100, 200]
+
+
+@pytest.mark.parametrize(("dollars", "scale"), [(1.0, "linear"), (0.1, "log")])
+def test_an_axis_is_logarithmic_where_values_are_far_apart(dollars, scale):
+    _, axes, _ = drawn(competed((60, 4.5, 9, True), (200, dollars, 1, True)))
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", scale)
+    assert len(axes.get_xticks()) > 1
+    assert ("logarithmic scale of dollars" in axes.get_xlabel()) == (scale == "log")
+
+
+def test_every_text_lies_on_the_page_and_every_alternative_is_listed():
     long = ", then ".join(f"{number}x{number} (2 stages) at 1769 MB" for number in range(1, 12))
     plan = replace(PLAN, alternatives=(*PLAN.alternatives, Alternative(long, 99, 300.0, 2e-7, fits=True, chosen=False)))
-    scene = pareto_scene(plan)
-    texts = [shape for shape in scene.shapes if isinstance(shape, Text)]
-    assert all(0 < text.x < scene.width and 0 < text.y < scene.height for text in texts)
-    words = "\n".join(text.text for text in texts).replace("\N{NO-BREAK SPACE}", " ")
-    for wanted in ("dollars for a million queries", "milliseconds", "does not fit a function's package", "over redis"):
+    figure, axes, _ = drawn(plan)
+    page = figure.bbox.extents
+    for text in figure.texts:
+        left, bottom, right, top = text.get_window_extent().extents
+        assert page[0] <= left <= right <= page[2]
+        assert page[1] <= bottom <= top <= page[3]
+    words = "\n".join(text.get_text() for text in figure.texts)
+    for wanted in ("over redis", "then 11x11 (2 stages) at 1769 MB", "one function of 80 MB", "100.0"):
         assert wanted in words
-    assert "then 11x11 (2 stages) at 1769 MB" in words
+    assert axes.get_title("left") == "dollars for a million queries"
+    assert "milliseconds" in axes.get_xlabel()
+    assert "does not fit a function's package" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_labels_of_a_figure_do_not_overlap():
+    plan = competed(*((60 + 3 * number, 9 - number / 4, 9, number % 3 > 0) for number in range(20)))
+    figure, _, _ = drawn(plan)
+    labels = [text.get_window_extent() for text in figure.texts if text.get_horizontalalignment() == "center"]
+    assert len(labels) == 21
+    assert not any(one.overlaps(other) for one, other in combinations(labels, 2))
 
 
 @pytest.mark.parametrize("suffix", SIGNATURES)

@@ -208,7 +208,7 @@ def test_wrong_input_is_told_in_a_line(scenario, arguments, kind, says):
     ("text", "says"),
     [
         ("slo_ms = ", "not TOML"),
-        ("slo_ms = 300", r"\[lambda\] is missing"),
+        ("slo_ms = 300", "lacks 'instance', 'lambda'"),
         (TOML.replace("qps = 60", "qps = 0"), "qps"),
         (TOML.replace("batches = [[1, 18], [8, 120]]", "batches = []"), "batches"),
     ],

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from drivers.batching import Batching, BatchTerms
 from drivers.clock import Clock
@@ -23,8 +23,7 @@ from serfer.core.run import Failure
 from serfer.core.wire import MAX_BATCH, Report, Task
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What a task asks of an invocation: images, and bytes of tensors in its payload and in its answer.
 
     It must have been computed by `latest`, on the driver's clock.
@@ -35,7 +34,8 @@ class Demand:
     answer: int
     latest: float = math.inf
 
-    def __add__(self, other: Demand) -> Demand:
+    def plus(self, other: Demand) -> Demand:
+        """Return what both ask together."""
         return Demand(
             self.images + other.images,
             self.payload + other.payload,
@@ -69,7 +69,7 @@ def fill(first: Demand, others: Iterable[Demand], bounds: Bounds, now: float) ->
     for place, other in enumerate(others):
         if len(chosen) + 1 >= bounds.tasks:
             break
-        together = total + other
+        together = total.plus(other)
         if bounds.admit(together, now):
             chosen.append(place)
             total = together
@@ -94,25 +94,21 @@ class Owner(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """A try of a query's task, which answers with `answer_bytes` of tensors; the lowest `age` is the oldest query's.
+    """A try of a query's task, at a `place`: stage, tile and number of the attempt.
 
-    One that goes `alone` shares no invocation.
+    It answers with `answer_bytes` of tensors; the lowest `age` is the oldest query's. One that goes `alone` shares no
+    invocation.
     """
 
     owner: Owner
+    place: tuple[int, int, int]
     task: Task
-    number: int
     age: int
     deadline: float
     answer_bytes: int
     alone: bool
     group: Hashable = None  # those that it may share an invocation with, while it waits
     carrier: asyncio.Task[None] = field(init=False)  # waits for its slot
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Its stage, tile and number."""
-        return self.task.stage, self.task.tile, self.number
 
 
 class WaitingGroups:
@@ -177,9 +173,9 @@ class Dispatcher:
         self._functions = functions
         self._timeout_s = timeout_s
         self._oldest_first = oldest_first
-        self._tensor_bytes = tensor_bytes
         self._clock = clock
         self._batching = batching or Batching({}, most=1, passing_s=0.0)
+        self._bounds = [_bounds(self._batching, stage, tensor_bytes) for stage in range(len(functions))]
         self._slots = PrioritySemaphore(concurrency)
         self._waiting = WaitingGroups()
         self._arrivals = itertools.count()
@@ -190,9 +186,9 @@ class Dispatcher:
 
     def start(self, attempt: Attempt) -> asyncio.Task[None]:
         """Queue an attempt, and return the asyncio task that waits for its slot."""
-        stage = attempt.task.stage
-        if not attempt.alone and stage not in self._batching.stages and self._bundle(stage) > 1:
-            function = self._functions[stage][attempt.task.tile]
+        stage, tile, _ = attempt.place
+        if not attempt.alone and stage not in self._batching.stages and self._bounds[stage].tasks > 1:
+            function = self._functions[stage][tile]
             demand = Demand(attempt.task.batch, attempt.task.payload_bytes, attempt.answer_bytes)
             self._waiting.join((attempt.task.query, stage, function), attempt, demand)
         attempt.carrier = asyncio.get_running_loop().create_task(self._carry(attempt))
@@ -238,21 +234,12 @@ class Dispatcher:
 
     def _take(self, first: Attempt, now: float) -> list[Attempt]:
         """Take an attempt that got its slot, and those that go with it, out of the queue."""
-        members = [first] if first.group is None else self._waiting.take(first, self._bounds(first.task.stage), now)
+        members = [first] if first.group is None else self._waiting.take(first, self._bounds[first.task.stage], now)
         for member in members:
             if member is not first:
                 member.carrier.cancel()
             member.owner.sent(member, first.carrier)
         return members
-
-    def _bounds(self, stage: int) -> Bounds:
-        terms, most = self._batching.stages.get(stage), self._batching.most
-        if terms is None:
-            return Bounds(self._bundle(stage), MAX_BATCH, self._tensor_bytes)
-        return Bounds(most, most, self._tensor_bytes, terms.image_s)
-
-    def _bundle(self, stage: int) -> int:
-        return self._batching.bundles[stage] if self._batching.bundles else 1
 
     async def _results(self, members: Sequence[Attempt]) -> Sequence[Report | Failure]:
         """Invoke a function for one task, or once for several."""
@@ -261,6 +248,14 @@ class Dispatcher:
         if len(tasks) > 1 and self._shared is not None:
             return await self._shared.invoke_shared(function, tasks, self._timeout_s)
         return [await self._invoker.invoke(function, tasks[0], self._timeout_s)]
+
+
+def _bounds(batching: Batching, stage: int, tensor_bytes: int) -> Bounds:
+    """Return what an invocation of a stage takes: a batch of images, or else a bundle of one query's tiles."""
+    terms = batching.stages.get(stage)
+    if terms is not None:
+        return Bounds(batching.most, batching.most, tensor_bytes, terms.image_s)
+    return Bounds(batching.bundles[stage] if batching.bundles else 1, MAX_BATCH, tensor_bytes)
 
 
 def _batch_demand(attempt: Attempt, terms: BatchTerms) -> Demand:

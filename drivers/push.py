@@ -192,8 +192,8 @@ class _Query:
         task = self._tasks.task(stage, tile, self._run.stages)
         attempt = Attempt(
             owner=self,
+            place=(stage, tile, number),
             task=task,
-            number=number,
             age=self._request.age,
             deadline=self._request.deadline,
             answer_bytes=self._tasks.answer_bytes(task),
@@ -221,7 +221,8 @@ class _Query:
     def sent(self, attempt: Attempt, carrier: asyncio.Task[None]) -> None:
         """Take note that an attempt has left the queue, and which asyncio task invokes it."""
         del self._queued[attempt.place]
-        self._store.watch(carrier)
+        if carrier is not attempt.carrier:
+            self._store.watch(carrier)
         self._handle(TaskStarted(*attempt.place))
 
     def ended(self, attempt: Attempt, result: Report | Failure, took_s: float) -> None:

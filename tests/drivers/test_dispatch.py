@@ -15,7 +15,7 @@ TERMS = BatchTerms(image_s=1.0, rest_s=10.0)
 
 def attempt(number, *, age=0, batch=1, payload=0, answer=0, deadline=100.0):
     task = Task("d" * 64, f"{number:032x}", 1, 0, batch, 60.0, Crop("uint8", bytes(payload)))
-    return Attempt(SimpleNamespace(), task, 0, age, deadline, answer, alone=False)
+    return Attempt(SimpleNamespace(), (1, 0, 0), task, age, deadline, answer, alone=False)
 
 
 def batch_of(first, others, *, most=4, limit=1000, image_s=0.0, now=0.0):
@@ -94,9 +94,9 @@ def test_a_shared_invocation_keeps_to_its_bounds_and_leaves_out_only_what_does_n
     assert len(chosen) < bounds.tasks
     total = first
     for place, other in enumerate(others):
-        fits = bounds.admit(total + other, now) and sum(taken < place for taken in chosen) + 1 < bounds.tasks
+        fits = bounds.admit(total.plus(other), now) and sum(taken < place for taken in chosen) + 1 < bounds.tasks
         assert (place in chosen) == fits
-        total = total + other if fits else total
+        total = total.plus(other) if fits else total
     if chosen:
         members = [first, *(others[place] for place in chosen)]
         images = sum(one.images for one in members)

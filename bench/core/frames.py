@@ -10,8 +10,8 @@ _LENGTH = 4  # bytes of a frame's length
 
 
 def pipe_of(pipe: IO[bytes] | None) -> IO[bytes]:
-    """Return a pipe that Popen was asked for."""
-    assert pipe is not None  # noqa: S101 - Popen was asked for it
+    """Return a pipe of Popen, which was made with it."""
+    assert pipe is not None  # noqa: S101 - Popen was made with it
     return pipe
 
 

@@ -37,7 +37,7 @@ def null_output(plan: Plan, task: Task) -> bytes:
 class NullInvoker:
     """Answers every task after `service_s` seconds with zeros of the length that its tile writes.
 
-    What no answer carries is written for the last stage only: nobody else reads it.
+    Outputs that no answer carries are written for the last stage only: no other is read.
     """
 
     def __init__(self, plan: Plan, store: Store, service_s: float) -> None:

@@ -18,7 +18,7 @@ _END_S = 60.0
 
 @contextmanager
 def serving(command: str, directory: Path, options: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run `serfer serve` or `serfer instance` on a plan directory, and yield what it said of itself.
+    """Run `serfer serve` or `serfer instance` on a plan directory, and yield the report that it starts with.
 
     Raises UnavailableError where it does not come up.
     """

@@ -178,7 +178,7 @@ def _boto3(url: str, tasks: Sequence[tuple[str, Task]]) -> float:
     return (time.process_time() - started) / len(payloads) * _MS_PER_S
 
 
-def report(result: DriverOverhead) -> Results:
+def results(result: DriverOverhead) -> Results:
     """Return rates and processor times with and without the driver."""
     rows = (
         ("driver and client", f"{result.driver_rate:,.0f}", f"{result.driver_ms:.3f}"),
@@ -206,6 +206,6 @@ def command(
     """What the driver costs by itself: a burst over functions that do nothing, against the bare client and boto3."""
     with status_line() as progress:
         result = measure(bench_plan(plan, load_settings(), progress), queries, progress)
-    publish(report(result), as_json=as_json)
+    publish(results(result), as_json=as_json)
     if result.lost:
         raise SerferError(f"{result.lost} of {result.queries} queries were lost")

@@ -111,7 +111,7 @@ def _processor_s() -> dict[str, float]:
     return spent
 
 
-def report(result: Overhead) -> Results:
+def results(result: Overhead) -> Results:
     """Return the pipeline's processor time beside the unsplit forward pass's."""
     times = {**result.shares_ms, "pipeline, all of it": result.pipeline_ms, "unsplit forward pass": result.unsplit_ms}
     low, high = min(result.ratios), max(result.ratios)
@@ -141,5 +141,5 @@ def command(
     directory = plan_of(model, plan)
     with opened(directory, None, "local") as pipeline, status_line() as progress:
         result = measure(pipeline, unsplit(pipeline.plan, directory), rounds, queries, progress)
-    publish(report(result), as_json=as_json)
+    publish(results(result), as_json=as_json)
     require_at_most(result.ratio, at_most, f"the pipeline takes {result.ratio:.2f} times the unsplit pass")

@@ -1,4 +1,4 @@
-"""A plan's tiles computed by threads of one process, without any orchestration: what the pipeline is held against.
+"""A plan's tiles computed by threads of one process, without any orchestration: the pipeline's reference.
 
 Maps lie in memory, a stage's tiles are taken by whichever thread is free, and nothing is encoded, sent or stored.
 """

@@ -197,7 +197,7 @@ def measure(
     options: Options | None = None,
     progress: Progress = lambda _: None,
 ) -> Comparisons:
-    """Plan every network at each size (its own and 896 px, unless said) with both planners.
+    """Plan every network at each size (by default its own and 896 px) with both planners.
 
     Raises ModelError for an unknown network, or one of which no plan fits.
     """

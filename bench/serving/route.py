@@ -285,7 +285,7 @@ def _keys(steps: Sequence[Step]) -> list[str]:
         f"gpu: {total['gpu']:,} ran on instances",
         "on: instances that are paid for, those that boot among them",
         "serving: instances that the driver sends queries to",
-        "p50: half of the queries were faster, counted from when they were due",
+        "p50: half of the queries were faster, counted from their scheduled arrivals",
         "p99: of a hundred queries, one was slower",
     ]
 

@@ -20,8 +20,6 @@ from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.inline import inline_stages
 from serfer.plan_directory import check_artefacts, load_plan
-from serfer.settings import Settings
-from tests.e2e.small import split_small
 
 PATIENCE = 60.0
 LOGITS = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
@@ -233,31 +231,25 @@ class TestChoice:
             scenarios.chosen(*choice)
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    return Settings(cache_dir=tmp_path_factory.mktemp("cache"), local_concurrency=8)
+@pytest.fixture
+def eight(settings):
+    return settings.model_copy(update={"local_concurrency": 8})
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    """Four tiles, four tiles, one; what is handed on rides along."""
-    return split_small(tmp_path_factory.mktemp("small"))
-
-
-def test_a_plan_is_made_to_hand_on_through_the_store_and_stays_whole(plan, settings):
-    before = (plan / "plan.json").read_bytes()
-    stored = chaos_plan(None, plan, settings, lambda _: None)
+def test_a_plan_is_made_to_hand_on_through_the_store_and_stays_whole(directory, eight):
+    before = (directory / "plan.json").read_bytes()
+    stored = chaos_plan(None, directory, eight, lambda _: None)
     found = load_plan(stored)
     check_artefacts(found, stored)
     assert inline_stages(found, 1, 1 << 22) == (False, False, True)
-    assert (plan / "plan.json").read_bytes() == before
-    assert through_store(stored, settings) == stored
+    assert (directory / "plan.json").read_bytes() == before
+    assert through_store(stored, eight) == stored
 
 
 @pytest.fixture
-def suite(plan, settings):
+def suite(directory, eight):
     def make(queries, seconds=300.0, store=None):
-        return scenarios.prepared(scenarios.Options(None, plan, queries, store, seconds), settings, lambda _: None)
+        return scenarios.prepared(scenarios.Options(None, directory, queries, store, seconds), eight, lambda _: None)
 
     return make
 
@@ -288,10 +280,10 @@ def test_no_fault_loses_a_query(suite, name):
         assert found.problems == ()
 
 
-def test_the_command_fails_where_a_scenario_does_and_shows_all_of_them(monkeypatch, plan):
+def test_the_command_fails_where_a_scenario_does_and_shows_all_of_them(monkeypatch, directory):
     outcomes = [skipped("killed", 2), replace(skipped("calm", 2), problems=())]
     monkeypatch.setattr(scenarios, "measure", lambda *_: outcomes)
-    result = CliRunner().invoke(app, ["bench", "chaos", "--plan", str(plan), "--queries", "2", "--only", "killed"])
+    result = CliRunner().invoke(app, ["bench", "chaos", "--plan", str(directory), "--queries", "2", "--only", "killed"])
     assert isinstance(result.exception, SerferError)
     assert result.exception.exit_code == 1
     assert str(result.exception) == "1 of 2 scenarios went wrong: killed"

@@ -12,12 +12,7 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from splitter.network import zoo
-from tests.e2e.small import GRIDS, SIZE, split_small
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return split_small(tmp_path_factory.mktemp("small"))
+from tests.e2e.small import GRIDS, SIZE
 
 
 @pytest.fixture

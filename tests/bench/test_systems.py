@@ -38,17 +38,6 @@ HEADERS = 1.1  # of what is stored: what the baselines' objects may have besides
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    return Settings(cache_dir=tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """Four tiles, four tiles, one."""
-    return split_small(tmp_path_factory.mktemp("small"), grids=GRIDS)
-
-
-@pytest.fixture(scope="module")
 def plan(directory):
     return load_plan(directory)
 

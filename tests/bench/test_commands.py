@@ -9,12 +9,6 @@ from typer.testing import CliRunner
 from bench.load.results import read_result
 from serfer.cli.main import app
 from serfer.core.errors import InputError, PlanError, QueryError, UsageError
-from tests.e2e.small import split_small
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    return split_small(tmp_path_factory.mktemp("bench"))
 
 
 def bench(*arguments):
@@ -25,9 +19,9 @@ def bench(*arguments):
     return result
 
 
-def test_a_burst_through_threads_beside_the_unsplit_network(plan, tmp_path):
+def test_a_burst_through_threads_beside_the_unsplit_network(directory, tmp_path):
     options = ("--queries", 12, "--rounds", 2, "--workers", "inprocess", "--system", "serfer", "--system", "unsplit")
-    shown = bench("burst", "--plan", plan, *options, "--out", tmp_path / "out").output
+    shown = bench("burst", "--plan", directory, *options, "--out", tmp_path / "out").output
     assert "small: a burst of 12" in shown
     found = read_result(tmp_path / "out")
     assert found.systems == ("serfer", "unsplit")
@@ -41,18 +35,18 @@ def test_a_burst_through_threads_beside_the_unsplit_network(plan, tmp_path):
     assert (tmp_path / "out" / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_function_is_the_same_network_in_one_task(plan, monkeypatch, tmp_path):
+def test_one_function_is_the_same_network_in_one_task(directory, monkeypatch, tmp_path):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))
     options = ("--workers", "inprocess", "--system", "function", "--rounds", 1)
-    found = json.loads(bench("burst", "--plan", plan, "--queries", 3, *options, "--json").output)
+    found = json.loads(bench("burst", "--plan", directory, "--queries", 3, *options, "--json").output)
     assert [(one["system"], one["answered"], one["bytes_per_query"]) for one in found["rounds"]] == [("function", 3, 0)]
 
 
-def test_fair_release_answers_the_middle_of_a_burst_earlier(plan):
+def test_fair_release_answers_the_middle_of_a_burst_earlier(directory):
     """In tasks' order of arrival, every query waits for all others' first stages."""
     orders = ("--order", "oldest", "--order", "arrival")
     options = ("--workers", "null", "--service-ms", 5, "--concurrency", 4, "--rounds", 1, *orders)
-    found = json.loads(bench("burst", "--plan", plan, "--queries", 60, *options, "--json").output)
+    found = json.loads(bench("burst", "--plan", directory, "--queries", 60, *options, "--json").output)
     fair, unfair = found["rounds"]
     assert (fair["system"], unfair["system"]) == ("serfer, oldest first", "serfer, order of arrival")
     middle, late = (one["latency"]["p50"] / one["latency"]["max"] for one in (fair, unfair))
@@ -60,17 +54,17 @@ def test_fair_release_answers_the_middle_of_a_burst_earlier(plan):
     assert (fair["answered"], unfair["answered"]) == (60, 60)
 
 
-def test_thousands_of_queries_through_null_workers_leave_nothing_open(plan):
+def test_thousands_of_queries_through_null_workers_leave_nothing_open(directory):
     options = ("--workers", "null", "--service-ms", 0, "--concurrency", 50, "--rounds", 1)
-    found = json.loads(bench("burst", "--plan", plan, "--queries", 1000, *options, "--json").output)
+    found = json.loads(bench("burst", "--plan", directory, "--queries", 1000, *options, "--json").output)
     [one] = found["rounds"]
     assert (one["answered"], one["retries"], one["failures"]) == (1000, 0, [])
     assert one["end"]["descriptors"] <= one["start"]["descriptors"]
 
 
-def test_a_uniform_load_compared_with_itself(plan, tmp_path):
+def test_a_uniform_load_compared_with_itself(directory, tmp_path):
     options = ("--workers", "null", "--rps", 200, "--seconds", 0.2, "--pattern", "poisson", "--rounds", 3)
-    bench("uniform", "--plan", plan, *options, "--out", tmp_path)
+    bench("uniform", "--plan", directory, *options, "--out", tmp_path)
     found = read_result(tmp_path)
     assert [one.sent for one in found.rounds] == [40] * 3
     lines = [json.loads(line) for line in bench("compare", tmp_path, tmp_path, "--json").output.splitlines()]
@@ -78,10 +72,10 @@ def test_a_uniform_load_compared_with_itself(plan, tmp_path):
     assert "p50 latency" in bench("compare", tmp_path, tmp_path / "result.json").output
 
 
-def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(plan):
+def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(directory):
     options = ("--workers", "null", "--service-ms", 2500, "--patience-s", 1, "--warm-up", 0, "--rounds", 1)
     with pytest.raises(QueryError, match="2 of 2 queries had no right answer"):
-        bench("burst", "--plan", plan, "--queries", 2, *options)
+        bench("burst", "--plan", directory, "--queries", 2, *options)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +90,9 @@ def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(plan):
         (("--out", "/proc/nowhere"), InputError, "--out '/proc/nowhere' is not a directory"),
     ],
 )
-def test_what_contradicts_itself_is_refused(plan, arguments, error, words):
+def test_what_contradicts_itself_is_refused(directory, arguments, error, words):
     with pytest.raises(error, match=words):
-        bench("burst", "--plan", plan, *arguments)
+        bench("burst", "--plan", directory, *arguments)
 
 
 def test_a_directory_that_is_no_plan_is_refused(tmp_path):
@@ -122,8 +116,10 @@ def test_stores_are_measured_at_every_size_and_left_empty(tmp_path):
     assert (tmp_path / "out" / "rows.csv").read_text().count("\n") == len(lines) + 1
 
 
-def test_the_hot_paths_parts_are_measured(plan):
-    lines = [json.loads(line) for line in bench("micro", "--plan", plan, "--rounds", 1, "--json").output.splitlines()]
+def test_the_hot_paths_parts_are_measured(directory):
+    lines = [
+        json.loads(line) for line in bench("micro", "--plan", directory, "--rounds", 1, "--json").output.splitlines()
+    ]
     parts = {line["part"] for line in lines}
     assert len(parts) == len(lines)
     assert {"sign its request", "assemble a tile's pieces", "run machine, a query of 9 tasks"} <= parts

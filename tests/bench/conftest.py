@@ -1,0 +1,17 @@
+"""A small plan and a cache that all benchmarks share: functions' packages are built once."""
+
+import pytest
+
+from serfer.settings import Settings
+from tests.e2e.small import GRIDS, split_small
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory):
+    return Settings(cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory):
+    """Four tiles, four tiles, one; what is handed on rides along."""
+    return split_small(tmp_path_factory.mktemp("small"), grids=GRIDS)

@@ -243,7 +243,9 @@ class Loads:
 
     def _kind(self, graph: Graph, index: int) -> int:
         """Number a node so that nodes whose work is the same have the same number: networks repeat their blocks."""
-        key = index, graph.nodes[index].attributes.get("grid")
+        node = graph.nodes[index]
+        tiles = graph.shapes[node.inputs[0]] if node.kind == operators.TILE_SUM else node.attributes.get("grid")
+        key = index, tiles
         if key not in self._known_kinds:
             self._known_kinds[key] = self._kinds.setdefault(likeness(graph, graph.nodes[index]), len(self._kinds))
         return self._known_kinds[key]

@@ -26,7 +26,7 @@ from splitter.network.source import Array, Progress, Source, load
 from splitter.plan_dir.assemble import PackageOverflowError, assemble
 from splitter.plan_dir.check import check_exact
 from splitter.plan_dir.output_directory import appearing_whole, place_for
-from splitter.planning.package_fit import Wishes, fit
+from splitter.planning.package_fit import SplitOptions, fit
 from splitter.planning.planner import Budget, memory_sizes
 from splitter.tiling.grids import GridLike, parse_grids
 
@@ -100,7 +100,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     place = place_for(Path(out), [Path(item) for item in (model, calibration) if isinstance(item, Path | str)])
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses what is none
-    wishes = Wishes(
+    options = SplitOptions(
         parse_grids(grids),
         None if stages == "auto" else _whole_number(stages),
         tuple(cuts),
@@ -133,7 +133,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
     with appearing_whole(place) as directory:
-        plan = _planned(source, graph, wishes, budget, images, directory, progress)
+        plan = _planned(source, graph, options, budget, images, directory, progress)
         progress("checking the parts against the whole")
         check_exact(plan, directory, source, _check_batch(sample), graph.rounding)
     return plan
@@ -159,7 +159,7 @@ def _described(
 def _planned(
     source: Source,
     graph: Graph,
-    wishes: Wishes,
+    options: SplitOptions,
     budget: Budget,
     images: Calibration | None,
     directory: Path,
@@ -169,7 +169,7 @@ def _planned(
     reserve, limit = 0, budget.limit
     for tries in range(1, _CHOICES + 1):
         tighter = replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve))
-        decision = fit(graph, wishes, tighter, images, progress)
+        decision = fit(graph, options, tighter, images, progress)
         try:
             return assemble(decision, source, graph, budget, directory, progress, reserve)
         except PackageOverflowError as overflow:

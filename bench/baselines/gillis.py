@@ -40,7 +40,7 @@ from serfer.core.geometry import Grid
 from serfer.core.units import FLOAT_BYTES
 from splitter.network.graph import Graph
 from splitter.planning.planner import WORKER_MB, Budget, column_bytes, memory_needed
-from splitter.planning.stage_costs import Load, Loads
+from splitter.planning.stage_costs import StageEnumerator, StageWork
 from splitter.tiling.cuts import Cut, cut_points, weight_bytes
 from splitter.tiling.grids import ONE
 
@@ -194,63 +194,63 @@ class Gillis:
 
     def _offers(self) -> Iterator[Offer]:
         """Yield every group on every grid, by workers alone and with part 0 on the master."""
-        loads = Loads(self._graph, self._cuts, self._budget.profiles)
+        stages = StageEnumerator(self._graph, self._cuts, self._budget.profiles)
         for left, right in combinations(self._cuts, 2):
-            load = loads.whole(left, right)
-            yield self._alone(load)
-            yield from self._forked(load, here=False)
+            work = stages.whole(left, right)
+            yield self._alone(work)
+            yield from self._forked(work, here=False)
         for grid in self._options.grids:
             if grid != ONE:
-                for load in loads.spread(grid):
+                for work in stages.tiled(grid):
                     for here in (False, True):
-                        yield from self._forked(load, here=here)
+                        yield from self._forked(work, here=here)
 
-    def _alone(self, load: Load) -> Offer:
+    def _alone(self, work: StageWork) -> Offer:
         """Return a group that the master computes by itself: nothing is moved."""
-        held = self._held(load)
-        ns = np.where(self._suffices(load, held), _nanoseconds(self._computed(load)), _NEVER)[:, None]
-        return Offer(load.start, load.stop, ONE, here=True, held=held, ns=ns, usd=np.zeros(0))
+        held = self._held(work)
+        ns = np.where(self._suffices(work, held), _nanoseconds(self._computed(work)), _NEVER)[:, None]
+        return Offer(work.start, work.stop, ONE, here=True, held=held, ns=ns, usd=np.zeros(0))
 
-    def _forked(self, load: Load, *, here: bool) -> Iterator[Offer]:
+    def _forked(self, work: StageWork, *, here: bool) -> Iterator[Offer]:
         """Yield a group on workers, unless their payloads are too large."""
         first = 1 if here else 0
-        elements = np.sum([reading.elements for reading in load.readings], axis=0)[first:]
-        read, written = elements * (FLOAT_BYTES if load.start else 1), load.written[first:] * FLOAT_BYTES
+        elements = np.sum([reading.elements for reading in work.accesses], axis=0)[first:]
+        read, written = elements * (FLOAT_BYTES if work.start else 1), work.written[first:] * FLOAT_BYTES
         functions = self._budget.platform.functions
         if _BASE64 * max(read.max(), written.max()) > functions.sync_payload_limit:
             return
-        held, carried, codec = self._held(load), read + written, self._options.codec_rate
-        worker = self._tasks(load)[:, first:] + carried / codec + _BASE64 * carried / functions.bandwidth
+        held, carried, codec = self._held(work), read + written, self._options.codec_rate
+        worker = self._tasks(work)[:, first:] + carried / codec + _BASE64 * carried / functions.bandwidth
         memory = np.array(self._options.memory_mb)
         usd = (billed_usd(memory[:, None], worker, functions) + functions.price_request).sum(axis=1)
         waiting = invoke_seconds(len(carried), functions) + worker.max(axis=1)
-        mine = self._computed(load) if here else np.zeros(len(memory))
+        mine = self._computed(work) if here else np.zeros(len(memory))
         seconds = len(carried) * DISPATCH_SECONDS + carried.sum() / codec + np.maximum(mine[:, None], waiting)
-        enough = self._suffices(load, held)
+        enough = self._suffices(work, held)
         able = enough & (enough[:, None] if here else True)
         ns = np.where(able, _nanoseconds(seconds), _NEVER)
-        yield Offer(load.start, load.stop, load.grid, here, held if here else 0, ns, usd)
+        yield Offer(work.start, work.stop, work.grid, here, held if here else 0, ns, usd)
 
-    def _tasks(self, load: Load) -> Floats:
+    def _tasks(self, work: StageWork) -> Floats:
         """Return what each tile's computing takes in a function of its own, a row for each memory."""
         memory = np.array(self._options.memory_mb, dtype=float)[:, None]
-        return task_seconds(_computing(load.serial_s, load.parallel_s), memory, self._budget.platform)
+        return task_seconds(_computing(work.serial_s, work.parallel_s), memory, self._budget.platform)
 
-    def _computed(self, load: Load) -> Floats:
+    def _computed(self, work: StageWork) -> Floats:
         """Return what part 0 takes on the master, which is running already, for each memory."""
         bare = task_seconds(_computing(0.0, 0.0), 1.0, self._budget.platform)
-        return np.asarray(self._tasks(load)[:, 0] - bare)
+        return np.asarray(self._tasks(work)[:, 0] - bare)
 
-    def _suffices(self, load: Load, held: int) -> NDArray[np.bool_]:
+    def _suffices(self, work: StageWork, held: int) -> NDArray[np.bool_]:
         """Say for each memory whether a function of it can run a part with so many bytes of weights, as ours must."""
-        need = memory_needed(self._graph, load.start, load.stop, held)
+        need = memory_needed(self._graph, work.start, work.stop, held)
         return np.array([size >= need and held <= self.capacity(size) for size in self._options.memory_mb])
 
-    def _held(self, load: Load) -> int:
+    def _held(self, work: StageWork) -> int:
         """Return the bytes of weights that a part needs: all, or its columns'. The first part has the most columns."""
-        if not load.grid.columns:
-            return weight_bytes(self._graph, load.start, load.stop)
-        return column_bytes(self._graph, self._graph.nodes[load.start : load.stop], load.grid)
+        if not work.grid.columns:
+            return weight_bytes(self._graph, work.start, work.stop)
+        return column_bytes(self._graph, self._graph.nodes[work.start : work.stop], work.grid)
 
 
 @dataclass(frozen=True)

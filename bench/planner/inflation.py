@@ -51,7 +51,7 @@ def measure(
     Weights are not limited here. Raises UsageError for a grid of columns, or more groups than the network has.
     """
     choice = parse_grids(grid)
-    if choice.wanted is None or choice.wanted.columns or choice.wanted.tiles == 1:
+    if choice.requested is None or choice.requested.columns or choice.requested.tiles == 1:
         raise UsageError(f"give one grid of tiles such as 2x2, not {grid!r}")
     progress("reading the network")
     source, _ = load(model, np.zeros((1, 3, size, size), dtype=np.float32))

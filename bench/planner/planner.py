@@ -31,7 +31,7 @@ from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.planning.explanation import unsplit
-from splitter.planning.planner import Budget, Choice, Storage, choices_of, memory_sizes, prepare
+from splitter.planning.planner import Budget, Choice, WeightStorage, choices_of, memory_sizes, prepare
 from splitter.planning.search import COST, LATENCY, Chain, Search
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
@@ -66,7 +66,7 @@ class Network:
     def search(self) -> Search:
         """Every plan of ours; columns of a layer that is too large for a function may go to several."""
         cuts = cut_points(self.graph, self.budget.limit.room)
-        search = prepare(self.graph, cuts, GridChoice(), None, self.budget, Storage(spread=True))
+        search = prepare(self.graph, cuts, GridChoice(), None, self.budget, WeightStorage(spread=True))
         if search.fastest is None:
             raise ModelError(f"no plan of {self.name} at {self.size} px fits")
         return search

@@ -21,14 +21,14 @@ _PLAIN = frozenset(ir.DataType[name] for name in ("FLOAT", "DOUBLE", "FLOAT16", 
 
 
 @dataclass(frozen=True)
-class LightModel:
+class ExternalWeightsModel:
     """An ONNX model: `proto` reads the constants in `large` as inputs, and keeps small ones (shapes, axes) itself."""
 
     proto: onnx.ModelProto
     large: Weights
 
     @classmethod
-    def of(cls, model: ir.Model) -> LightModel:
+    def of(cls, model: ir.Model) -> ExternalWeightsModel:
         """Take the large constants out of a model, which stays as it is; the arrays are its own, not copies."""
         model = model.clone()
         LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
@@ -54,7 +54,7 @@ class LightModel:
                 model.graph.register_initializer(value)
         return model
 
-    def with_constants(self, values: Weights) -> LightModel:
+    def with_constants(self, values: Weights) -> ExternalWeightsModel:
         """Return the model with more constants, of which `proto` gets the small ones."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -64,7 +64,7 @@ class LightModel:
             proto.graph.input.append(helper.make_tensor_value_info(name, kind, value.shape))
         small = {name: value for name, value in values.items() if name not in large}
         proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in small.items())
-        return LightModel(proto, self.large | large)
+        return ExternalWeightsModel(proto, self.large | large)
 
     @property
     def inputs(self) -> list[ValueInfoProto]:

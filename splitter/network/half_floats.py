@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
-from splitter.network.external_weights import LightModel
+from splitter.network.external_weights import ExternalWeightsModel
 
 ROUNDING = 1e-2
 """How far fp16's roundings may take a network's answer, relative to the range of its logits."""
@@ -25,12 +25,12 @@ _KINDS = frozenset({"to", "dtype", "output_dtype"})
 class Widened:
     """A model in float32, the constants whose values are fp16 numbers, and whether roundings to fp16 were left out."""
 
-    model: LightModel
+    model: ExternalWeightsModel
     half: frozenset[str] = frozenset()
     rounded: bool = False
 
 
-def widened(model: LightModel) -> Widened:
+def widened(model: ExternalWeightsModel) -> Widened:
     """Return the model with float32 in place of fp16, if it computes in fp16 rather than only storing weights in it."""
     graph = model.proto.graph
     given = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in model.inputs)

@@ -22,10 +22,10 @@ from onnxscript import ir
 from serfer.core.errors import ModelError
 from splitter.network import half_floats, whole_numbers
 from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
-from splitter.network.external_weights import LightModel
+from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
 from splitter.network.half_floats import widened
-from splitter.network.transpose_sinking import with_images_first
+from splitter.network.transpose_sinking import with_batch_first
 from splitter.network.unsupported import check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.network.whole_numbers import in_whole_numbers
 from splitter.tiling.operators import axes_of_output
@@ -38,12 +38,12 @@ _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
 
 
-def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> Graph:
+def from_onnx(model: onnx.ModelProto | ExternalWeightsModel, height: int, width: int) -> Graph:
     """Make the graph of an ONNX model at an input of height x width.
 
     Raises ModelError for a model that is not one image in, one (N, K) score tensor out.
     """
-    light = model if isinstance(model, LightModel) else LightModel.of(ir.from_proto(model))
+    light = model if isinstance(model, ExternalWeightsModel) else ExternalWeightsModel.of(ir.from_proto(model))
     light = _with_static_input(light, height, width)
     try:
         wide = widened(_simplified(_without_late_windows(light)))
@@ -58,7 +58,7 @@ def from_onnx(model: onnx.ModelProto | LightModel, height: int, width: int) -> G
         check_kinds(light.proto)  # says more, if that is the reason
         check_windows(shape_inference.infer_shapes(light.proto))  # same
         raise ModelError(f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}") from error
-    graph = with_images_first(without_identities(_read(light)))
+    graph = with_batch_first(without_identities(_read(light)))
     rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
@@ -69,7 +69,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _with_static_input(model: LightModel, height: int, width: int) -> LightModel:
+def _with_static_input(model: ExternalWeightsModel, height: int, width: int) -> ExternalWeightsModel:
     """Fix the input to (1, C, height, width), so that every shape becomes a number."""
     inputs, outputs = model.inputs, model.proto.graph.output
     if len(inputs) != 1 or len(outputs) != 1:
@@ -100,11 +100,11 @@ def _with_static_input(model: LightModel, height: int, width: int) -> LightModel
     return fixed
 
 
-def _simplified(model: LightModel) -> LightModel:
+def _simplified(model: ExternalWeightsModel) -> ExternalWeightsModel:
     """Inline functions and fold constants, and keep only what the output depends on."""
     whole = model.whole()
     onnxscript.optimizer.optimize_ir(whole, should_fold=_is_no_growth)
-    model = LightModel.of(whole)
+    model = ExternalWeightsModel.of(whole)
     graph = model.proto.graph
     needed = {graph.output[0].name}
     kept = []
@@ -135,7 +135,7 @@ def _read_by(node: onnx.NodeProto) -> Iterator[str]:
             yield from _read_by(inner)
 
 
-def _folded(model: LightModel) -> LightModel:
+def _folded(model: ExternalWeightsModel) -> ExternalWeightsModel:
     """Compute what depends on constants alone, which the optimizer leaves to be done: quantised weights, pads."""
     graph = model.proto.graph
     constant = {tensor.name for tensor in graph.initializer} | model.large.keys()
@@ -180,7 +180,7 @@ def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
     return kind.itemsize * prod(_static_shape(value))
 
 
-def _computed(model: LightModel, nodes: list[onnx.NodeProto], names: list[str]) -> Weights:
+def _computed(model: ExternalWeightsModel, nodes: list[onnx.NodeProto], names: list[str]) -> Weights:
     """Run operators that read constants alone; large ones are given to them as inputs."""
     read = {name for node in nodes for name in node.input}
     body = helper.make_graph(
@@ -196,7 +196,7 @@ def _computed(model: LightModel, nodes: list[onnx.NodeProto], names: list[str]) 
     return dict(zip(names, session.run(names, given), strict=True))
 
 
-def _without_late_windows(light: LightModel) -> LightModel:
+def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
     """Write pools in floor mode where ceil mode adds a window that would start past the map.
 
     ONNX leaves such a window out, and so do runtimes; ONNX's shape inference counts it.
@@ -250,7 +250,7 @@ def _values(model: onnx.ModelProto) -> _Values:
     return _Values({value.name: _static_shape(value) for value in values}, frozenset(others))
 
 
-def _read(light: LightModel) -> Graph:
+def _read(light: ExternalWeightsModel) -> Graph:
     model = light.proto
     weights = light.large | {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     values = _values(model)

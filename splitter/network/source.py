@@ -28,7 +28,7 @@ from onnxscript import ir
 from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, Preprocess
 from splitter.network import zoo
-from splitter.network.external_weights import LightModel
+from splitter.network.external_weights import ExternalWeightsModel
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Source:
 
     name: str
     weights: str
-    onnx: LightModel
+    onnx: ExternalWeightsModel
     run: Run
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[
     return Source(name, weights, _export(module, torch.from_numpy(example[:1])), run), example
 
 
-def _export(module: torch.nn.Module, example: torch.Tensor) -> LightModel:
+def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsModel:
     """Export a module in evaluation mode for one image; uneven adaptive pooling becomes two matrix products."""
     import torch  # noqa: PLC0415 - slow to import
 
@@ -167,7 +167,7 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> LightModel:
         raise ModelError(f"the network cannot be exported: {_why_not(error)}") from error
     if program is None:
         raise ModelError("the network cannot be exported")
-    return LightModel.of(program.model)
+    return ExternalWeightsModel.of(program.model)
 
 
 @contextmanager
@@ -268,7 +268,7 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
     return Source(path.stem, f"from {path.name}", light, _runner(path), exported=False), example
 
 
-def _checked(path: Path) -> LightModel:
+def _checked(path: Path) -> ExternalWeightsModel:
     """Read an ONNX file, whose operators may stand in any order: ONNX Runtime's fp16 converter leaves them so."""
     try:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
@@ -278,26 +278,26 @@ def _checked(path: Path) -> LightModel:
         try:
             whole = ir.load(path)
             whole.graph.sort()
-            model = LightModel.of(whole)
+            model = ExternalWeightsModel.of(whole)
             onnx.checker.check_model(model.proto)
         except Exception:  # noqa: BLE001 - whatever it is, the order was not all that was wrong
             raise error from None
         return model
-    return LightModel.of(ir.load(path))
+    return ExternalWeightsModel.of(ir.load(path))
 
 
-def _dims(model: LightModel) -> Sequence[TensorShapeProto.Dimension]:
+def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
     """Return the dimensions of the first input; no model has none, but some have an image less."""
     return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
 
 
-def _check_batch(path: Path, model: LightModel) -> None:
+def _check_batch(path: Path, model: ExternalWeightsModel) -> None:
     batch = next((dim.dim_value for dim in _dims(model)), 0)
     if batch > 1:
         raise ModelError(f"{path} takes batches of {batch} images: export it for a batch of 1, or of any size")
 
 
-def _with_channels(model: LightModel, example: Array) -> LightModel:
+def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeightsModel:
     """Give an input whose channels are not fixed as many as the example has."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -318,7 +318,7 @@ def _check_size(path: Path) -> None:
         raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 
 
-def _upgraded(path: Path, model: LightModel, opset: int) -> LightModel:
+def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> ExternalWeightsModel:
     try:
         return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET))
     except Exception as error:  # the converter raises RuntimeError and others for operators it does not know
@@ -328,7 +328,7 @@ def _upgraded(path: Path, model: LightModel, opset: int) -> LightModel:
         ) from error
 
 
-def _example_of(path: Path, model: LightModel) -> Array:
+def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     dims = [dim.dim_value for dim in _dims(model)]
     if len(dims) != 4 or not all(dims[1:]):  # noqa: PLR2004 - (N, C, H, W)
         raise ModelError(f"{path} does not fix its input's size: give an example, or --size HEIGHTxWIDTH")

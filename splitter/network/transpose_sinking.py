@@ -26,7 +26,7 @@ from splitter.tiling.rule import integers
 _SWAPPED = [0, 2, 1]
 
 
-def with_images_first(graph: Graph) -> Graph:
+def with_batch_first(graph: Graph) -> Graph:
     """Let transposes that bring another axis than the images' to the front follow what acts on that axis.
 
     There they meet what moves the axes back: together they do nothing.

@@ -25,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
-from splitter.network.external_weights import LightModel
+from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.graph import COL_AXIS, MAP_RANK, ROW_AXIS, Weights
 from splitter.network.unsupported import IN_8_BITS, refuse
 from splitter.tiling.operators import BROADCAST, POINTWISE
@@ -45,7 +45,7 @@ _PER_VALUE = (_PLAIN | _MOVING) - {"BatchNormalization", "LRN"}
 """The operators of which each value of the result comes from one value of each operand, or from the largest of some."""
 
 
-def in_whole_numbers(model: LightModel) -> tuple[LightModel, bool]:
+def in_whole_numbers(model: ExternalWeightsModel) -> tuple[ExternalWeightsModel, bool]:
     """Return a model with 8-bit activations in float32, and whether it had any.
 
     Raises ModelError where what is rounded to 8 bits is not an exact sum. Weights alone in 8 bits are constants.
@@ -62,7 +62,7 @@ def in_whole_numbers(model: LightModel) -> tuple[LightModel, bool]:
 class _Rewriting:
     """Writes the operators of a model again, in order."""
 
-    def __init__(self, model: LightModel) -> None:
+    def __init__(self, model: ExternalWeightsModel) -> None:
         inferred = shape_inference.infer_shapes(model.proto, data_prop=True).graph
         self.model = model
         self.shapes = {
@@ -79,7 +79,7 @@ class _Rewriting:
         self.maker: dict[str, onnx.NodeProto] = {}
         self.exact = {value.name for value in model.inputs} | self.constants.keys()
 
-    def done(self) -> LightModel:
+    def done(self) -> ExternalWeightsModel:
         """Return the rewritten model."""
         for node in self.model.proto.graph.node:
             self.maker |= dict.fromkeys(node.output, node)

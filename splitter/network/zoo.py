@@ -58,7 +58,7 @@ def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.M
     """Build a torchvision network with random weights under which every layer counts.
 
     torchvision's own lose the image in deep networks: GoogLeNet's answers would differ by 1e-7 of their range from one
-    image to another, EfficientNet's range would be 1e-13. So convolutions and matrices are He's for their fan-in, and
+    image to another, EfficientNet's range would be 1e-13. So convolutions and matrices are He's for their batch-in, and
     batch normalisation has the statistics of noise.
     """
     import torch  # noqa: PLC0415 - slow to import

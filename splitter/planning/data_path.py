@@ -19,7 +19,7 @@ _ROUNDING = 1e-6  # of a millisecond: bills are rounded to less before they are 
 
 
 @dataclass(frozen=True)
-class Detour:
+class ObjectStoreTradeoff:
     """The object store compared with the first: what a request takes and costs more, and what a byte costs less."""
 
     functions: LambdaFacts
@@ -30,7 +30,7 @@ class Detour:
     byte_usd: float
 
     @classmethod
-    def on(cls, platform: Platform) -> Detour | None:
+    def on(cls, platform: Platform) -> ObjectStoreTradeoff | None:
         """Return the detour on a platform, or None where it has no object store."""
         near, far = platform.store, platform.objects
         if far is None:

@@ -29,7 +29,7 @@ _MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
-class Freedom:
+class Constraints:
     """What of a plan the user fixed, and what was left to the planner, each in words; `fixed` may be empty."""
 
     fixed: tuple[str, ...]
@@ -52,8 +52,8 @@ def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) ->
 
 def out_of_reach(search: Search, goal: Goal) -> ModelError:
     """Say which bound no plan keeps, by how much, and which plan comes nearest."""
-    fastest, frugal = search.fastest, search.frugal
-    if fastest is None or frugal is None:
+    fastest, cheapest = search.fastest, search.cheapest
+    if fastest is None or cheapest is None:
         raise AssertionError("no chain at all: nothing fits")
     if fastest.seconds > goal.most_seconds:
         missed = (fastest.seconds - goal.most_seconds) * MS_PER_S
@@ -61,10 +61,10 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
             f"--slo-ms {_ms(goal.most_seconds)} is out of reach by {missed:.1f} ms: the fastest plan is predicted at "
             f"{_predicted(fastest)}"
         )
-    if frugal.usd > goal.most_usd:
+    if cheapest.usd > goal.most_usd:
         return ModelError(
-            f"--max-cost-usd {goal.most_usd:g} is out of reach by {frugal.usd - goal.most_usd:.3g} dollars: the "
-            f"cheapest plan is predicted at {_predicted(frugal)}"
+            f"--max-cost-usd {goal.most_usd:g} is out of reach by {cheapest.usd - goal.most_usd:.3g} dollars: the "
+            f"cheapest plan is predicted at {_predicted(cheapest)}"
         )
     cheapest = search.best(replace(COST, most_seconds=goal.most_seconds))
     quickest = search.best(replace(LATENCY, most_usd=goal.most_usd))
@@ -79,7 +79,7 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
 
 def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """Return what a plan competed with, the fastest first: the frontier's hull, itself, and the network unsplit."""
-    chains = {(chain.seconds, chain.usd): chain for chain in (*search.supported, chosen)}
+    chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
     mine = (chosen.seconds, chosen.usd)
     found = [_alternative(chain, chosen=key == mine) for key, chain in chains.items()]
     known = {each.stages for each in found}
@@ -101,7 +101,12 @@ def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
 
 
 def why(
-    objective: str, goal: Goal, chosen: Chain, others: Sequence[Alternative], profiles: Profiles, freedom: Freedom
+    objective: str,
+    goal: Goal,
+    chosen: Chain,
+    others: Sequence[Alternative],
+    profiles: Profiles,
+    constraints: Constraints,
 ) -> str:
     """Return a paragraph: why this plan, among which, what it is better or worse than, and by what it was predicted."""
     bounds = []
@@ -112,13 +117,13 @@ def why(
     wanted = " ".join([_MEANINGS[objective], *bounds])
     mine = _price(chosen.seconds, chosen.usd)
     among = "of all plans that fit"
-    if freedom.fixed:
-        among = f"of the plans that fit with what was given ({'; '.join(freedom.fixed)})"
+    if constraints.fixed:
+        among = f"of the plans that fit with what was given ({'; '.join(constraints.fixed)})"
     first = f"{_stages(choices_of(chosen))} has {wanted} {among}: {mine}, predicted, warm."
-    left = [f"The planner chose {_listed(freedom.chosen)}."] if freedom.fixed else []
+    left = [f"The planner chose {_listed(constraints.chosen)}."] if constraints.fixed else []
     whole = [other for other in others if other.tasks == 1 and not other.chosen]
     beaten = [_compared(chosen, other) for other in whole]
-    if freedom.fixed and any(_beats(other, chosen) for other in whole):
+    if constraints.fixed and any(_beats(other, chosen) for other in whole):
         beaten.append("This plan loses to that in both, because of what was given.")
     safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
     source = f"Compute is predicted by profiles of {profiles.date} from {profiles.machine}{safety}."

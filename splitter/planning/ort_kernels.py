@@ -1,13 +1,14 @@
-"""What ONNX Runtime will have to do for an operator of a tile: the counts that its time is predicted from.
+"""The work of ONNX Runtime's kernels for a tile: the counts that its time is predicted from.
 
 A worker's session optimises a tile's graph at the highest level. What that means here was read off optimised graphs
 (1.31 on AVX-512), and `tests/splitter/test_profile.py` holds it:
 
-- an activation that alone reads a convolution runs inside it, and so does the sum of a convolution with another map;
-- convolutions and pools work on channels in blocks of 16. Maps stay in blocks through activations, sums, batch
-  normalisation and concatenation; before anything else, and at the ends of a task, they are reordered;
-- a map of which a reader wants only a part (see _Views in splitter/plan_dir/emit.py) is put in order, sliced and put in
-  blocks again; a sum with such a part no longer runs inside the convolution.
+- an activation that alone reads a convolution is fused into it, and so is the sum of a convolution with another map;
+- convolutions and pools work in the NCHWc layout, channels in blocks of 16. Maps stay in it through activations, sums,
+  batch normalisation and concatenation; before anything else, and at the ends of a task, they are converted to NCHW
+  (ReorderOutput), and back (ReorderInput);
+- a map of which a reader wants only a part (see _Views in splitter/plan_dir/emit.py) is converted to NCHW, sliced and
+  converted back; a sum with such a part is no longer fused into the convolution.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from splitter.tiling.regions import Regions, input_region
 
 _OPERANDS = 2  # of a sum that runs inside a convolution
 _ALIGNMENT = 4  # channels of a dense convolution's input come in fours, or it is left as it was
-INSIDE = frozenset({"Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
-"""Activations that run inside the operator before them."""
+FUSABLE_ACTIVATIONS = frozenset({"Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+"""Activations that are fused into the operator before them."""
 _CHEAP = frozenset(
     {"Add", "And", "BatchNormalization", "Cast", "Clip", "Div", "LeakyRelu", "Max", "Min", "Mul", "Relu", "Sub", "Sum"}
 )
 _BOUNDED = frozenset({"Clip", "LeakyRelu"})
-_THROUGH = INSIDE | {"BatchNormalization", "Dropout", "Identity"}
-_HOSTS = frozenset({"Conv", "Gemm"})
+_KEEPS_LAYOUT = FUSABLE_ACTIVATIONS | {"BatchNormalization", "Dropout", "Identity"}
+_ANCHORS = frozenset({"Conv", "Gemm"})
 _SUMS = ("Add", "Sum")
 _FREE = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COPIES = frozenset({"Concat", "DepthToSpace", "Expand", "Gather", "Pad", "Slice", "SpaceToDepth", "Transpose"})
@@ -40,87 +41,87 @@ _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
-class _Form:
-    """How tensors lie in memory, and who computes them.
+class _LayoutPlan:
+    """The memory layout of tensors and the fusion of operators in the optimised graph.
 
-    `blocked` are the tensors that are made in blocks; `inside` the outputs of operators that run inside another one,
-    `reordered` those of the others whose result some reader wants in the other form, `moved` these results (the output
-    of the last operator inside); `activations` says which activation an operator has inside.
+    `nchwc` are the tensors written in NCHWc; `fused` the outputs of operators that are fused into another one,
+    `reordered` those of the others whose result some reader wants in the other layout, `converted` these results (the
+    output of the last fused operator); `activations` maps an operator to the activation that is fused into it.
     """
 
     readers: Mapping[str, Sequence[Node]]
-    blocked: AbstractSet[str]
-    inside: AbstractSet[str]
+    nchwc: AbstractSet[str]
+    fused: AbstractSet[str]
     reordered: AbstractSet[str]
-    moved: AbstractSet[str]
+    converted: AbstractSet[str]
     activations: Mapping[str, str]
 
 
-def work(graph: Graph, node: Node, region: Rect) -> Work | None:
-    """Return what an operator does for one image on a region of its output; None where it runs inside another.
+def operator_work(graph: Graph, node: Node, region: Rect) -> Work | None:
+    """Return the work of an operator for one image on a region of its output; None where it is fused into another.
 
-    What it costs to hand parts of the result on is not in it (see `handing_on`).
+    Converting its result for readers is not included (see `conversion_work`).
     """
-    form = _form(graph)
-    if node.output in form.inside or node.kind in _FREE:
+    layout = _layout(graph)
+    if node.output in layout.fused or node.kind in _FREE:
         return None
-    return _with_reorder(graph, form, node, region)
+    return _with_reorder(graph, layout, node, region)
 
 
-def likeness(graph: Graph, node: Node) -> Hashable:
-    """Return what two operators have in common whose work is the same on any region that starts at the map's corner."""
-    form = _form(graph)
-    after = sum(reader.output in form.inside for reader in form.readers.get(node.output, ()))
+def cost_signature(graph: Graph, node: Node) -> Hashable:
+    """Return a key that two operators share whose work is the same on any region that starts at the map's corner."""
+    layout = _layout(graph)
+    after = sum(reader.output in layout.fused for reader in layout.readers.get(node.output, ()))
     return (
-        *(node.kind, repr(sorted(node.attributes.items())), tensor_likeness(graph, node.output), after),
-        *(node.output in form.inside, node.output in form.reordered, form.activations.get(node.output, "")),
+        *(node.kind, repr(sorted(node.attributes.items())), layout_signature(graph, node.output), after),
+        *(node.output in layout.fused, node.output in layout.reordered, layout.activations.get(node.output, "")),
         tuple((graph.shapes[name], graph.axes(name)) for name in graph.activations(node)),
         tuple(graph.weights[name].shape for name in graph.constants(node)),
     )
 
 
-def tensor_likeness(graph: Graph, tensor: str) -> Hashable:
-    """Return what two tensors have in common that cost the same to hand on to readers that are alike."""
-    form = _form(graph)
-    return graph.shapes[tensor], graph.axes(tensor), tensor in form.blocked, tensor in form.moved
+def layout_signature(graph: Graph, tensor: str) -> Hashable:
+    """Return a key that two tensors share whose conversion for readers of equal cost signatures costs the same."""
+    layout = _layout(graph)
+    return graph.shapes[tensor], graph.axes(tensor), tensor in layout.nchwc, tensor in layout.converted
 
 
 Needs = Sequence[tuple[Node, Rect]]
-"""Who reads a tensor, and which rectangle of it each of them reads."""
+"""The readers of a tensor, and the rectangle of it that each reads."""
 
 
-def handing_on(graph: Graph, tensor: str, have: Rect, needs: Needs, *, given: bool = False) -> list[Work]:
-    """Return what it costs a task that `have` of a tensor is read in parts: what each of its readers there needs.
+def conversion_work(graph: Graph, tensor: str, have: Rect, needs: Needs, *, is_input: bool = False) -> list[Work]:
+    """Return the work of converting `have` of a tensor to the layout and the part that each reader in the task needs.
 
-    With `given` the tensor is an input of the task: it comes in order and not in blocks.
+    With `is_input` the tensor is an input of the task: it comes in NCHW.
     """
-    form, channels = _form(graph), graph.shape(tensor).channels
+    layout, channels = _layout(graph), graph.shape(tensor).channels
     found = []
-    if given and any(need == have and _wants_blocks(graph, form.blocked, reader) for reader, need in needs):
-        found.append(_moved(Kind.INPUT_INTO_BLOCKS, graph, tensor, have))
+    if is_input and any(need == have and _reads_nchwc(graph, layout.nchwc, reader) for reader, need in needs):
+        found.append(_copy_work(Kind.REORDER_TASK_INPUT, graph, tensor, have))
     cropped = [(reader, need) for reader, need in needs if need != have]
     if not cropped:
         return found
-    if not given and tensor in form.blocked:
-        found.append(_moved(Kind.INTO_ORDER, graph, tensor, have))
+    if not is_input and tensor in layout.nchwc:
+        found.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
     wanted = dict.fromkeys(need for _, need in cropped)
-    found += [_moved(Kind.CROP, graph, tensor, need) for need in wanted]
+    found += [_copy_work(Kind.CROP, graph, tensor, need) for need in wanted]
     for reader, need in cropped:
-        found += _apart(graph, form, reader, channels * need.area)
+        found += _crop_reader_work(graph, layout, reader, channels * need.area)
     return found
 
 
-def _apart(graph: Graph, form: _Form, reader: Node, elements: int) -> list[Work]:
-    """Return what an operator costs extra that reads a part of a tensor, in order, and not the whole, in blocks."""
-    if not _wants_blocks(graph, form.blocked, reader):
+def _crop_reader_work(graph: Graph, layout: _LayoutPlan, reader: Node, elements: int) -> list[Work]:
+    """Return the extra work of an operator that reads a part of a tensor, in NCHW, not the whole, in NCHWc."""
+    if not _reads_nchwc(graph, layout.nchwc, reader):
         return []
-    back = Work(Kind.INTO_BLOCKS, read=elements, written=elements)
+    back = Work(Kind.REORDER_INPUT, read=elements, written=elements)
     if reader.kind not in (*_SUMS, "Mul"):
         return [back]
-    extra = [Work(Kind.INTO_ORDER, read=elements, written=elements), back]  # the other operand, and the result
-    if reader.output in form.inside:
+    extra = [Work(Kind.REORDER_OUTPUT, read=elements, written=elements), back]  # the other operand, and the result
+    if reader.output in layout.fused:
         extra.append(Work(Kind.ELEMENTWISE, read=2 * elements, written=elements))
-        after = [node for node in form.readers.get(reader.output, ()) if node.output in form.inside]
+        after = [node for node in layout.readers.get(reader.output, ()) if node.output in layout.fused]
         extra += [Work(Kind.ELEMENTWISE, read=elements, written=elements)] * len(after)
     return extra
 
@@ -132,51 +133,51 @@ def tile_works(
 
     Each operator is taken by itself, as it would run in the whole network, so that a search can add up any chain.
     """
-    found = [one for node in nodes if (one := work(graph, node, regions[node.output]))]
+    found = [one for node in nodes if (one := operator_work(graph, node, regions[node.output]))]
     return found + tile_moves(graph, nodes, regions, inputs, outputs)
 
 
 def tile_moves(
     graph: Graph, nodes: Sequence[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
 ) -> list[Work]:
-    """Return what a tile does besides its operators: bring maps into order or into blocks, and crop them."""
-    form, inside, found = _form(graph), {node.output for node in nodes}, list[Work]()
+    """Return what a tile does besides its operators: convert maps between NCHW and NCHWc, and crop them."""
+    layout, computed, found = _layout(graph), {node.output for node in nodes}, list[Work]()
     for name in (*inputs, *(node.output for node in nodes)):
         needs = [
             (reader, input_region(graph, reader, name, regions[reader.output]).clipped)
-            for reader in form.readers.get(name, ())
-            if reader.output in inside and not operators.is_replicated(graph, reader)
+            for reader in layout.readers.get(name, ())
+            if reader.output in computed and not operators.is_replicated(graph, reader)
         ]
-        found += handing_on(graph, name, regions[name], needs, given=name in inputs)
+        found += conversion_work(graph, name, regions[name], needs, is_input=name in inputs)
     for name, part in outputs.items():
-        found += handed_out(graph, name, regions[name], part)
+        found += output_work(graph, name, regions[name], part)
     return found
 
 
-def _moved(kind: Kind, graph: Graph, tensor: str, region: Rect) -> Work:
+def _copy_work(kind: Kind, graph: Graph, tensor: str, region: Rect) -> Work:
     elements = graph.shape(tensor).channels * region.area
     return Work(kind, read=elements, written=elements)
 
 
-def _with_reorder(graph: Graph, form: _Form, node: Node, region: Rect) -> Work:
-    reordered = graph.shape(node.output).channels * region.area if node.output in form.reordered else 0
-    counted = activated(_count(graph, node, region), form.activations.get(node.output, ""))
-    to = Kind.INTO_ORDER if node.output in form.blocked else Kind.INTO_BLOCKS
+def _with_reorder(graph: Graph, layout: _LayoutPlan, node: Node, region: Rect) -> Work:
+    reordered = graph.shape(node.output).channels * region.area if node.output in layout.reordered else 0
+    counted = with_activation(_count(graph, node, region), layout.activations.get(node.output, ""))
+    to = Kind.REORDER_OUTPUT if node.output in layout.nchwc else Kind.REORDER_INPUT
     return replace(counted, reordered=reordered, to=to)
 
 
-def handed_out(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
-    """Return what it costs a task to give out `part` of a tensor of which it computes `have`."""
-    form, found = _form(graph), []
-    if tensor in form.blocked and tensor not in form.moved and have.area > 1:
-        found.append(_moved(Kind.INTO_ORDER, graph, tensor, have))
+def output_work(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
+    """Return the work of a task to output `part` of a tensor of which it computes `have`."""
+    layout, found = _layout(graph), []
+    if tensor in layout.nchwc and tensor not in layout.converted and have.area > 1:
+        found.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
     if part != have:
-        found.append(_moved(Kind.CROP, graph, tensor, part))
+        found.append(_copy_work(Kind.CROP, graph, tensor, part))
     return found
 
 
-def activated(work: Work, activation: str) -> Work:
-    """Return the work of an operator with this activation inside; "" for none."""
+def with_activation(work: Work, activation: str) -> Work:
+    """Return the work of an operator with this activation fused into it; "" for none."""
     if activation in ("", "Relu"):
         return work
     bounded = activation in _BOUNDED
@@ -268,7 +269,7 @@ def kind_of(operator: str) -> Kind:
 def convolution_kind(weight: Sequence[int], groups: int) -> Kind:
     """Return the kind of a convolution with a constant weight of this shape."""
     outputs, inputs, *window = weight
-    if not _in_blocks(outputs, inputs, groups):
+    if not _runs_in_nchwc(outputs, inputs, groups):
         return Kind.OTHER_CONVOLUTION
     if groups > 1:
         return Kind.DEPTHWISE if inputs == 1 and outputs == groups else Kind.GROUPED
@@ -277,8 +278,8 @@ def convolution_kind(weight: Sequence[int], groups: int) -> Kind:
     return Kind.POINTWISE if prod(window) == 1 else Kind.CONVOLUTION
 
 
-def _in_blocks(outputs: int, inputs: int, groups: int) -> bool:
-    """Say whether ONNX Runtime computes a convolution in blocks of channels; `inputs` are those of a group."""
+def _runs_in_nchwc(outputs: int, inputs: int, groups: int) -> bool:
+    """Return whether ONNX Runtime computes a convolution in NCHWc; `inputs` are the channels of a group."""
     if groups == 1:
         return inputs < BLOCK or inputs % _ALIGNMENT == 0
     if inputs == 1 and outputs == groups:
@@ -293,24 +294,24 @@ def _conv_kind(graph: Graph, node: Node) -> Kind:
     return convolution_kind(weight.shape, int(node.attributes.get("group", 1)))
 
 
-def _wants_blocks(graph: Graph, blocked: Container[str], node: Node) -> bool:
-    """Say whether an operator reads maps in blocks."""
+def _reads_nchwc(graph: Graph, nchwc: Container[str], node: Node) -> bool:
+    """Return whether an operator reads maps in NCHWc."""
     if node.kind == "Conv":
         return _conv_kind(graph, node) not in (Kind.OTHER_CONVOLUTION, Kind.IMAGE_CONVOLUTION)
-    return node.output in blocked
+    return node.output in nchwc
 
 
-def _form(graph: Graph) -> _Form:
-    """Return the form of the whole network in one task."""
-    key = ("form", "")
+def _layout(graph: Graph) -> _LayoutPlan:
+    """Return the layout of the whole network in one task."""
+    key = ("layout", "")
     if key not in graph.memo:
-        graph.memo[key] = _Finder(graph).form()
-    form: _Form = graph.memo[key]
-    return form
+        graph.memo[key] = _LayoutPlanner(graph).plan()
+    layout: _LayoutPlan = graph.memo[key]
+    return layout
 
 
-class _Finder:
-    """Goes through operators in order, as ONNX Runtime does, and finds what runs inside what and what is in blocks."""
+class _LayoutPlanner:
+    """Goes through operators in order, as ONNX Runtime does, and finds which are fused and which tensors are NCHWc."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -318,33 +319,33 @@ class _Finder:
         for node in graph.nodes:
             for name in graph.activations(node):
                 self._readers.setdefault(name, []).append(node)
-        self._blocked: set[str] = set()
-        self._hosts: dict[str, str] = {}
-        self._tails: dict[str, str] = {}
+        self._nchwc: set[str] = set()
+        self._anchors: dict[str, str] = {}
+        self._last_fused: dict[str, str] = {}
         self._closed: set[str] = set()
         self._activations: dict[str, str] = {}
 
-    def form(self) -> _Form:
-        """Return what was found."""
+    def plan(self) -> _LayoutPlan:
+        """Return the layout plan."""
         for node in self._graph.nodes:
-            if self._is_made_in_blocks(node):
-                self._blocked.add(node.output)
-            host = self._host(node)
-            scales = node.kind == "BatchNormalization" and node.output in self._blocked  # as a convolution
-            if host or node.kind in _HOSTS or scales:
-                self._hosts[node.output] = host or node.output
-                self._tails[host or node.output] = node.output
-            if host and node.kind in INSIDE:
+            if self._writes_nchwc(node):
+                self._nchwc.add(node.output)
+            host = self._fused_into(node)
+            scales = node.kind == "BatchNormalization" and node.output in self._nchwc  # as a convolution
+            if host or node.kind in _ANCHORS or scales:
+                self._anchors[node.output] = host or node.output
+                self._last_fused[host or node.output] = node.output
+            if host and node.kind in FUSABLE_ACTIVATIONS:
                 self._closed.add(node.output)
                 self._activations[host] = node.kind
-        inside = {name for name, host in self._hosts.items() if name != host}
+        fused = {name for name, host in self._anchors.items() if name != host}
         made = {node.output for node in self._graph.nodes}
-        tails = {name: self._tails.get(name, name) for name in {*made, *self._readers} - inside}
+        tails = {name: self._last_fused.get(name, name) for name in {*made, *self._readers} - fused}
         reordered = {name for name, tail in tails.items() if self._is_reordered(tail)}
         moved = {tails[name] for name in reordered}
-        return _Form(self._readers, self._blocked, inside, reordered, moved, self._activations)
+        return _LayoutPlan(self._readers, self._nchwc, fused, reordered, moved, self._activations)
 
-    def _is_made_in_blocks(self, node: Node) -> bool:
+    def _writes_nchwc(self, node: Node) -> bool:
         graph = self._graph
         if graph.axes(node.output) != NCHW or len(graph.shapes[node.output]) != MAP_RANK:
             return False
@@ -353,34 +354,34 @@ class _Finder:
         if node.kind in operators.POOLS or node.kind == operators.TILE_POOL:
             return graph.shapes[node.output][1] % BLOCK == 0
         sources = graph.activations(node)
-        if any(name not in self._blocked for name in sources):
+        if any(name not in self._nchwc for name in sources):
             return False
         if node.kind == "Concat":
             return node.attributes["axis"] == 1 and all(graph.shapes[name][1] % BLOCK == 0 for name in sources)
         same = all(graph.shapes[name] == graph.shapes[node.output] for name in sources)
-        return node.kind in _THROUGH or (node.kind in (*_SUMS, "Mul") and same and not graph.constants(node))
+        return node.kind in _KEEPS_LAYOUT or (node.kind in (*_SUMS, "Mul") and same and not graph.constants(node))
 
-    def _host(self, node: Node) -> str | None:
-        """Return the output of the operator inside which this one runs, if it does.
+    def _fused_into(self, node: Node) -> str | None:
+        """Return the output of the operator into which this one is fused, None if it is not fused.
 
-        An operator takes in one sum (only a convolution in blocks does), and then one activation, of a result that
-        nobody else reads; x * sigmoid(x) is one operator.
+        One sum can be fused (into a convolution in NCHWc), and then one activation, of a result that has no other
+        reader; x * sigmoid(x) is one operator.
         """
         sources = self._graph.activations(node)
         if node.kind == "Mul" and len(sources) == _OPERANDS:
             gates = [name for name in sources if self._is_gate(name, sources)]
             return gates[0] if gates else None
         alone = [name for name in sources if self._is_alone(name)]
-        if node.kind in INSIDE:
-            return self._hosts[alone[0]] if alone else None
-        if node.kind not in _SUMS or node.output not in self._blocked or len(sources) != _OPERANDS:
+        if node.kind in FUSABLE_ACTIVATIONS:
+            return self._anchors[alone[0]] if alone else None
+        if node.kind not in _SUMS or node.output not in self._nchwc or len(sources) != _OPERANDS:
             return None
-        own = [name for name in alone if self._hosts[name] == name]
+        own = [name for name in alone if self._anchors[name] == name]
         return own[0] if own else None
 
     def _is_alone(self, name: str) -> bool:
-        """Say whether one operator is all that reads the result of an operator that can take it in."""
-        free = name in self._hosts and name not in self._closed and name != self._graph.output
+        """Return whether a result has one reader, and its operator can still have another fused into it."""
+        free = name in self._anchors and name not in self._closed and name != self._graph.output
         return free and len(self._readers[name]) == 1
 
     def _is_gate(self, name: str, sources: Sequence[str]) -> bool:
@@ -390,10 +391,10 @@ class _Finder:
         )
 
     def _is_reordered(self, tensor: str) -> bool:
-        """Say whether somebody wants a map in blocks where it is in order, or the other way round."""
-        graph, blocked = self._graph, tensor in self._blocked
+        """Return whether some reader needs a map in the layout, NCHW or NCHWc, in which it is not written."""
+        graph, nchwc = self._graph, tensor in self._nchwc
         if graph.axes(tensor) != NCHW or graph.shape(tensor).whole.area == 1:
             return False
         readers = self._readers.get(tensor, ())
-        wanted = any(_wants_blocks(graph, self._blocked, node) != blocked for node in readers)
-        return wanted or (blocked and tensor == graph.output)
+        wanted = any(_reads_nchwc(graph, self._nchwc, node) != nchwc for node in readers)
+        return wanted or (nchwc and tensor == graph.output)

@@ -27,8 +27,8 @@ from splitter.network.source import Progress
 from splitter.plan_dir import precision
 from splitter.plan_dir.assemble import Decision
 from splitter.plan_dir.check import whole_runner
-from splitter.planning.explanation import Freedom, alternatives, goal_of, out_of_reach, unsplit, why
-from splitter.planning.planner import Budget, Choice, Storage, choices_of, memory_sizes, prepare, why_nothing_fits
+from splitter.planning.explanation import Constraints, alternatives, goal_of, out_of_reach, unsplit, why
+from splitter.planning.planner import Budget, Choice, WeightStorage, choices_of, memory_sizes, prepare, why_nothing_fits
 from splitter.planning.search import Goal, Search
 from splitter.tiling.cuts import Cut, cut_points, cuts_after, weight_bytes
 from splitter.tiling.global_pooling import with_tile_pools
@@ -42,7 +42,7 @@ _Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SplitOptions:
     """What the user asked for: grids, a number of stages, cuts after operators, and which optimisations are allowed."""
 
     grids: GridChoice
@@ -62,43 +62,43 @@ class Wishes:
     @property
     def asks_for_columns(self) -> bool:
         """Whether some stage was asked to be spread by columns."""
-        asked = self.grids.per_stage or ((self.grids.wanted,) if self.grids.wanted else ())
+        asked = self.grids.per_stage or ((self.grids.requested,) if self.grids.requested else ())
         return any(grid.columns for grid in asked)
 
 
 def fit(
-    original: Graph, wishes: Wishes, budget: Budget, calibration: Calibration | None, progress: Progress
+    original: Graph, options: SplitOptions, budget: Budget, calibration: Calibration | None, progress: Progress
 ) -> Decision:
     """Choose stages for a network so that each fits its functions, changing the network only where it must be.
 
     Warns (PlanWarning) where one grid was asked for and no stage can have it.
 
     Raises ModelError where nothing fits (it says which bound is in the way), or a GAP head was asked for and there is
-    none to replace; UsageError for wishes that contradict each other.
+    none to replace; UsageError for options that contradict each other.
     """
-    _check(wishes)
+    _check(options)
     progress("choosing cuts and grids")
     changes: tuple[Change, ...] = ()
     given = original
-    if wishes.gap == "always":
+    if options.gap == "always":
         given, changes = _with_gap(original, calibration, progress)
-    found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=wishes.asks_for_columns))
-    if found is None and wishes.gap == "auto" and calibration is not None and find_head(original):
+    found = _first_that_fits(given, options, budget, _storages(given, options, spread=options.asks_for_columns))
+    if found is None and options.gap == "auto" and calibration is not None and find_head(original):
         given, changes = _with_gap(original, calibration, progress)
-        found = _first_that_fits(given, wishes, budget, _storages(given, wishes, spread=False))
+        found = _first_that_fits(given, options, budget, _storages(given, options, spread=False))
     if found is None:
-        given, changes = (original, ()) if wishes.gap != "always" else (given, changes)
-        found = _first_that_fits(given, _with_columns(wishes), budget, _storages(given, wishes, spread=True))
+        given, changes = (original, ()) if options.gap != "always" else (given, changes)
+        found = _first_that_fits(given, _with_columns(options), budget, _storages(given, options, spread=True))
     if found is None:
-        raise _nothing_fits(given, wishes, budget)
+        raise _nothing_fits(given, options, budget)
     graph, cuts, search = found
-    chain = search.best(wishes.goal)
+    chain = search.best(options.goal)
     if chain is None:
-        raise out_of_reach(search, wishes.goal)
+        raise out_of_reach(search, options.goal)
     choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
-    unspread = _unspread(graph, cuts, wishes.grids.wanted, choices, budget.max_tiles)
-    if unspread:
-        warnings.warn(unspread, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
+    untiled_macs = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
+    if untiled_macs:
+        warnings.warn(untiled_macs, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
     half = _half_weights(graph, choices)
     if half:
         graph = precision.with_half(graph, half)
@@ -109,27 +109,27 @@ def fit(
         cuts,
         choices,
         changes,
-        _ways(original, wishes, budget, changes),
-        unspread[:1].upper()
-        + unspread[1:]
-        + why(wishes.objective, wishes.goal, chain, others, budget.profiles, _freedom(wishes, budget)),
+        _ways(original, options, budget, changes),
+        untiled_macs[:1].upper()
+        + untiled_macs[1:]
+        + why(options.objective, options.goal, chain, others, budget.profiles, _constraints(options, budget)),
         others,
     )
 
 
-def _check(wishes: Wishes) -> None:
-    _ = wishes.goal  # refuses what is none
+def _check(options: SplitOptions) -> None:
+    _ = options.goal  # refuses what is none
     for name, given, known in (
-        ("precision", wishes.precision, precision.MODES),
-        ("gap", wishes.gap, GAP_MODES),
+        ("precision", options.precision, precision.MODES),
+        ("gap", options.gap, GAP_MODES),
     ):
         if given not in known:
             raise UsageError(f"{name} is {', '.join(known)}, not {given!r}")
-    if wishes.cuts and wishes.stages not in (None, len(wishes.cuts) + 1):
-        raise UsageError(f"{len(wishes.cuts)} cuts make {len(wishes.cuts) + 1} stages, not {wishes.stages}")
+    if options.cuts and options.stages not in (None, len(options.cuts) + 1):
+        raise UsageError(f"{len(options.cuts)} cuts make {len(options.cuts) + 1} stages, not {options.stages}")
 
 
-def _unspread(
+def _why_untiled(
     graph: Graph, cuts: Sequence[Cut], wanted: Grid | None, choices: Sequence[Choice], max_tiles: int | None
 ) -> str:
     """Say why no stage has the grid that was asked for wherever it can be; nothing where one has it."""
@@ -150,66 +150,68 @@ def _count(stages: int) -> str:
     return f"{stages} stage" if stages == 1 else f"{stages} stages"
 
 
-def _freedom(wishes: Wishes, budget: Budget) -> Freedom:
+def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
     """Say what the user fixed of a plan, and what was chosen."""
-    grids, memory = wishes.grids, budget.memory_mb
+    grids, memory = options.grids, budget.memory_mb
     any_memory = set(memory) == set(memory_sizes(budget.facts.functions))
     fixed = {
         "grids": f"grids {', '.join(map(str, grids.per_stage))}" if grids.per_stage else "",
-        "grid": f"grid {grids.wanted} for every stage that can have it" if grids.wanted else "",
-        "cuts": f"cuts after {', '.join(wishes.cuts)}" if wishes.cuts else "",
-        "stages": _count(wishes.stages) if wishes.stages and not (grids.per_stage or wishes.cuts) else "",
+        "grid": f"grid {grids.requested} for every stage that can have it" if grids.requested else "",
+        "cuts": f"cuts after {', '.join(options.cuts)}" if options.cuts else "",
+        "stages": _count(options.stages) if options.stages and not (grids.per_stage or options.cuts) else "",
         "memory": "" if any_memory else f"{' or '.join(map(str, memory))} MB of memory",
         "tiles": f"at most {budget.max_tiles} tasks a stage" if budget.max_tiles else "",
-        "precision": f"weights in {wishes.precision}" if wishes.precision != "auto" else "",
-        "head": {"auto": "", "never": "no pooled head", "always": "a pooled head"}[wishes.gap],
+        "precision": f"weights in {options.precision}" if options.precision != "auto" else "",
+        "head": {"auto": "", "never": "no pooled head", "always": "a pooled head"}[options.gap],
     }
     free = {
-        "cuts": not wishes.cuts,
-        "grids": not (grids.per_stage or grids.wanted),
+        "cuts": not options.cuts,
+        "grids": not (grids.per_stage or grids.requested),
         "memory": not fixed["memory"] or len(memory) > 1,
         "how stages hand on": True,
     }
-    return Freedom(tuple(filter(None, fixed.values())), tuple(name for name, open_ in free.items() if open_))
+    return Constraints(tuple(filter(None, fixed.values())), tuple(name for name, open_ in free.items() if open_))
 
 
-def _storages(graph: Graph, wishes: Wishes, *, spread: bool) -> Iterator[Storage]:
+def _storages(graph: Graph, options: SplitOptions, *, spread: bool) -> Iterator[WeightStorage]:
     """Yield ways to store weights, the most exact first."""
-    if wishes.precision != "fp16":
-        yield Storage(spread=spread)
-    if wishes.precision != "fp32":
-        yield Storage(precision.storable(graph, graph.nodes), always=wishes.precision == "fp16", spread=spread)
+    if options.precision != "fp16":
+        yield WeightStorage(spread=spread)
+    if options.precision != "fp32":
+        yield WeightStorage(precision.storable(graph, graph.nodes), always=options.precision == "fp16", spread=spread)
 
 
-def _with_columns(wishes: Wishes) -> Wishes:
+def _with_columns(options: SplitOptions) -> SplitOptions:
     """Allow columns for what is too large, whichever grid was asked for in general."""
-    return wishes if wishes.grids.per_stage else replace(wishes, grids=replace(wishes.grids, for_large=COLUMNS))
+    return options if options.grids.per_stage else replace(options, grids=replace(options.grids, for_large=COLUMNS))
 
 
 _Found = tuple[Graph, Sequence[Cut], Search]
 
 
-def _first_that_fits(given: Graph, wishes: Wishes, budget: Budget, storages: Iterator[Storage]) -> _Found | None:
+def _first_that_fits(
+    given: Graph, options: SplitOptions, budget: Budget, storages: Iterator[WeightStorage]
+) -> _Found | None:
     graph = with_tile_pools(given)
-    cuts = _cuts(graph, wishes, budget)
-    stages = len(cuts) - 1 if wishes.cuts else wishes.stages
+    cuts = _cuts(graph, options, budget)
+    stages = len(cuts) - 1 if options.cuts else options.stages
     for storage in storages:
-        search = prepare(graph, cuts, wishes.grids, stages, budget, storage, least_work=wishes.objective == "work")
+        search = prepare(graph, cuts, options.grids, stages, budget, storage, least_work=options.objective == "work")
         if search.fastest:
             return graph, cuts, search
     return None
 
 
-def _cuts(graph: Graph, wishes: Wishes, budget: Budget) -> list[Cut]:
-    return cuts_after(graph, wishes.cuts) if wishes.cuts else cut_points(graph, budget.limit.room)
+def _cuts(graph: Graph, options: SplitOptions, budget: Budget) -> list[Cut]:
+    return cuts_after(graph, options.cuts) if options.cuts else cut_points(graph, budget.limit.room)
 
 
-def _nothing_fits(given: Graph, wishes: Wishes, budget: Budget) -> ModelError:
+def _nothing_fits(given: Graph, options: SplitOptions, budget: Budget) -> ModelError:
     graph = with_tile_pools(given)
-    cuts = _cuts(graph, wishes, budget)
-    stages = len(cuts) - 1 if wishes.cuts else wishes.stages
-    *_, smallest = _storages(graph, wishes, spread=False)
-    return ModelError(why_nothing_fits(graph, cuts, wishes.grids, stages, budget, smallest))
+    cuts = _cuts(graph, options, budget)
+    stages = len(cuts) - 1 if options.cuts else options.stages
+    *_, smallest = _storages(graph, options, spread=False)
+    return ModelError(why_nothing_fits(graph, cuts, options.grids, stages, budget, smallest))
 
 
 def _with_gap(original: Graph, calibration: Calibration | None, progress: Progress) -> tuple[Graph, tuple[Change, ...]]:
@@ -274,11 +276,11 @@ def _run_all(run: _Run, images: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([run(images[start : start + _MEASURED_AT_ONCE]) for start in starts])
 
 
-def _ways(original: Graph, wishes: Wishes, budget: Budget, changes: Sequence[Change]) -> tuple[Way, ...]:
+def _ways(original: Graph, options: SplitOptions, budget: Budget, changes: Sequence[Change]) -> tuple[Way, ...]:
     """Say how the largest part that no cut divides could be deployed; nothing where it fits as it is."""
     graph = with_tile_pools(original)
     room = budget.limit.room
-    spans = [(left.position, right.position) for left, right in pairwise(_cuts(graph, wishes, budget))]
+    spans = [(left.position, right.position) for left, right in pairwise(_cuts(graph, options, budget))]
     start, stop = max(spans, key=lambda span: weight_bytes(graph, *span))
     full = weight_bytes(graph, start, stop)
     if full <= room:

@@ -23,9 +23,9 @@ from serfer.core.geometry import Grid, Rect, grid_rects
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PATHS, PackageLimit
 from serfer.core.units import FLOAT_BYTES, MIB
 from splitter.network.graph import Graph, Node
-from splitter.planning.data_path import Detour
+from splitter.planning.data_path import ObjectStoreTradeoff
 from splitter.planning.search import LATENCY, Chain, Edge, Goal, Search, Vertex
-from splitter.planning.stage_costs import Load, Loads, can_part
+from splitter.planning.stage_costs import StageEnumerator, StageWork, can_part
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
@@ -45,7 +45,7 @@ _CACHE, _INLINE, _OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE, OBJEC
 
 
 @dataclass(frozen=True)
-class Storage:
+class WeightStorage:
     """How weights may be stored: those in `half` in fp16, `always` or where a stage would not fit otherwise.
 
     With `spread`, the columns of a fully connected layer may go to several functions.
@@ -108,7 +108,7 @@ def choose(
     grids: GridChoice,
     stages: int | None,
     budget: Budget,
-    storage: Storage | None = None,
+    storage: WeightStorage | None = None,
     goal: Goal = LATENCY,
     *,
     least_work: bool = False,
@@ -129,7 +129,7 @@ def prepare(
     grids: GridChoice,
     stages: int | None,
     budget: Budget,
-    storage: Storage | None = None,
+    storage: WeightStorage | None = None,
     *,
     least_work: bool = False,
 ) -> Search:
@@ -137,25 +137,25 @@ def prepare(
     stages = _stage_count(grids, stages)
     if stages is not None and stages > len(cuts) - 1:
         raise UsageError(f"the network can be cut into {len(cuts) - 1} stages at most, not {stages}")
-    market = _Market(graph, tuple(cuts), grids, stages, budget, storage or Storage(), least_work)
-    return market.search
+    stages_graph = _StageGraph(graph, tuple(cuts), grids, stages, budget, storage or WeightStorage(), least_work)
+    return stages_graph.search
 
 
 def choices_of(chain: Chain) -> list[Choice]:
     """Return a chain's stages, each with its memory and what it is predicted to take."""
     grid, choices = 0, []
     for edge, memory in chain.steps:
-        offer = edge.stage
-        assert isinstance(offer, _Offer)  # noqa: S101 - what _Market put there
+        candidate = edge.stage
+        assert isinstance(candidate, _CandidateStage)  # noqa: S101 - what _StageGraph put there
         choices.append(
             Choice(
-                offer.load.start,
-                offer.load.stop,
-                offer.load.grid,
-                offer.memory_mb[memory],
+                candidate.work.start,
+                candidate.work.stop,
+                candidate.work.grid,
+                candidate.memory_mb[memory],
                 seconds=float(edge.seconds[memory, grid]),
                 usd=float(edge.usd[memory, grid]),
-                half=offer.half,
+                half=candidate.half,
                 path=PATHS[edge.after],
             )
         )
@@ -174,38 +174,44 @@ def _stage_count(grids: GridChoice, stages: int | None) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _CandidateStage:
     """A stage that fits its functions, and what it ranks by before time and money: integers, less is better."""
 
-    load: Load
+    work: StageWork
     memory_mb: tuple[int, ...]
     half: bool
     rank: tuple[int, int, int]
 
 
+_Layered = list[tuple[int, _CandidateStage]]
+"""Stages, each with the number of stages up to its end: 0 where any number will do."""
+
+
 @dataclass(frozen=True)
-class _Market:
-    """Every stage that a network allows, with its price."""
+class _StageGraph:
+    """Builds the graph that is searched: every stage that a network allows, with its seconds and dollars."""
 
     graph: Graph
     cuts: tuple[Cut, ...]
     grids: GridChoice
     stages: int | None
     budget: Budget
-    storage: Storage
+    storage: WeightStorage
     least_work: bool
 
     @cached_property
     def search(self) -> Search:
         """The network of states and stages, without the stages that lose more precision than they must."""
-        offers = self._best_ranked([offer for load in self._loads() if (offer := self._offer(load))])
-        distinct = {id(offer): offer for _, offer in offers}
-        detours = self._detours([*distinct.values()])
-        priced = {number: list(self._edges(offer, detours)) for number, offer in distinct.items()}
+        candidates = self._best_ranked(
+            [candidate for work in self._stage_works() if (candidate := self._candidate(work))]
+        )
+        distinct = {id(candidate): candidate for _, candidate in candidates}
+        object_cuts = self._object_cuts([*distinct.values()])
+        priced = {number: list(self._edges(candidate, object_cuts)) for number, candidate in distinct.items()}
         edges = (
             replace(edge, start=(layer - 1, edge.start[1]), stop=(layer, edge.stop[1])) if layer else edge
-            for layer, offer in offers
-            for edge in priced[id(offer)]
+            for layer, candidate in candidates
+            for edge in priced[id(candidate)]
         )
         last = [(self.stages or 0, len(self.graph.nodes))]
         return Search(edges, (0, 0), last, len(PATHS), len(self._known_grids))
@@ -217,49 +223,51 @@ class _Market:
         allowed = [grid for grid in asked if grid.tiles <= most]
         return {grid: number for number, grid in enumerate(dict.fromkeys((ONE, *allowed)))}
 
-    def _loads(self) -> Iterator[Load]:
+    def _stage_works(self) -> Iterator[StageWork]:
         """Yield every stage on every grid that it may have.
 
         Where one grid is given for all stages, a stage on one tile knows how much of its work that grid could spread.
         """
-        loads = Loads(self.graph, self.cuts, self.budget.profiles)
-        wanted = self.grids.wanted
+        enumerator = StageEnumerator(self.graph, self.cuts, self.budget.profiles)
+        wanted = self.grids.requested
         links: set[tuple[int, int]] = set()
         neighbours = {(left.position, right.position) for left, right in pairwise(self.cuts)}
         for grid in self._known_grids:
             if grid != ONE:
                 least = 1 if wanted or self.grids.per_stage else LEAST_SIDE
-                for load in loads.spread(grid, least, maps=not wanted):
-                    if grid == wanted and (load.start, load.stop) in neighbours:
-                        links.add((load.start, load.stop))
-                    yield load
+                for work in enumerator.tiled(grid, least, maps=not wanted):
+                    if grid == wanted and (work.start, work.stop) in neighbours:
+                        links.add((work.start, work.stop))
+                    yield work
         asked = self.grids.per_stage or self.grids.options
         if wanted or ONE in asked:
             for number, left in enumerate(self.cuts):
                 for right in self.cuts[number + 1 :]:
                     inside = [link for link in links if left.position <= link[0] and link[1] <= right.position]
-                    unspread = sum(loads.macs_before[end] - loads.macs_before[begin] for begin, end in inside)
-                    yield replace(loads.whole(left, right), unspread=unspread)
+                    untiled_macs = sum(
+                        enumerator.macs_before[end] - enumerator.macs_before[begin] for begin, end in inside
+                    )
+                    yield replace(enumerator.whole(left, right), untiled_macs=untiled_macs)
 
-    def _offer(self, load: Load) -> _Offer | None:
+    def _candidate(self, work: StageWork) -> _CandidateStage | None:
         """Return a stage as it can be stored, or None where it cannot."""
-        macs = load.macs if self.least_work else 0
-        full = self._weight_bytes(load.start, load.stop)
-        memory = self._memory_for(load, full)
+        macs = work.macs if self.least_work else 0
+        full = self._weight_bytes(work.start, work.stop)
+        memory = self._memory_for(work, full)
         if not memory:
             return None
-        if not self.storage.always and self._has_room(load, full, ()):
-            return _Offer(load, memory, half=False, rank=(0, load.unspread, macs))
-        less = self._weight_bytes(load.start, load.stop, half=True)
-        if (self.storage.half or self.storage.always) and self._has_room(load, less, self.storage.half):
+        if not self.storage.always and self._has_room(work, full, ()):
+            return _CandidateStage(work, memory, half=False, rank=(0, work.untiled_macs, macs))
+        less = self._weight_bytes(work.start, work.stop, half=True)
+        if (self.storage.half or self.storage.always) and self._has_room(work, less, self.storage.half):
             lost = 0 if self.storage.always else less
-            return _Offer(load, memory, half=True, rank=(lost, load.unspread, macs))
+            return _CandidateStage(work, memory, half=True, rank=(lost, work.untiled_macs, macs))
         return None
 
-    def _memory_for(self, load: Load, weights: int) -> tuple[int, ...]:
+    def _memory_for(self, work: StageWork, weights: int) -> tuple[int, ...]:
         """Return what a stage's functions may have of memory: enough for its weights and for its largest maps."""
-        share = load.grid.tiles if load.grid.columns else 1
-        need = memory_needed(self.graph, load.start, load.stop, weights // share)
+        share = work.grid.tiles if work.grid.columns else 1
+        need = memory_needed(self.graph, work.start, work.stop, weights // share)
         return tuple(size for size in self.budget.memory_mb if size >= need)
 
     def _weight_bytes(self, start: int, stop: int, *, half: bool = False) -> int:
@@ -272,19 +280,24 @@ class _Market:
     def _known_bytes(self) -> dict[tuple[int, int, bool], int]:
         return {}
 
-    def _has_room(self, load: Load, size: int, half: Container[str]) -> bool:
+    def _has_room(self, work: StageWork, size: int, half: Container[str]) -> bool:
         """Say whether each function of a stage with `size` bytes of weights fits, spread by its columns if need be."""
         room = self.budget.limit.room
-        if size <= room or not (self.storage.spread and load.grid.columns):
+        if size <= room or not (self.storage.spread and work.grid.columns):
             return size <= room
-        return column_bytes(self.graph, self.graph.nodes[load.start : load.stop], load.grid, half) <= room
+        return column_bytes(self.graph, self.graph.nodes[work.start : work.stop], work.grid, half) <= room
 
-    def _best_ranked(self, offers: Sequence[_Offer]) -> list[tuple[int, _Offer]]:
+    def _best_ranked(self, candidates: Sequence[_CandidateStage]) -> _Layered:
         """Return the stages that some chain of the best rank has, each with the number of stages up to its end.
 
         Ranks are whole numbers, so a chain's is exact; the number is 0 where any number of stages will do.
         """
-        layered = [(layer, offer) for layer in self._layers() for offer in offers if self._belongs(layer, offer)]
+        layered = [
+            (layer, candidate)
+            for layer in self._layers()
+            for candidate in candidates
+            if self._belongs(layer, candidate)
+        ]
         for place in range(3):
             layered = _cheapest_only(layered, place, (self.stages or 0, len(self.graph.nodes)))
         return layered
@@ -292,118 +305,120 @@ class _Market:
     def _layers(self) -> Sequence[int]:
         return range(1, self.stages + 1) if self.stages else (0,)
 
-    def _belongs(self, layer: int, offer: _Offer) -> bool:
+    def _belongs(self, layer: int, candidate: _CandidateStage) -> bool:
         """Say whether a stage has the grid that was asked for at its place."""
         wanted = self.grids.per_stage
-        return not wanted or offer.load.grid == wanted[layer - 1]
+        return not wanted or candidate.work.grid == wanted[layer - 1]
 
-    def _detours(self, offers: Sequence[_Offer]) -> frozenset[int]:
+    def _object_cuts(self, candidates: Sequence[_CandidateStage]) -> frozenset[int]:
         """Return the positions of the cuts whose tensors may be worth their way through an object store."""
         inner = [cut.position for cut in self.cuts[1:-1]]
-        detour = Detour.on(self.budget.platform)
-        if detour is None:
+        tradeoff = ObjectStoreTradeoff.on(self.budget.platform)
+        if tradeoff is None:
             return frozenset()
-        if not detour.bounded:
+        if not tradeoff.bounded:
             return frozenset(inner)
         writing, reading = dict.fromkeys(inner, -math.inf), dict.fromkeys(inner, -math.inf)
-        for offer in offers:
-            load, least_mb = offer.load, min(offer.memory_mb)
-            tasks, read, written = load.grid.tiles, _bytes_read(load).sum(), FLOAT_BYTES * load.written.sum()
-            if load.stop in writing:
-                saved = detour.most_saved_writing(tasks, float(written), least_mb)
-                writing[load.stop] = max(writing[load.stop], saved)
-            if load.start in reading:
-                saved = detour.most_saved_reading(tasks, len(load.readings), float(read), least_mb)
-                reading[load.start] = max(reading[load.start], saved)
+        for candidate in candidates:
+            work, least_mb = candidate.work, min(candidate.memory_mb)
+            tasks, read, written = work.grid.tiles, _bytes_read(work).sum(), FLOAT_BYTES * work.written.sum()
+            if work.stop in writing:
+                saved = tradeoff.most_saved_writing(tasks, float(written), least_mb)
+                writing[work.stop] = max(writing[work.stop], saved)
+            if work.start in reading:
+                saved = tradeoff.most_saved_reading(tasks, len(work.accesses), float(read), least_mb)
+                reading[work.start] = max(reading[work.start], saved)
         return frozenset(position for position in inner if writing[position] + reading[position] > 0)
 
-    def _edges(self, offer: _Offer, detours: Container[int]) -> Iterator[Edge]:
+    def _edges(self, candidate: _CandidateStage, object_cuts: Container[int]) -> Iterator[Edge]:
         """Yield a stage for every way in which its tensors can come and go, all priced at once."""
-        ways = self._ways(offer.load, detours)
-        memory = np.array(offer.memory_mb, dtype=float)[:, None, None]
-        seconds, usd = stage_price(self._stage_load(offer, ways), memory, self.budget.platform)
-        shape = (len(ways), len(offer.memory_mb), len(self._known_grids))
+        ways = self._data_paths(candidate.work, object_cuts)
+        memory = np.array(candidate.memory_mb, dtype=float)[:, None, None]
+        seconds, usd = stage_price(self._stage_load(candidate, ways), memory, self.budget.platform)
+        shape = (len(ways), len(candidate.memory_mb), len(self._known_grids))
         every = zip(ways, np.broadcast_to(seconds, shape), np.broadcast_to(usd, shape), strict=True)
         for (before, after), each_s, each_usd in every:
             yield Edge(
-                (0, offer.load.start),
-                (0, offer.load.stop),
+                (0, candidate.work.start),
+                (0, candidate.work.stop),
                 before,
                 after,
-                self._known_grids[offer.load.grid],
+                self._known_grids[candidate.work.grid],
                 each_s,
                 each_usd,
-                offer,
+                candidate,
             )
 
-    def _ways(self, load: Load, detours: Container[int]) -> list[tuple[int, int]]:
+    def _data_paths(self, work: StageWork, object_cuts: Container[int]) -> list[tuple[int, int]]:
         """Return how a stage's tensors may come and go: in a store, or along with the driver where they are small.
 
-        The object store is for the cuts at `detours`. The image comes with the driver, the answer goes with it.
+        The object store is for the cuts at `object_cuts`. The image comes with the driver, the answer goes with it.
         """
 
         def at(position: int, size: float) -> list[int]:
             inline = [_INLINE] if size <= INLINE_MOST else []
-            return [_CACHE, *inline, *([_OBJECTS] if position in detours else [])]
+            return [_CACHE, *inline, *([_OBJECTS] if position in object_cuts else [])]
 
-        before = at(load.start, float(_bytes_read(load).sum())) if load.start else [_CACHE]
-        last = load.stop == len(self.graph.nodes)
-        return list(product(before, [_INLINE] if last else at(load.stop, FLOAT_BYTES * float(load.written.sum()))))
+        before = at(work.start, float(_bytes_read(work).sum())) if work.start else [_CACHE]
+        last = work.stop == len(self.graph.nodes)
+        return list(product(before, [_INLINE] if last else at(work.stop, FLOAT_BYTES * float(work.written.sum()))))
 
-    def _stage_load(self, offer: _Offer, ways: Sequence[tuple[int, int]]) -> StageLoad:
+    def _stage_load(self, candidate: _CandidateStage, ways: Sequence[tuple[int, int]]) -> StageLoad:
         """Return what a stage's tasks do, the ways as the first axis, then memories, grids before it, tasks.
 
         The image comes as 8-bit pixels inside the first stage's payloads.
         """
-        load = offer.load
+        work = candidate.work
         come, go = np.array(ways).T[:, :, None, None, None]
-        if not load.start:
+        if not work.start:
             come = np.full_like(come, _INLINE)
-        read, written = _bytes_read(load) if load.start else _values_read(load), load.written * FLOAT_BYTES
-        ranges = self._ranges(load) if load.start else np.zeros(1)
+        read, written = _bytes_read(work) if work.start else _values_read(work), work.written * FLOAT_BYTES
+        ranges = self._ranges(work) if work.start else np.zeros(1)
 
         def through(path: int) -> Traffic:
             return Traffic((come == path) * read, (come == path) * ranges, (go == path) * written)
 
         cache = through(_CACHE)
         return StageLoad(
-            load.serial_s,
-            load.parallel_s,
+            work.serial_s,
+            work.parallel_s,
             cache.bytes_read,
             cache.ranges,
             cache.bytes_written,
             carried_in=(come == _INLINE) * read,
             carried_out=(go == _INLINE) * written,
-            weight_bytes=self._weight_bytes(load.start, load.stop, half=offer.half),
+            weight_bytes=self._weight_bytes(work.start, work.stop, half=candidate.half),
             objects=through(_OBJECTS) if any(_OBJECTS in way for way in ways) else None,
         )
 
-    def _ranges(self, load: Load) -> Floats:
+    def _ranges(self, work: StageWork) -> Floats:
         """Return how many pieces each task reads, a row for each grid on which they may have been written."""
-        pieces: Floats = np.zeros((len(self._known_grids), load.grid.tiles))
-        for reading in load.readings:
+        pieces: Floats = np.zeros((len(self._known_grids), work.grid.tiles))
+        for reading in work.accesses:
             shape = self.graph.shape(reading.tensor)
             grids = [grid if shape.flat == grid.columns else ONE for grid in self._known_grids]
             pieces += reading.pieces(shape.height, shape.width, grids)
         return pieces
 
 
-def _values_read(load: Load) -> Floats:
-    return np.asarray(sum(reading.elements for reading in load.readings))
+def _values_read(work: StageWork) -> Floats:
+    return np.asarray(sum(reading.elements for reading in work.accesses))
 
 
-def _bytes_read(load: Load) -> Floats:
-    return FLOAT_BYTES * _values_read(load)
+def _bytes_read(work: StageWork) -> Floats:
+    return FLOAT_BYTES * _values_read(work)
 
 
-def _cheapest_only(layered: list[tuple[int, _Offer]], place: int, last: Vertex) -> list[tuple[int, _Offer]]:
+def _cheapest_only(
+    layered: list[tuple[int, _CandidateStage]], place: int, last: Vertex
+) -> list[tuple[int, _CandidateStage]]:
     """Keep the stages that lie on some chain with the least sum of one of their ranks."""
     far = sys.maxsize
-    if not any(offer.rank[place] for _, offer in layered):
+    if not any(candidate.rank[place] for _, candidate in layered):
         return layered
     spans = [
-        ((layer and layer - 1, offer.load.start), (layer, offer.load.stop), offer.rank[place])
-        for layer, offer in layered
+        ((layer and layer - 1, candidate.work.start), (layer, candidate.work.stop), candidate.rank[place])
+        for layer, candidate in layered
     ]
     so_far, to_go = {(0, 0): 0}, {last: 0}
     for start, stop, rank in sorted(spans, key=lambda span: span[1][1]):
@@ -455,7 +470,7 @@ def memory_needed(graph: Graph, start: int, stop: int, weights: int) -> int:
 
 
 def why_nothing_fits(
-    graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: Storage
+    graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: WeightStorage
 ) -> str:
     """Say in a line which bound is in the way of what was asked, and by how much."""
     facts = budget.facts.functions
@@ -487,7 +502,7 @@ def why_nothing_fits(
     )
 
 
-def _advice(graph: Graph, heaviest: Node, storage: Storage, *, free: bool) -> str:
+def _advice(graph: Graph, heaviest: Node, storage: WeightStorage, *, free: bool) -> str:
     """Say what would help a part that is too large: only what has not been tried, and applies to it."""
     ways = [] if free else ["allow more stages"]
     if not storage.half:

@@ -1,16 +1,18 @@
-"""The exact search for the best chain of stages.
+"""The exact search for the best chain of stages: a resource-constrained shortest path, by label setting.
 
 A state is where the network has been cut, on which grid the tensors there were written, and whether they lie in a store
-(and in which) or ride along with the driver: what the time and price of the next stage depend on, and nothing else
+(and in which) or ride along in payloads: what the time and price of the next stage depend on, and nothing else
 does. Stages are the edges between states, each with a choice of memory.
 
          stage [0, 5) on 2x2, 1769 MB              stage [5, 9) on 1, 3538 MB
     ● ─────────────────────────────────▶ ● cut 5, 2x2, stored ─────────────────▶ ● the end
 
-Seconds and dollars both add up along a chain, so the best chain for any weighing of the two is a shortest path, found
-by dynamic programming. Where a bound ties them together (the least dollars within so many milliseconds), chains are
-extended cut by cut, and dropped when another is no worse in both, or when even the fastest and the cheapest way to the
-end would not do: nothing that could be the best is lost.
+Seconds and dollars both add up along a chain, so the best chain for any weighting of the two is a shortest path, found
+by dynamic programming. Where a bound ties them together (the least dollars within so many milliseconds), labels, one
+for each chain to a state, are extended cut by cut, and dropped when another label of the state dominates them, or when
+even the fastest and the cheapest completion would not do (bounding): nothing that could be the best is lost. See Irnich
+and Desaulniers, "Shortest Path Problems with Resource Constraints" (2005), and Dumitrescu and Boland, "Improved
+preprocessing, labeling and scaling algorithms for the weight-constrained shortest path problem" (Networks 42, 2003).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Vertex = tuple[int, int]
 """How many stages lie before a cut (0 where that makes no difference), and the cut's position."""
 Prices = Callable[[float, float], float]
 _SLACK = 1e-12  # relative: sums of the same numbers in another order differ by less
-_MOST_SUPPORTED = 24
+_MOST_HULL_CHAINS = 24
 
 
 @dataclass(frozen=True)
@@ -91,18 +93,18 @@ class Search:
     def _vertices(self) -> list[Vertex]:
         return sorted({self._first, *self._into}, key=lambda vertex: (vertex[1], vertex[0]))
 
-    def cheapest(self, per_second: float, per_usd: float) -> Chain | None:
-        """Return the chain with the least weighted sum, or None where no chain reaches the end."""
+    def shortest(self, per_second: float, per_usd: float) -> Chain | None:
+        """Return the shortest path for a weighting of seconds and dollars, or None where no chain reaches the end."""
         to_go = self._to_go(per_second, per_usd)
         if not np.isfinite(to_go[self._first][0, 0]):
             return None
         steps, vertex, path, grid, seconds, usd = [], self._first, 0, 0, 0.0, 0.0
         while vertex not in self._last:
-            fan = self._fans[vertex][path]
-            rest = np.array([to_go[edge.stop][edge.after, edge.grid] for edge in fan.edges])
-            weighted = per_second * fan.seconds[:, :, grid] + per_usd * fan.usd[:, :, grid] + rest[:, None]
+            batch = self._batches[vertex][path]
+            rest = np.array([to_go[edge.stop][edge.after, edge.grid] for edge in batch.edges])
+            weighted = per_second * batch.seconds[:, :, grid] + per_usd * batch.usd[:, :, grid] + rest[:, None]
             number, memory = map(int, np.unravel_index(weighted.argmin(), weighted.shape))
-            edge = fan.edges[number]
+            edge = batch.edges[number]
             seconds, usd = seconds + edge.seconds[memory, grid], usd + edge.usd[memory, grid]
             steps.append((edge, memory))
             vertex, path, grid = edge.stop, edge.after, edge.grid
@@ -117,48 +119,50 @@ class Search:
         for vertex in reversed(self._vertices):
             if vertex in self._last:
                 continue
-            for path, fan in self._fans.get(vertex, {}).items():
-                rest = np.array([found[edge.stop][edge.after, edge.grid] for edge in fan.edges])
-                weighted = (per_second * fan.seconds + per_usd * fan.usd).min(axis=1) + rest[:, None]
+            for path, batch in self._batches.get(vertex, {}).items():
+                rest = np.array([found[edge.stop][edge.after, edge.grid] for edge in batch.edges])
+                weighted = (per_second * batch.seconds + per_usd * batch.usd).min(axis=1) + rest[:, None]
                 found[vertex][path] = weighted.min(axis=0)
         return found
 
     @cached_property
-    def _fans(self) -> dict[Vertex, dict[int, _Fan]]:
+    def _batches(self) -> dict[Vertex, dict[int, _EdgeBatch]]:
         """The stages that may follow each vertex, by how tensors come to them."""
         by_path: dict[Vertex, dict[int, list[Edge]]] = {}
         for vertex, edges in self._from.items():
             for edge in edges:
                 by_path.setdefault(vertex, {}).setdefault(edge.before, []).append(edge)
-        return {vertex: {path: _Fan.of(edges) for path, edges in paths.items()} for vertex, paths in by_path.items()}
+        return {
+            vertex: {path: _EdgeBatch.of(edges) for path, edges in paths.items()} for vertex, paths in by_path.items()
+        }
 
     @cached_property
     def fastest(self) -> Chain | None:
         """The chain with the least seconds."""
-        return self.cheapest(1.0, 0.0)
+        return self.shortest(1.0, 0.0)
 
     @cached_property
-    def frugal(self) -> Chain | None:
+    def cheapest(self) -> Chain | None:
         """The chain with the least dollars."""
-        return self.cheapest(0.0, 1.0)
+        return self.shortest(0.0, 1.0)
 
     @cached_property
-    def supported(self) -> list[Chain]:
-        """The chains that are best for some weighing of seconds and dollars, the fastest first: the frontier's hull.
+    def convex_hull(self) -> list[Chain]:
+        """The chains that are best for some weighting of seconds and dollars, the fastest first: the frontier's hull.
 
-        Found by asking between two neighbours for the chain that is best in the direction of both (Aneja and Nair,
-        1979), the widest gap first, at most 24 chains.
+        Between two neighbours, the chain is searched that is best in the direction of both (Aneja and Nair, 1979), at
+        most 24 chains in all.
         """
-        if self.fastest is None or self.frugal is None:
+        if self.fastest is None or self.cheapest is None:
             return []
-        chains = [self.fastest, self.frugal]
-        gaps = [(self.fastest, self.frugal)]
-        while gaps and len(chains) < _MOST_SUPPORTED:
+        chains = [self.fastest, self.cheapest]
+        gaps = [(self.fastest, self.cheapest)]
+        while gaps and len(chains) < _MOST_HULL_CHAINS:
             left, right = gaps.pop(0)
             down, across = left.usd - right.usd, right.seconds - left.seconds
             if down <= 0 or across <= 0:
                 continue
-            found = self.cheapest(down, across)
+            found = self.shortest(down, across)
             weight = down * left.seconds + across * left.usd
             if found and down * found.seconds + across * found.usd < weight * (1 - 1e-9):
                 chains.append(found)
@@ -178,8 +182,8 @@ class Search:
         return min(fitting, key=lambda chain: (_value(goal, chain), chain.usd, chain.seconds), default=None)
 
     def _incumbent(self, goal: Goal) -> Chain | None:
-        """Return the best of the supported chains: how good the answer is at least."""
-        fitting = [chain for chain in self.supported if goal.holds(chain.seconds, chain.usd)]
+        """Return the best chain of the convex hull: an upper bound of the best value."""
+        fitting = [chain for chain in self.convex_hull if goal.holds(chain.seconds, chain.usd)]
         return min(fitting, key=lambda chain: _value(goal, chain), default=None)
 
     @cached_property
@@ -209,7 +213,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class _Fan:
+class _EdgeBatch:
     """Edges side by side: seconds and dollars as (edges, memories, grids).
 
     An edge with fewer memories than others repeats its last one, which then never comes first among its best.
@@ -220,7 +224,7 @@ class _Fan:
     usd: Floats
 
     @classmethod
-    def of(cls, edges: Sequence[Edge]) -> _Fan:
+    def of(cls, edges: Sequence[Edge]) -> _EdgeBatch:
         most = max(len(edge.seconds) for edge in edges)
         rows = [np.minimum(np.arange(most), len(edge.seconds) - 1) for edge in edges]
         seconds = [edge.seconds[row] for edge, row in zip(edges, rows, strict=True)]

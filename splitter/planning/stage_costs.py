@@ -1,4 +1,4 @@
-"""What every stage that a network allows would compute, read and write, on every grid that it can be spread over.
+"""The costs of stages: what each stage that a network allows computes, reads and writes, on each grid that it can have.
 
 Rows and columns never mix: the rows that a tile needs follow from its rows alone. So the walk back from a cut is done
 for each axis by itself, once for each number of parts, and a grid's tiles are the products of two such walks.
@@ -18,7 +18,14 @@ from serfer.core.costs.cost_model import Floats
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.geometry import Grid, Rect, Span, even_parts
 from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from splitter.planning.ort_kernels import Needs, handed_out, handing_on, likeness, tensor_likeness, work
+from splitter.planning.ort_kernels import (
+    Needs,
+    conversion_work,
+    cost_signature,
+    layout_signature,
+    operator_work,
+    output_work,
+)
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut
 from splitter.tiling.global_pooling import with_grid
@@ -31,12 +38,12 @@ _Sizes = NDArray[np.int64]
 _Ends = tuple[int, int]
 _Axis = NDArray[np.int64]
 """Along one axis, of each part (first axis): the rows of a tensor that a tile has, that each reader reads of them, and
-that the tile gives out (second axis), as first row and last row plus one, relative to the first that the tile has."""
+that the tile outputs (second axis), as first row and last row plus one, relative to the first that the tile has."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """What tiles read of one tensor: each grid row's rows of it, each grid column's columns."""
+class InputAccess:
+    """What the tiles of a stage read of one tensor: each grid row's rows of it, each grid column's columns."""
 
     tensor: str
     channels: int
@@ -55,29 +62,30 @@ class Reading:
         """
         down = {parts: _touched(self.rows, height, parts) for parts in {grid.rows for grid in grids}}
         across = {parts: _touched(self.cols, width, parts) for parts in {grid.cols for grid in grids}}
-        ways = {key: _products(down[key[0]], across[key[1]]) for key in {(grid.rows, grid.cols) for grid in grids}}
-        return np.array([ways[grid.rows, grid.cols] for grid in grids])
+        sizes = {(grid.rows, grid.cols) for grid in grids}
+        counts = {size: _products(down[size[0]], across[size[1]]) for size in sizes}
+        return np.array([counts[grid.rows, grid.cols] for grid in grids])
 
 
 @dataclass(frozen=True, eq=False)
 class _Views:
-    """A tensor of a stage, by whom it is read there, whether it was given to the task and is given out by it."""
+    """How a stage's operators read one tensor: its readers, and whether it is an input or an output of the tasks."""
 
     tensor: str
     readers: tuple[int, ...]
-    given: bool
-    given_out: bool
+    is_input: bool
+    is_output: bool
     rows: _Axis
     cols: _Axis
 
 
 @dataclass(frozen=True)
-class Load:
+class StageWork:
     """A stage: nodes [start, stop) on a grid; arrays have a value for each tile.
 
     Seconds are on one vCPU, the part that more of them do not speed up and the part that they do; `written` counts
-    values, `macs` multiply-accumulates of all tiles; `unspread` of those that the grid asked for could spread and this
-    one does not.
+    values, `macs` multiply-accumulates of all tiles; `untiled_macs` of those that the requested grid could
+    spread and this one does not.
     """
 
     start: int
@@ -85,10 +93,10 @@ class Load:
     grid: Grid
     serial_s: Floats
     parallel_s: Floats
-    readings: tuple[Reading, ...]
+    accesses: tuple[InputAccess, ...]
     written: Floats
     macs: int
-    unspread: int = 0
+    untiled_macs: int = 0
 
 
 def _products(rows: ArrayLike, cols: ArrayLike) -> Floats:
@@ -97,7 +105,7 @@ def _products(rows: ArrayLike, cols: ArrayLike) -> Floats:
 
 
 def _touched(spans: Spans, size: int, parts: int) -> NDArray[np.int64]:
-    """Count the even parts of `size` that each span overlaps; a map that is too small for so many was not cut."""
+    """Count the even parts of `size` that each span overlaps; a map that is too small for so many is not cut."""
     if parts == 1 or size < parts:
         return np.ones_like(spans[0])
     starts = _starts(size, parts)
@@ -111,8 +119,8 @@ def _starts(size: int, parts: int) -> NDArray[np.int64]:
     return np.array([part.start for part in even_parts(size, parts)])
 
 
-class Loads:
-    """Finds the stages between the `cuts` of a network."""
+class StageEnumerator:
+    """Enumerates the stages between the `cuts` of a network, each with what its tiles compute, read and write."""
 
     def __init__(self, graph: Graph, cuts: Sequence[Cut], profiles: Profiles) -> None:
         self._graph = graph
@@ -122,41 +130,43 @@ class Loads:
         self._axis_nodes: dict[object, list[AxisNode]] = {}
         self._parts: dict[tuple[int, int, int], tuple[float, float, int]] = {}
         self._tiles: dict[tuple[int, bytes, bytes], tuple[Floats, int]] = {}
-        self._handings: dict[object, Floats] = {}
-        self._known_kinds: dict[object, int] = {}
-        self._kinds: dict[Hashable, int] = {}
+        self._known_layout_costs: dict[object, Floats] = {}
+        self._known_signatures: dict[object, int] = {}
+        self._signature_numbers: dict[Hashable, int] = {}
         self._pools: tuple[object, ...] = ()
         self._at_cut = {cut.position: cut for cut in cuts}
 
-    def whole(self, left: Cut, right: Cut) -> Load:
+    def whole(self, left: Cut, right: Cut) -> StageWork:
         """Return the stage between two cuts as one task."""
         start, stop = left.position, right.position
         reads = [name for name in left.tensors if any(start <= at < stop for at in self._read_at.get(name, ()))]
         writes = [name for name in right.tensors if self._made_at[name] >= start]
         shapes = {name: self._graph.shape(name) for name in reads}
-        takes = self._before[:, stop] - self._before[:, start]
-        takes += sum(self._handed_whole(name, start, stop, given=True) for name in reads)
-        everybody = len(self._graph.nodes)
+        costs = self._before[:, stop] - self._before[:, start]
+        costs += sum(self._whole_layout_cost(name, start, stop, is_input=True) for name in reads)
+        count = len(self._graph.nodes)
         for name in writes:
-            takes += self._handed_whole(name, start, stop, given_out=True) - self._handed_whole(name, 0, everybody)
-        return Load(
+            costs += self._whole_layout_cost(name, start, stop, is_output=True) - self._whole_layout_cost(
+                name, 0, count
+            )
+        return StageWork(
             start,
             stop,
             ONE,
-            self._run_s + takes[:1],
-            takes[1:],
+            self._run_s + costs[:1],
+            costs[1:],
             tuple(
-                Reading(name, shape.channels, spans_of([shape.whole.rows]), spans_of([shape.whole.cols]))
+                InputAccess(name, shape.channels, spans_of([shape.whole.rows]), spans_of([shape.whole.cols]))
                 for name, shape in shapes.items()
             ),
             np.array([float(sum(self._graph.shape(name).elements for name in writes))]),
             self.macs_before[stop] - self.macs_before[start],
         )
 
-    def spread(self, grid: Grid, least: int = 1, *, maps: bool = True) -> Iterator[Load]:
-        """Yield every stage that can be spread over `grid` with at least so many rows and columns of maps a tile.
+    def tiled(self, grid: Grid, least: int = 1, *, maps: bool = True) -> Iterator[StageWork]:
+        """Yield every stage that can be tiled by `grid`, with at least `least` rows and columns of maps in each tile.
 
-        Without `maps`, a stage that is spread by columns begins where vectors do.
+        Without `maps`, a stage that is split by columns begins at a vector.
         """
         graph = with_grid(self._graph, grid)
         self._pools = tuple(node.attributes["grid"] for node in graph.nodes if node.kind == operators.TILE_POOL)
@@ -173,12 +183,12 @@ class Loads:
 
     def _walk(
         self, graph: Graph, able: Sequence[bool], cut: Cut, targets: frozenset[str], grid: Grid
-    ) -> Iterator[Load]:
-        """Yield the stage from every earlier cut to this one, the nearest first, for all tiles in step."""
+    ) -> Iterator[StageWork]:
+        """Yield the stage from every earlier cut to this one, the nearest first."""
         rows = self._axis(graph, cut, targets, ROW_AXIS, grid)
         cols = self._axis(graph, cut, targets, COL_AXIS, grid)
-        takes, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0
-        takes[0] = self._run_s
+        costs, written, macs = np.zeros((2, grid.tiles)), np.zeros(grid.tiles), 0
+        costs[0] = self._run_s
         for index in range(cut.position - 1, -1, -1):
             node = graph.nodes[index]
             late = node.output not in targets and (node.output in cut.tensors or node.kind == operators.TILE_POOL)
@@ -187,19 +197,19 @@ class Loads:
             if node.output in targets:
                 areas = _products(rows.target(node.output), cols.target(node.output))
                 written += graph.shape(node.output).channels * areas
-            found, count = self._tiles_take(graph, index, rows.sizes(index), cols.sizes(index))
-            takes, macs = takes + found, macs + count
+            found, count = self._tile_costs(graph, index, rows.sizes(index), cols.sizes(index))
+            costs, macs = costs + found, macs + count
             if rows.is_in_parts(node.output):
-                takes += self._handed(graph, _views(rows, cols, node.output))
+                costs += self._layout_costs(graph, _views(rows, cols, node.output))
             if index in self._at_cut:
-                readings = self._readings(graph, index, rows, cols)
-                given = sum(self._handed(graph, _views(rows, cols, one.tensor, index)) for one in readings)
-                serial, parallel = takes + given
-                yield Load(index, cut.position, grid, serial, parallel, readings, written.copy(), macs)
+                accesses = self._accesses(graph, index, rows, cols)
+                given = sum(self._layout_costs(graph, _views(rows, cols, one.tensor, index)) for one in accesses)
+                serial, parallel = costs + given
+                yield StageWork(index, cut.position, grid, serial, parallel, accesses, written.copy(), macs)
 
-    def _readings(self, graph: Graph, index: int, rows: _StageAxis, cols: _StageAxis) -> tuple[Reading, ...]:
+    def _accesses(self, graph: Graph, index: int, rows: _StageAxis, cols: _StageAxis) -> tuple[InputAccess, ...]:
         return tuple(
-            Reading(name, graph.shape(name).channels, down, across)
+            InputAccess(name, graph.shape(name).channels, down, across)
             for name in self._at_cut[index].tensors
             if (down := rows.given(index, name)) is not None and (across := cols.given(index, name)) is not None
         )
@@ -219,100 +229,121 @@ class Loads:
             self._axis_nodes[key] = [axis_node(graph, node, axis) for node in graph.nodes]
         return self._axis_nodes[key]
 
-    def _tiles_take(self, graph: Graph, index: int, rows: _Sizes, cols: _Sizes) -> tuple[Floats, int]:
-        """Return what an operator takes each tile (see `_takes`), as an array (2, tiles), and all their macs."""
-        key = (self._kind(graph, index), rows.tobytes(), cols.tobytes())
+    def _tile_costs(self, graph: Graph, index: int, rows: _Sizes, cols: _Sizes) -> tuple[Floats, int]:
+        """Return an operator's cost in each tile (see `_operator_cost`), as an array (2, tiles), and all their macs."""
+        key = (self._signature_number(graph, index), rows.tobytes(), cols.tobytes())
         if key not in self._tiles:
             sizes = product(rows.tolist(), cols.tolist())
-            *takes, macs = zip(*(self._takes(graph, index, *size) for size in sizes), strict=True)
-            self._tiles[key] = np.array(takes), sum(macs)
+            *costs, macs = zip(*(self._operator_cost(graph, index, *size) for size in sizes), strict=True)
+            self._tiles[key] = np.array(costs), sum(macs)
         return self._tiles[key]
 
-    def _takes(self, graph: Graph, index: int, height: int, width: int) -> tuple[float, float, int]:
+    def _operator_cost(self, graph: Graph, index: int, height: int, width: int) -> tuple[float, float, int]:
         """Return an operator's serial and parallel seconds and its multiply-accumulates on a region of this size.
 
         Where the region lies makes no difference here: at a border it reads a little less.
         """
         node = graph.nodes[index]
-        key = (self._kind(graph, index), height, width)
+        key = (self._signature_number(graph, index), height, width)
         if key not in self._parts:
-            found = work(graph, node, Rect(Span(0, height), Span(0, width)))
+            found = operator_work(graph, node, Rect(Span(0, height), Span(0, width)))
             parts = self._profiles.parts(found) if found else (0.0, 0.0)
             self._parts[key] = (*parts, operators.macs(graph, node, height * width))
         return self._parts[key]
 
-    def _kind(self, graph: Graph, index: int) -> int:
-        """Number a node so that nodes whose work is the same have the same number: networks repeat their blocks."""
+    def _signature_number(self, graph: Graph, index: int) -> int:
+        """Return a number for the node's cost signature: networks repeat their blocks, and each is costed once."""
         node = graph.nodes[index]
         tiles = graph.shapes[node.inputs[0]] if node.kind == operators.TILE_SUM else node.attributes.get("grid")
         key = index, tiles
-        if key not in self._known_kinds:
-            self._known_kinds[key] = self._kinds.setdefault(likeness(graph, graph.nodes[index]), len(self._kinds))
-        return self._known_kinds[key]
+        if key not in self._known_signatures:
+            self._known_signatures[key] = self._signature_numbers.setdefault(
+                cost_signature(graph, graph.nodes[index]), len(self._signature_numbers)
+            )
+        return self._known_signatures[key]
 
-    def _handed(self, graph: Graph, views: _Views) -> Floats:
-        """Return what it takes each tile that others read parts of what it has of a tensor, as an array (2, tiles)."""
+    def _number(self, signature: Hashable) -> int:
+        return self._signature_numbers.setdefault(signature, len(self._signature_numbers))
+
+    def _layout_costs(self, graph: Graph, views: _Views) -> Floats:
+        """Return each tile's cost of converting a tensor for its readers, as an array (2, tiles)."""
         known = (views.tensor, views.readers, self._pools)
-        if known not in self._known_kinds:
-            readers = tuple(self._kind(graph, reader) for reader in views.readers)
-            alike = (tensor_likeness(graph, views.tensor), readers)
-            self._known_kinds[known] = self._kinds.setdefault(alike, len(self._kinds))
-        key = (self._known_kinds[known], views.given, views.given_out, views.rows.tobytes(), views.cols.tobytes())
-        if key not in self._handings:
+        if known not in self._known_signatures:
+            readers = tuple(self._signature_number(graph, reader) for reader in views.readers)
+            alike = (layout_signature(graph, views.tensor), readers)
+            self._known_signatures[known] = self._number(alike)
+        key = (
+            self._known_signatures[known],
+            views.is_input,
+            views.is_output,
+            views.rows.tobytes(),
+            views.cols.tobytes(),
+        )
+        if key not in self._known_layout_costs:
             tiles = product(views.rows, views.cols)
-            self._handings[key] = np.array([self._handing(graph, views, key[:3], *tile) for tile in tiles]).T
-        return self._handings[key]
+            self._known_layout_costs[key] = np.array(
+                [self._layout_cost(graph, views, key[:3], *tile) for tile in tiles]
+            ).T
+        return self._known_layout_costs[key]
 
-    def _handing(self, graph: Graph, views: _Views, like: tuple[int, bool, bool], rows: _Axis, cols: _Axis) -> Floats:
+    def _layout_cost(
+        self, graph: Graph, views: _Views, like: tuple[int, bool, bool], rows: _Axis, cols: _Axis
+    ) -> Floats:
         key = (*like, rows.tobytes(), cols.tobytes(), "tile")
-        if key not in self._handings:
-            self._handings[key] = self._handing_on(graph, views, rows.tolist(), cols.tolist())
-        return self._handings[key]
+        if key not in self._known_layout_costs:
+            self._known_layout_costs[key] = self._layout_cost_of(graph, views, rows.tolist(), cols.tolist())
+        return self._known_layout_costs[key]
 
-    def _handing_on(self, graph: Graph, views: _Views, rows: list[_Ends], cols: list[_Ends]) -> Floats:
+    def _layout_cost_of(self, graph: Graph, views: _Views, rows: list[_Ends], cols: list[_Ends]) -> Floats:
         have, *parts = (Rect(Span(*row), Span(*col)) for row, col in zip(rows, cols, strict=True))
         needs = [(graph.nodes[reader], part) for reader, part in zip(views.readers, parts, strict=False)]
-        return self._moving(
-            graph, views.tensor, have, needs, given=views.given, part=parts[-1] if views.given_out else None
+        return self._conversion_cost(
+            graph, views.tensor, have, needs, is_input=views.is_input, part=parts[-1] if views.is_output else None
         )
 
-    def _moving(self, graph: Graph, tensor: str, have: Rect, needs: Needs, *, given: bool, part: Rect | None) -> Floats:
-        """Return the serial and parallel seconds of handing a tensor on inside a task, and `part` of it out."""
-        works = handing_on(graph, tensor, have, needs, given=given)
-        if part:
-            works += handed_out(graph, tensor, have, part)
-        takes: Floats = np.array([(0.0, 0.0), *(self._profiles.parts(one) for one in works)]).sum(axis=0)
-        return takes
-
-    def _handed_whole(
-        self, tensor: str, start: int, stop: int, *, given: bool = False, given_out: bool = False
+    def _conversion_cost(
+        self, graph: Graph, tensor: str, have: Rect, needs: Needs, *, is_input: bool, part: Rect | None
     ) -> Floats:
-        """Return what handing a tensor on takes the only tile of nodes [start, stop)."""
+        """Return the serial and parallel seconds of converting a tensor for its readers, and `part` of it as output."""
+        works = conversion_work(graph, tensor, have, needs, is_input=is_input)
+        if part:
+            works += output_work(graph, tensor, have, part)
+        costs: Floats = np.array([(0.0, 0.0), *(self._profiles.parts(one) for one in works)]).sum(axis=0)
+        return costs
+
+    def _whole_layout_cost(
+        self, tensor: str, start: int, stop: int, *, is_input: bool = False, is_output: bool = False
+    ) -> Floats:
+        """Return the cost of converting a tensor for its readers in the only tile of nodes [start, stop)."""
         graph = self._graph
         readers = tuple(index for index in self._read_at.get(tensor, ()) if start <= index < stop)
-        key = (tensor, readers, given, given_out)
-        if key not in self._handings:
+        key = (tensor, readers, is_input, is_output)
+        if key not in self._known_layout_costs:
             whole = graph.shape(tensor).whole
             nodes = [graph.nodes[index] for index in readers if not operators.is_replicated(graph, graph.nodes[index])]
             needs = [
                 (node, input_region(graph, node, tensor, graph.shape(node.output).whole).clipped) for node in nodes
             ]
-            part = whole if given_out else None
-            self._handings[key] = self._moving(graph, tensor, whole, needs, given=given, part=part)
-        return self._handings[key]
+            part = whole if is_output else None
+            self._known_layout_costs[key] = self._conversion_cost(
+                graph, tensor, whole, needs, is_input=is_input, part=part
+            )
+        return self._known_layout_costs[key]
 
     @cached_property
     def _whole_parts(self) -> list[tuple[float, float, int]]:
         shapes = (self._graph.shape(node.output) for node in self._graph.nodes)
-        return [self._takes(self._graph, index, shape.height, shape.width) for index, shape in enumerate(shapes)]
+        return [
+            self._operator_cost(self._graph, index, shape.height, shape.width) for index, shape in enumerate(shapes)
+        ]
 
     @cached_property
     def _before(self) -> Floats:
         """Serial and parallel seconds of the first n nodes in one piece, for every n: an array (2, nodes + 1)."""
-        everybody = len(self._graph.nodes)
-        handed = [self._handed_whole(node.output, 0, everybody) for node in self._graph.nodes]
-        takes = np.array([part[:2] for part in self._whole_parts]) + handed
-        return np.concatenate([np.zeros((1, 2)), takes.cumsum(axis=0)]).T
+        count = len(self._graph.nodes)
+        handed = [self._whole_layout_cost(node.output, 0, count) for node in self._graph.nodes]
+        costs = np.array([part[:2] for part in self._whole_parts]) + handed
+        return np.concatenate([np.zeros((1, 2)), costs.cumsum(axis=0)]).T
 
     @cached_property
     def macs_before(self) -> list[int]:
@@ -333,7 +364,7 @@ class Loads:
 
 
 def _views(rows: _StageAxis, cols: _StageAxis, tensor: str, cut: int | None = None) -> _Views:
-    """Return how the parts of a stage read a tensor of it, or one that is given at the cut before a node."""
+    """Return how a stage reads a tensor that it computes, or one of the cut before a node, which is its input."""
     down, across = rows.views(tensor, cut), cols.views(tensor, cut)
     return _Views(
         tensor, rows.readers(tensor, cut), cut is not None, cut is None and rows.is_target(tensor), down, across
@@ -370,11 +401,11 @@ class _StageAxis:
         return sizes
 
     def is_target(self, tensor: str) -> bool:
-        """Say whether a tensor is one of the stage's outputs."""
+        """Return whether a tensor is one of the stage's outputs."""
         return tensor in self._walk.targets
 
     def is_in_parts(self, tensor: str) -> bool:
-        """Say whether different readers may have asked for different parts of a tensor that the stage makes."""
+        """Return whether readers may need different parts of a tensor that the stage computes."""
         return self.is_target(tensor) or len(self._walk.reads.get(tensor, ())) > 1
 
     def readers(self, tensor: str, cut: int | None) -> tuple[int, ...]:
@@ -382,7 +413,7 @@ class _StageAxis:
         return tuple(reader for reader, _ in self._walk.reads.get(tensor, ()) if reader >= (cut or 0))
 
     def views(self, tensor: str, cut: int | None) -> _Axis:
-        """Return each part's view of a tensor that nodes after it read; of a cut's tensor, nodes after the cut."""
+        """Return each part's view of a tensor that nodes after it read; for a cut's tensor, nodes after the cut."""
         key = tensor, -1 if cut is None else cut
         if key not in self._known_views:
             have = self._walk.spans[tensor] if cut is None else self._at_cut[cut][tensor]

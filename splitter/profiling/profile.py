@@ -38,9 +38,16 @@ from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Progress, load
 from splitter.plan_dir.emit import tile_graph
-from splitter.planning.ort_kernels import INSIDE, activated, convolution_kind, edge_columns, kind_of, tile_works
+from splitter.planning.ort_kernels import (
+    FUSABLE_ACTIVATIONS,
+    convolution_kind,
+    edge_columns,
+    kind_of,
+    tile_works,
+    with_activation,
+)
 from splitter.planning.planner import tile_rects
-from splitter.profiling.synthetic_models import drawn_models
+from splitter.profiling.synthetic_models import synthetic_models
 from splitter.tiling import operators
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.global_pooling import with_grid, with_tile_pools
@@ -67,9 +74,9 @@ _THREADS, _BATCH = 2, 8
 _CHAIN = 100
 _CONVOLUTIONS = tuple(kind for kind in Kind if kind.endswith("convolution"))
 _REORDERS = {
-    "ReorderInput": Kind.INTO_BLOCKS,
-    "ReorderOutput": Kind.INTO_ORDER,
-    "ReorderInput of input": Kind.INPUT_INTO_BLOCKS,
+    "ReorderInput": Kind.REORDER_INPUT,
+    "ReorderOutput": Kind.REORDER_OUTPUT,
+    "ReorderInput of input": Kind.REORDER_TASK_INPUT,
 }
 _MATRIX_PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 _WORTH_THREADS = 2e-4  # seconds; waking a thread takes so long that anything shorter says nothing about sharing
@@ -301,7 +308,7 @@ def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
         return None
     rows, cols = (written[-2], written[-1]) if len(written) > VECTOR_RANK else (1, written[-1])
     moved = Work(
-        Kind.INTO_ORDER, read=prod(read[0]), written=prod(written), rows=rows, cols=cols, channels_out=written[1]
+        Kind.REORDER_OUTPUT, read=prod(read[0]), written=prod(written), rows=rows, cols=cols, channels_out=written[1]
     )
     if operator in _REORDERS:
         return replace(moved, kind=_REORDERS[operator])
@@ -338,7 +345,7 @@ def _convolution(moved: Work, read: Sequence[Sequence[int]], window: _Window, *,
         stride=window.stride,
         edges=window.edges,
     )
-    return activated(counted, window.last if window.last in INSIDE else "")
+    return with_activation(counted, window.last if window.last in FUSABLE_ACTIVATIONS else "")
 
 
 def measure(
@@ -371,7 +378,7 @@ def _models(
     networks: Sequence[tuple[str, int]], drawn_rounds: int, progress: Progress
 ) -> Iterator[tuple[str, onnx.ModelProto]]:
     rng = np.random.default_rng(0)
-    for model in drawn_models(rng, drawn_rounds):
+    for model in synthetic_models(rng, drawn_rounds):
         yield "drawn shapes", model
     for name, size in networks:
         progress(f"reading {name} at {size}")
@@ -399,7 +406,7 @@ def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
     """
     meters = {1: meter, _THREADS: Meter(_THREADS)}
     one_s, two_s = defaultdict[Kind, float](float), defaultdict[Kind, float](float)
-    for model in drawn_models(np.random.default_rng(1), max(1, drawn_rounds // 4)):
+    for model in synthetic_models(np.random.default_rng(1), max(1, drawn_rounds // 4)):
         alone, together = (observe(model, used, threads) for threads, used in meters.items())
         if len(alone) != len(together):  # the machine was never quiet for one of them
             continue

@@ -19,7 +19,7 @@ _ACTIVATIONS = ("Relu", "Relu", "Clip", "Clip", "HardSwish", "Sigmoid")
 _MOST_MACS, _MOST_ELEMENTS = 2e8, 1_500_000
 
 
-class _Draft:
+class _GraphBuilder:
     """A graph that is written node by node, from one input `x`."""
 
     def __init__(self, rng: Generator, shape: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ class _Draft:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
 
 
-def drawn_models(rng: Generator, rounds: int) -> Iterator[onnx.ModelProto]:
+def synthetic_models(rng: Generator, rounds: int) -> Iterator[onnx.ModelProto]:
     """Yield `rounds` graphs of each sort."""
     for _ in range(rounds):
         for sort in _SORTS:
@@ -69,110 +69,110 @@ def _side(rng: Generator, largest: float) -> int:
     return int(np.exp(rng.uniform(np.log(4), np.log(max(5.0, largest)))))
 
 
-def _map(rng: Generator, channels: int, most: float = _MOST_ELEMENTS) -> _Draft:
+def _map(rng: Generator, channels: int, most: float = _MOST_ELEMENTS) -> _GraphBuilder:
     side = min(120.0, (most / channels) ** 0.5)
-    return _Draft(rng, (1, channels, _side(rng, side), _side(rng, side)))
+    return _GraphBuilder(rng, (1, channels, _side(rng, side), _side(rng, side)))
 
 
 def _dense(rng: Generator) -> onnx.ModelProto:
     inputs, outputs = (int(count) for count in rng.choice(_CHANNELS, 2))
     window = _WINDOWS[int(rng.integers(len(_WINDOWS)))]
-    draft = _map(rng, inputs, min(_MOST_ELEMENTS, _MOST_MACS / (outputs * prod(window))))
+    builder = _map(rng, inputs, min(_MOST_ELEMENTS, _MOST_MACS / (outputs * prod(window))))
     stride = int(rng.choice((1, 1, 1, 2)))
-    first = draft.convolution("x", inputs, outputs, window, strides=[stride, stride])
-    return draft.model(draft.convolution(draft.activation(first), outputs, 32, (1, 1)))
+    first = builder.convolution("x", inputs, outputs, window, strides=[stride, stride])
+    return builder.model(builder.convolution(builder.activation(first), outputs, 32, (1, 1)))
 
 
 def _image(rng: Generator) -> onnx.ModelProto:
     inputs, outputs = int(rng.choice((1, 3, 3, 4))), int(rng.choice((16, 24, 32, 48, 64, 96)))
     window, stride = int(rng.choice((3, 3, 5, 7, 11))), int(rng.choice((1, 2, 2, 4)))
     most = min(200_000 * stride, _MOST_MACS * stride**2 / (outputs * window**2))
-    draft = _map(rng, inputs, most)
-    first = draft.convolution("x", inputs, outputs, (window, window), strides=[stride, stride])
-    return draft.model(draft.activation(first))
+    builder = _map(rng, inputs, most)
+    first = builder.convolution("x", inputs, outputs, (window, window), strides=[stride, stride])
+    return builder.model(builder.activation(first))
 
 
 def _depthwise(rng: Generator) -> onnx.ModelProto:
     channels, window = int(rng.choice(_CHANNELS)), int(rng.choice((3, 3, 5, 7)))
-    draft, stride = _map(rng, channels), int(rng.choice((1, 1, 2)))
-    wide = draft.activation(draft.convolution("x", channels, channels, (1, 1)))
-    thin = draft.convolution(wide, channels, channels, (window, window), group=channels, strides=[stride, stride])
-    return draft.model(draft.convolution(draft.activation(thin), channels, 16, (1, 1)))
+    builder, stride = _map(rng, channels), int(rng.choice((1, 1, 2)))
+    wide = builder.activation(builder.convolution("x", channels, channels, (1, 1)))
+    thin = builder.convolution(wide, channels, channels, (window, window), group=channels, strides=[stride, stride])
+    return builder.model(builder.convolution(builder.activation(thin), channels, 16, (1, 1)))
 
 
 def _grouped(rng: Generator) -> onnx.ModelProto:
     groups, each = int(rng.choice((2, 4, 8, 32))), int(rng.choice((4, 16, 16, 32, 48, 64)))
     channels = groups * each
-    draft = _map(rng, channels, _MOST_MACS / (each * 9))
-    return draft.model(draft.activation(draft.convolution("x", channels, channels, (3, 3), group=groups)))
+    builder = _map(rng, channels, _MOST_MACS / (each * 9))
+    return builder.model(builder.activation(builder.convolution("x", channels, channels, (3, 3), group=groups)))
 
 
 def _unaligned(rng: Generator) -> onnx.ModelProto:
     inputs, outputs = int(rng.choice((18, 30, 50, 75))), int(rng.choice(_CHANNELS))
-    draft = _map(rng, inputs, _MOST_MACS / (outputs * 9))
-    return draft.model(draft.convolution("x", inputs, outputs, (3, 3)))
+    builder = _map(rng, inputs, _MOST_MACS / (outputs * 9))
+    return builder.model(builder.convolution("x", inputs, outputs, (3, 3)))
 
 
 def _fully_connected(rng: Generator) -> onnx.ModelProto:
     inputs = int(rng.choice((256, 512, 1024, 1280, 2048, 4096, 9216)))
     outputs = int(rng.choice((10, 100, 256, 512, 1000, 1000, 2048, 4096)))
-    draft = _Draft(rng, (1, inputs))
-    vector = draft.add("Gemm", ["x", draft.floats(outputs, inputs), draft.floats(outputs)], transB=1)
-    return draft.model(draft.add("Relu", [vector]))
+    builder = _GraphBuilder(rng, (1, inputs))
+    vector = builder.add("Gemm", ["x", builder.floats(outputs, inputs), builder.floats(outputs)], transB=1)
+    return builder.model(builder.add("Relu", [vector]))
 
 
 def _matrix(rng: Generator) -> onnx.ModelProto:
-    draft = _map(rng, int(rng.choice(_CHANNELS)), 300_000)
-    width = draft._shape[3]  # noqa: SLF001 - the same module
-    return draft.model(draft.add("MatMul", ["x", draft.floats(width, int(rng.choice((6, 7, 14, 32))))]))
+    builder = _map(rng, int(rng.choice(_CHANNELS)), 300_000)
+    width = builder._shape[3]  # noqa: SLF001 - the same module
+    return builder.model(builder.add("MatMul", ["x", builder.floats(width, int(rng.choice((6, 7, 14, 32))))]))
 
 
 def _pool(rng: Generator) -> onnx.ModelProto:
     channels, window, stride = int(rng.choice(_CHANNELS)), int(rng.choice((2, 3, 3, 5))), int(rng.choice((1, 2, 2)))
-    draft, kind = _map(rng, channels), str(rng.choice(("MaxPool", "AveragePool")))
-    wide = draft.convolution("x", channels, channels, (1, 1))
+    builder, kind = _map(rng, channels), str(rng.choice(("MaxPool", "AveragePool")))
+    wide = builder.convolution("x", channels, channels, (1, 1))
     attributes = {"kernel_shape": [window, window], "strides": [stride, stride], "pads": [window // 2] * 4}
-    return draft.model(draft.add(kind, [wide], **attributes))
+    return builder.model(builder.add(kind, [wide], **attributes))
 
 
 def _reduce(rng: Generator) -> onnx.ModelProto:
-    draft = _map(rng, int(rng.choice(_CHANNELS)))
-    mean = draft.add("ReduceMean", ["x", draft.constant(np.array([2, 3]))])
-    pooled = draft.add("GlobalAveragePool", ["x"])
-    return draft.model(draft.add("Add", [mean, pooled]))
+    builder = _map(rng, int(rng.choice(_CHANNELS)))
+    mean = builder.add("ReduceMean", ["x", builder.constant(np.array([2, 3]))])
+    pooled = builder.add("GlobalAveragePool", ["x"])
+    return builder.model(builder.add("Add", [mean, pooled]))
 
 
 def _elementwise(rng: Generator) -> onnx.ModelProto:
-    draft = _map(rng, int(rng.choice(_CHANNELS)))
-    total = draft.add("Add", ["x", draft.add("Relu", ["x"])])
-    return draft.model(draft.add("Mul", [total, draft.add("GlobalAveragePool", [total])]))
+    builder = _map(rng, int(rng.choice(_CHANNELS)))
+    total = builder.add("Add", ["x", builder.add("Relu", ["x"])])
+    return builder.model(builder.add("Mul", [total, builder.add("GlobalAveragePool", [total])]))
 
 
 def _functions(rng: Generator) -> onnx.ModelProto:
-    draft = _map(rng, int(rng.choice(_CHANNELS)), 300_000)
+    builder = _map(rng, int(rng.choice(_CHANNELS)), 300_000)
     value = "x"
     for kind in rng.choice(("HardSwish", "Sigmoid", "Tanh", "Exp", "Erf", "HardSigmoid"), 3, replace=False):
-        value = draft.add(str(kind), [value])
-    return draft.model(value)
+        value = builder.add(str(kind), [value])
+    return builder.model(value)
 
 
 def _copies(rng: Generator) -> onnx.ModelProto:
     channels = int(rng.choice((12, 20, 40, 72)))
-    draft = _map(rng, channels)
-    joined = draft.add("Concat", ["x", draft.add("Relu", ["x"])], axis=1)
-    bounds = [draft.constant(np.array(value)) for value in ([1, 1], [np.iinfo(np.int64).max] * 2, [2, 3])]
-    part = draft.add("Slice", [joined, *bounds])
-    padded = draft.add("Pad", [part, draft.constant(np.array([0, 0, 1, 1, 0, 0, 1, 1]))])
-    return draft.model(draft.add("Transpose", [padded], perm=[0, 2, 3, 1]))
+    builder = _map(rng, channels)
+    joined = builder.add("Concat", ["x", builder.add("Relu", ["x"])], axis=1)
+    bounds = [builder.constant(np.array(value)) for value in ([1, 1], [np.iinfo(np.int64).max] * 2, [2, 3])]
+    part = builder.add("Slice", [joined, *bounds])
+    padded = builder.add("Pad", [part, builder.constant(np.array([0, 0, 1, 1, 0, 0, 1, 1]))])
+    return builder.model(builder.add("Transpose", [padded], perm=[0, 2, 3, 1]))
 
 
 def _cropped(rng: Generator) -> onnx.ModelProto:
     """Between two convolutions, a slice: it brings the map into order, and back into blocks."""
     channels = int(rng.choice(_CHANNELS))
-    draft = _map(rng, channels, 300_000)
-    wide = draft.convolution("x", channels, channels, (1, 1))
-    bounds = [draft.constant(np.array(value)) for value in ([1, 1], [np.iinfo(np.int64).max] * 2, [2, 3])]
-    return draft.model(draft.convolution(draft.add("Slice", [wide, *bounds]), channels, 16, (1, 1)))
+    builder = _map(rng, channels, 300_000)
+    wide = builder.convolution("x", channels, channels, (1, 1))
+    bounds = [builder.constant(np.array(value)) for value in ([1, 1], [np.iinfo(np.int64).max] * 2, [2, 3])]
+    return builder.model(builder.convolution(builder.add("Slice", [wide, *bounds]), channels, 16, (1, 1)))
 
 
 _SORTS: tuple[Callable[[Generator], onnx.ModelProto], ...] = (

@@ -31,7 +31,7 @@ class GridChoice:
     for_large: tuple[Grid, ...] = ()
 
     @property
-    def wanted(self) -> Grid | None:
+    def requested(self) -> Grid | None:
         """The one grid that was asked for wherever it can be, or None."""
         return self.options[0] if len(self.options) == 1 and not self.per_stage else None
 

@@ -71,7 +71,7 @@ def test_a_fully_connected_layer_shares_its_weights_among_a_batch():
 
 
 def test_the_safety_offset_is_added_to_everything():
-    work, safe = Work(Kind.INTO_ORDER, read=1000, written=1000), shipped_profiles(safety=0.1)
+    work, safe = Work(Kind.REORDER_OUTPUT, read=1000, written=1000), shipped_profiles(safety=0.1)
     assert safe.seconds(work) == pytest.approx(1.1 * PROFILES.seconds(work))
     assert safe.run_s == pytest.approx(1.1 * PROFILES.run_s)
 

@@ -18,7 +18,7 @@ from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import assemble
 from splitter.plan_dir.check import run_tiles
-from splitter.planning.package_fit import Wishes, fit
+from splitter.planning.package_fit import SplitOptions, fit
 from splitter.planning.planner import Budget
 from splitter.split import split
 from splitter.tiling.grids import parse_grids
@@ -90,12 +90,12 @@ def unsplit(model, batch):
     return session.run(None, {session.get_inputs()[0].name: batch})[0]
 
 
-def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **wishes):
+def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **options):
     """Write the plan of an ONNX model by the splitter's own steps, without its check."""
     graph = from_onnx(model, *size)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
     budget = replace(BUDGET, limit=limit)
-    decision = fit(graph, Wishes(parse_grids(grids), stages, **wishes), budget, None, lambda _: None)
+    decision = fit(graph, SplitOptions(parse_grids(grids), stages, **options), budget, None, lambda _: None)
     directory.mkdir(exist_ok=True)
     return assemble(decision, source, graph, budget, directory, lambda _: None)
 
@@ -142,7 +142,7 @@ def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
             assert relative_error(logits, expected[:count]) <= most, way
 
 
-def worst_error(model, batch, directory, grids="auto", stages=None, expected=None, **wishes):
-    plan = cut(model, batch.shape[2:], directory, grids, stages, **wishes)
+def worst_error(model, batch, directory, grids="auto", stages=None, expected=None, **options):
+    plan = cut(model, batch.shape[2:], directory, grids, stages, **options)
     expected = unsplit(model, batch) if expected is None else expected
     return relative_error(run_tiles(plan, directory, batch), expected)

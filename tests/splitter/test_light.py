@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxscript import ir
 
 from splitter.network import ingest
-from splitter.network.external_weights import LightModel
+from splitter.network.external_weights import ExternalWeightsModel
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from tests.splitter.models import Net, unsplit, worst_error
@@ -58,7 +58,7 @@ def serialised(monkeypatch):
 def test_reading_a_network_copies_and_serialises_next_to_nothing(form, serialised):
     net, x = form()
     model = net.model(x)
-    light, weights = LightModel.of(ir.from_proto(model)), size_of(model)
+    light, weights = ExternalWeightsModel.of(ir.from_proto(model)), size_of(model)
     computed = 512 * 512 * 4 if form is quantised else 0
     tracemalloc.start()
     graph = from_onnx(light, *SIZE)

@@ -6,8 +6,8 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx
-from splitter.planning.package_fit import Wishes, fit
-from splitter.planning.planner import Budget, Storage, choose, memory_needed, prepare, tile_rects
+from splitter.planning.package_fit import SplitOptions, fit
+from splitter.planning.planner import Budget, WeightStorage, choose, memory_needed, prepare, tile_rects
 from splitter.planning.search import BALANCED, COST, LATENCY
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes
@@ -95,8 +95,8 @@ def test_more_grids_than_any_plan_has_are_refused(chain):
         best_chain(chain, ["1"] * 17)
 
 
-def fitted(graph, grids="auto", room=None, stages=None, **wishes):
-    return fit(graph, Wishes(parse_grids(grids), stages, **wishes), budget(room=room), None, lambda _: None)
+def fitted(graph, grids="auto", room=None, stages=None, **options):
+    return fit(graph, SplitOptions(parse_grids(grids), stages, **options), budget(room=room), None, lambda _: None)
 
 
 def test_tiles_where_none_can_be_are_refused_by_name(chain):
@@ -142,19 +142,19 @@ def test_stages_are_cut_where_the_package_limit_wants_it(chain):
 @pytest.mark.parametrize("room", [640_200, 640_199])
 def test_a_layer_goes_to_several_functions_only_where_one_cannot_hold_it(chain, room):
     tight = budget(room=room)
-    for storage in (None, Storage(), Storage(spread=True)):
+    for storage in (None, WeightStorage(), WeightStorage(spread=True)):
         choice = best_chain(chain, ["2x2", "1", "col2"], None, tight, storage)
         assert (choice is None) == (room < 640_200 and (storage is None or not storage.spread))
 
 
 def test_storing_in_fp16_is_chosen_for_the_stages_that_need_it_alone(chain):
     names = frozenset(name for name, value in chain.weights.items() if value.nbytes > 1024)
-    choice = best_chain(chain, "1", None, budget(room=400_000), Storage(names))
+    choice = best_chain(chain, "1", None, budget(room=400_000), WeightStorage(names))
     assert [stage.half for stage in choice] == [stage.stop == len(chain.nodes) for stage in choice]
     for stage in choice:
         stored = weight_bytes(chain, stage.start, stage.stop, names if stage.half else ())
         assert stored <= 400_000
-    everywhere = best_chain(chain, "1", None, budget(room=400_000), Storage(names, always=True))
+    everywhere = best_chain(chain, "1", None, budget(room=400_000), WeightStorage(names, always=True))
     assert all(stage.half for stage in everywhere)
 
 

@@ -9,7 +9,7 @@ from serfer.core.costs.operator_costs import shipped_profiles
 from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import assemble
-from splitter.planning.package_fit import Wishes, fit
+from splitter.planning.package_fit import SplitOptions, fit
 from splitter.planning.planner import Budget
 from splitter.tiling.grids import parse_grids
 from tests.splitter.models import FACTS, LIMIT, Net, unsplit
@@ -75,7 +75,7 @@ def split(case, store, directory, objective="balanced", **changes):
     model, size = build()
     budget = replace(Budget(LIMIT, FACTS, (1769, 3538), store), **changes)
     graph = from_onnx(model, *size)
-    decision = fit(graph, Wishes(parse_grids(grids), stages, objective=objective), budget, None, lambda _: None)
+    decision = fit(graph, SplitOptions(parse_grids(grids), stages, objective=objective), budget, None, lambda _: None)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
     return assemble(decision, source, graph, budget, directory, lambda _: None)
 

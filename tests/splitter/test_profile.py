@@ -9,15 +9,15 @@ import pytest
 from lambdas import sessions
 from serfer.core.costs.operator_costs import Kind, dump_profiles, parse_profiles
 from serfer.core.geometry import Grid
-from splitter.planning import ort_kernels as work
+from splitter.planning import ort_kernels
 from splitter.profiling import profile
 from splitter.profiling.profile import Meter, given_to, measure, stage_tasks, worker_session
-from splitter.profiling.synthetic_models import drawn_models
+from splitter.profiling.synthetic_models import synthetic_models
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE
 
-_REORDERS = (Kind.INTO_BLOCKS, Kind.INTO_ORDER, Kind.INPUT_INTO_BLOCKS)
+_REORDERS = (Kind.REORDER_INPUT, Kind.REORDER_OUTPUT, Kind.REORDER_TASK_INPUT)
 _FREE = ("Flatten", "Reshape", "Identity")
 
 
@@ -57,7 +57,7 @@ def test_what_is_fused_reordered_and_sliced_is_nearly_what_onnx_runtime_does(zoo
     Blocks have 16 channels where processors have AVX-512, which is what plans are predicted for, and 8 elsewhere.
     """
     if "avx512f" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
-        monkeypatch.setattr(work, "BLOCK", 8)
+        monkeypatch.setattr(ort_kernels, "BLOCK", 8)
     for task in tasks_of(zoo(name)[2]):
         ran, works = told(task, tmp_path), task.works
         sliced = sum(prod(written) for kind, _, written in ran if kind == "Slice")
@@ -78,7 +78,7 @@ def test_sessions_are_built_as_workers_build_them(monkeypatch, tmp_path):
             super().add_session_config_entry(key, value)
 
     monkeypatch.setattr(profile.ort, "SessionOptions", Options)
-    model = next(drawn_models(np.random.default_rng(0), 1))
+    model = next(synthetic_models(np.random.default_rng(0), 1))
     options = worker_session(model).get_session_options()
     ours, seen[:] = list(seen), []
     cache = sessions.SessionCache(tmp_path, threads=1)

@@ -22,7 +22,7 @@ from splitter.network.source import Source
 from splitter.plan_dir.assemble import Decision, assemble
 from splitter.planning import planner
 from splitter.planning.planner import Choice
-from splitter.planning.stage_costs import Loads
+from splitter.planning.stage_costs import StageEnumerator
 from splitter.tiling.cuts import all_cuts
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE, parse_grid
@@ -58,12 +58,12 @@ def decide(wish, graph):
     wished = {place * (len(every) - 1) // 99 for place in wish.cuts}
     trunk = {index for index, cut in enumerate(every) if cut.tensors == (wish.trunk,)}
     chosen = [every[index] for index in sorted({0, len(every) - 1} | wished | trunk)]
-    loads = Loads(pooled, chosen, BUDGET.profiles)
+    stages = StageEnumerator(pooled, chosen, BUDGET.profiles)
     known = {}
 
     def spread(grid, ends):
         if grid not in known:
-            known[grid] = {(load.start, load.stop) for load in loads.spread(grid)}
+            known[grid] = {(work.start, work.stop) for work in stages.tiled(grid)}
         return ends in known[grid]
 
     choices = []

@@ -18,7 +18,7 @@ def network(tmp_path_factory):
 
 @pytest.fixture
 def why(network, tmp_path):
-    return lambda **wishes: split(str(network), out=tmp_path / "plan", **wishes).why
+    return lambda **options: split(str(network), out=tmp_path / "plan", **options).why
 
 
 def test_a_plan_that_was_chosen_among_all_says_so(why):
@@ -28,7 +28,7 @@ def test_a_plan_that_was_chosen_among_all_says_so(why):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "given", "chosen"),
+    ("options", "given", "chosen"),
     [
         ({"grids": (2, 2)}, "grid 2x2 for every stage that can have it", "cuts, memory"),
         ({"grids": [(2, 2), "1"]}, "grids 2x2, 1", "cuts, memory"),
@@ -40,8 +40,8 @@ def test_a_plan_that_was_chosen_among_all_says_so(why):
         ({"objective": "cost", "stages": 1}, "1 stage", "cuts, grids, memory"),
     ],
 )
-def test_a_plan_with_something_given_names_it_and_what_was_chosen(why, wishes, given, chosen):
-    said = why(**wishes)
+def test_a_plan_with_something_given_names_it_and_what_was_chosen(why, options, given, chosen):
+    said = why(**options)
     assert "of all plans" not in said
     assert f"of the plans that fit with what was given ({given})" in said
     assert f"The planner chose {chosen} and how stages hand on." in said
@@ -55,15 +55,15 @@ def test_a_grid_that_loses_to_one_function_says_that_it_does(why):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "reason"),
+    ("options", "reason"),
     [
         ({"grids": (64, 64)}, "no stage can be spread 64x64: the largest map at a cut is 14 x 14"),
         ({"grids": "col7"}, "no stage can be spread col7: no fully connected layer"),
         ({"grids": (2, 2), "max_tiles": 3}, "no stage can be spread 2x2: it has 4 tiles, and at most 3 are allowed"),
     ],
 )
-def test_a_grid_that_no_stage_can_have_is_never_passed_over_in_silence(why, wishes, reason):
+def test_a_grid_that_no_stage_can_have_is_never_passed_over_in_silence(why, options, reason):
     with pytest.warns(PlanWarning, match=reason) as warned:
-        said = why(**wishes)
+        said = why(**options)
     assert warned[0].filename == __file__
     assert reason[1:] in said

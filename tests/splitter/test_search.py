@@ -14,7 +14,7 @@ from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
 from serfer.core.units import FLOAT_BYTES
 from splitter.network.ingest import from_onnx
-from splitter.planning.ort_kernels import tile_moves, work
+from splitter.planning.ort_kernels import operator_work, tile_moves
 from splitter.planning.planner import LEAST_SIDE, Budget, choices_of, prepare, tile_rects
 from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
 from splitter.planning.stage_costs import can_part
@@ -113,7 +113,7 @@ class Enumerated:
             read.append(sum(graph.shape(name).channels * regions[name].area for name in needed))
             written.append(sum(graph.shape(name).channels * rect.area for name, rect in outputs.items()))
             ranges.append(sum(self.pieces(name, regions[name], before) for name in needed) if at else 0)
-            works = [work(graph, node, at_origin(regions[node.output])) for node in nodes]
+            works = [operator_work(graph, node, at_origin(regions[node.output])) for node in nodes]
             seconds.append(self.compute([*works, *tile_moves(graph, nodes, regions, needed, outputs)]))
         read, written = (np.array(each) * FLOAT_BYTES for each in (read, written))
         last = to == len(self.cuts) - 1
@@ -286,7 +286,7 @@ def test_a_planner_with_one_of_the_stores_does_not(cut_everywhere, store):
         (*case, replace(budget, store=store)) for *case, budget, _, _ in cut_everywhere if budget.store == "valkey+s3"
     ]
     both = [usd.min() for *_, budget, _, usd in cut_everywhere if budget.store == "valkey+s3"]
-    dearer = np.array([searched(*case, everywhere=True).frugal.usd for case in two]) / both - 1
+    dearer = np.array([searched(*case, everywhere=True).cheapest.usd for case in two]) / both - 1
     assert dearer.min() > -1e-9
     assert (dearer > 0.01).sum() >= 5
 
@@ -314,7 +314,7 @@ def test_a_planner_with_grids_up_to_2x2_does_not(enumerated):
 
 def test_the_supported_chains_are_on_the_frontier(enumerated):
     for graph, cuts, budget, seconds, usd in enumerated[:50]:
-        for chain in prepare(graph, cuts, GridChoice(options=GRIDS), None, budget).supported:
+        for chain in prepare(graph, cuts, GridChoice(options=GRIDS), None, budget).convex_hull:
             beaten = (seconds < chain.seconds * (1 - 1e-9)) & (usd < chain.usd * (1 - 1e-9))
             assert not beaten.any()
 

@@ -56,9 +56,9 @@ class Kind(StrEnum):
     FUNCTION = "function"
     COPY = "copy"
     CROP = "crop"
-    INTO_BLOCKS = "into blocks"
-    INTO_ORDER = "into order"
-    INPUT_INTO_BLOCKS = "input into blocks"
+    REORDER_INPUT = "into blocks"
+    REORDER_OUTPUT = "into order"
+    REORDER_TASK_INPUT = "input into blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Work:
     bounded: int = 0
     curved: int = 0
     reordered: int = 0
-    to: Kind = Kind.INTO_ORDER
+    to: Kind = Kind.REORDER_OUTPUT
 
 
 Counts = dict[str, float]

@@ -1,4 +1,4 @@
-"""Where pieces live between stages: `open_store(url)`."""
+"""Stores of the activations between stages: `open_store(url)`."""
 
 import pkgutil
 import re
@@ -33,7 +33,7 @@ def open_store(url: str) -> Store:
 
     Raises:
         UsageError: no store has that scheme, or the URL is malformed.
-        StoreUnavailableError: it cannot be used (a Redis server is first asked when first used).
+        StoreUnavailableError: it cannot be used (a Redis server is connected when first used).
     """
     scheme, separator, _ = url.partition("://")
     return _opener(scheme if separator else "")(url)

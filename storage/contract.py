@@ -116,8 +116,8 @@ class StoreContract(_Keys):
     def test_get_many_keeps_the_order_asked(self, store: Store, key: str) -> None:
         for name in "abc":
             store.put(f"{key}:{name}", name.encode() * 10, TTL)
-        asked = [Range(f"{key}:c", 2, 3), Range(f"{key}:a"), Range(f"{key}:b", 9, 1), Range(f"{key}:c", 8)]
-        assert store.get_many(asked) == [b"ccc", b"a" * 10, b"b", b"cc"]
+        ranges = [Range(f"{key}:c", 2, 3), Range(f"{key}:a"), Range(f"{key}:b", 9, 1), Range(f"{key}:c", 8)]
+        assert store.get_many(ranges) == [b"ccc", b"a" * 10, b"b", b"cc"]
         assert store.get_many([]) == []
 
     def test_get_many_names_the_missing_key(self, store: Store, key: str) -> None:

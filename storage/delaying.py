@@ -89,7 +89,7 @@ def open_delaying(url: str) -> DelayingStore:
 
     store, options = unwrapped(url, _OPTIONS)
     if options["jitter"] > 1:
-        raise UsageError("--store delay:// wants a jitter from 0 to 1")
+        raise UsageError("--store delay:// needs a jitter from 0 to 1")
     return DelayingStore(
         open_store(store),
         put_s=options["put_ms"] / 1000,

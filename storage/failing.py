@@ -65,12 +65,10 @@ class FailingStore(WrapperStore):
     def _maybe_fail(self, operation: str) -> None:
         number = self._draw()
         if number < self._fail:
-            raise StoreUnavailableError(f"{operation} failed on purpose: --store fail:// asks for it")
+            raise StoreUnavailableError(f"{operation} failed on purpose, as --store fail:// says")
         if number < self._fail + self._hang:
             self._sleep(self._hang_s)
-            raise StoreUnavailableError(
-                f"{operation} hung on purpose for {self._hang_s:g} s: --store fail:// asks for it"
-            )
+            raise StoreUnavailableError(f"{operation} hung on purpose for {self._hang_s:g} s, as --store fail:// says")
 
 
 def failing(store: str, *, fail: float = 0, hang: float = 0, hang_s: float = 1, seed: int | None = None) -> str:
@@ -85,6 +83,6 @@ def open_failing(url: str) -> FailingStore:
     store, options = unwrapped(url, _OPTIONS)
     fail, hang, hang_s, seed = options.values()
     if fail + hang > 1:
-        raise UsageError("--store fail:// wants shares fail and hang that are together at most 1")
+        raise UsageError("--store fail:// needs shares fail and hang that are together at most 1")
     draw = random.Random(seed).random if seed != _NO_SEED else random.random  # noqa: S311  no secret
     return FailingStore(open_store(store), fail=fail, hang=hang, hang_s=hang_s, draw=draw)

@@ -43,9 +43,9 @@ class FileStore(Store):
         self._clock = clock
         with self._reached():
             root.mkdir(parents=True, exist_ok=True)
-            # The lock is looked for last: whoever opens it at the same time makes the lock before anything else.
+            # The lock is looked for last: another process that opens it now makes the lock before anything else.
             if any(root.iterdir()) and not (root / _LOCK).exists():
-                raise UsageError(f"{root} is not empty and no file store: give an empty or a new directory")
+                raise UsageError(f"{root} is not empty and not a file store: give an empty or a new directory")
             self._sweep()
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
@@ -65,7 +65,7 @@ class FileStore(Store):
         """Open each file once, so that a range comes from one version of the value."""
         check_ranges(ranges)
         with self._reached():
-            return [self._read(asked) for asked in ranges]
+            return [self._read(span) for span in ranges]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """Look at the files' times."""
@@ -89,7 +89,7 @@ class FileStore(Store):
 
     @contextlib.contextmanager
     def _aside(self, key: str, value: Bytes, ttl: float) -> Iterator[Path]:
-        """Write a value under a name that nobody knows; it goes unless the body gives it another."""
+        """Write a value under a name that no reader knows; it is removed unless the body renames it."""
         check_keys((key,))
         check_ttl(ttl)
         aside = self._root / f"#{secrets.token_hex(8)}"
@@ -117,17 +117,17 @@ class FileStore(Store):
         parts = [name[i : i + _PART] for i in range(0, len(name), _PART)]
         return self._root / f"{'+/'.join(parts)}="
 
-    def _read(self, asked: Range) -> bytes:
+    def _read(self, span: Range) -> bytes:
         try:
-            file = os.open(self._path(asked.key), os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(self._path(span.key), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise missing(asked) from None
+            raise missing(span) from None
         try:
             status = os.fstat(file)
-            length = status.st_size - asked.start if asked.length is None else asked.length
-            if self._expired(status) or length < 0 or asked.start + length > status.st_size:
-                raise missing(asked)
-            return _pread(file, length, asked.start)
+            length = status.st_size - span.start if span.length is None else span.length
+            if self._expired(status) or length < 0 or span.start + length > status.st_size:
+                raise missing(span)
+            return _pread(file, length, span.start)
         finally:
             os.close(file)
 

@@ -16,7 +16,7 @@ _NOTHING = b"", -math.inf  # a value and when it expires
 
 
 class MemoryStore(Store):
-    """Values in a dict; expired ones go when next looked for, or by a sweep that rides on puts."""
+    """Values in a dict; expired ones are removed when next read, or by a sweep in a put."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,7 +46,7 @@ class MemoryStore(Store):
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Slice the values; a whole one is not copied."""
         check_ranges(ranges)
-        return [cut(self._live(asked), asked) for asked in ranges]
+        return [cut(self._live(span), span) for span in ranges]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """Look the keys up."""
@@ -69,12 +69,12 @@ class MemoryStore(Store):
     def close(self) -> None:
         """Do nothing: others may hold the same named store."""
 
-    def _live(self, asked: Range) -> bytes:
+    def _live(self, span: Range) -> bytes:
         with self._lock:
-            value, expiry = self._values.get(asked.key, _NOTHING)
+            value, expiry = self._values.get(span.key, _NOTHING)
             if expiry <= self._clock():
-                self._values.pop(asked.key, None)
-                raise missing(asked)
+                self._values.pop(span.key, None)
+                raise missing(span)
             return value
 
 

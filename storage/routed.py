@@ -36,7 +36,7 @@ class RoutedStore(WrapperStore):
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """Get from both at once; where both lack something, the first of all that is missing is named."""
         check_ranges(ranges)
-        sides = [self._apart(asked.key) for asked in ranges]
+        sides = [self._apart(span.key) for span in ranges]
         if len(set(sides)) <= 1:
             return self._side(sides).get_many(ranges)
         with ThreadPoolExecutor(1) as thread:
@@ -46,7 +46,7 @@ class RoutedStore(WrapperStore):
             except MissingKeyError:
                 if apart.exception() is None:
                     raise
-                return [self._of(asked.key).get_many([asked])[0] for asked in ranges]
+                return [self._of(span.key).get_many([span])[0] for span in ranges]
             return _merged(sides, near, apart.result())
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
@@ -85,12 +85,12 @@ class RoutedStore(WrapperStore):
         return self._objects if any(sides) else self._inner
 
 
-def _chosen(asked: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:
-    return [one for one, side in zip(asked, sides, strict=True) if side == apart]
+def _chosen(items: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:
+    return [one for one, side in zip(items, sides, strict=True) if side == apart]
 
 
 def _merged(sides: Sequence[bool], near: Iterable[_Value], far: Iterable[_Value]) -> list[_Value]:
-    """Put both stores' answers into the order in which they were asked for."""
+    """Put both stores' results into the order of the items."""
     answers = {False: iter(near), True: iter(far)}
     return [next(answers[side]) for side in sides]
 

@@ -46,7 +46,7 @@ class Store(Protocol):
         return self.get_many([Range(key, start or 0, length)])[0]
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Return the ranges in the order asked, in one round trip where the backend can.
+        """Return the ranges in their order, in one round trip where the backend can.
 
         Raises:
             MissingKeyError: names the first range that is missing or short.
@@ -90,10 +90,10 @@ def check_keys(keys: Iterable[str]) -> None:
 
 def check_ranges(ranges: Iterable[Range]) -> None:
     """Refuse bad keys and negative offsets; raises UsageError."""
-    for asked in ranges:
-        check_keys((asked.key,))
-        if asked.start < 0 or (asked.length is not None and asked.length < 0):
-            raise UsageError(f"start and length must not be negative: {asked}")
+    for span in ranges:
+        check_keys((span.key,))
+        if span.start < 0 or (span.length is not None and span.length < 0):
+            raise UsageError(f"start and length must not be negative: {span}")
 
 
 def check_ttl(ttl: float) -> None:
@@ -109,19 +109,19 @@ def flat(value: Bytes) -> Bytes:
     return value.cast("B") if value.nbytes else b""
 
 
-def cut(value: bytes, asked: Range) -> bytes:
+def cut(value: bytes, span: Range) -> bytes:
     """Take a range out of a whole value; raises MissingKeyError where the value is too short."""
-    end = len(value) if asked.length is None else asked.start + asked.length
-    if not asked.start <= end <= len(value):
-        raise missing(asked)
-    return value[asked.start : end]
+    end = len(value) if span.length is None else span.start + span.length
+    if not span.start <= end <= len(value):
+        raise missing(span)
+    return value[span.start : end]
 
 
-def missing(asked: Range) -> MissingKeyError:
+def missing(span: Range) -> MissingKeyError:
     """Build the error for a range that cannot be read in full."""
-    if asked.start == 0 and asked.length is None:
-        return MissingKeyError(f"no value under {asked.key!r}: it was deleted, has expired, or was never put")
-    end = "end" if asked.length is None else asked.start + asked.length
+    if span.start == 0 and span.length is None:
+        return MissingKeyError(f"no value under {span.key!r}: it was deleted, has expired, or was never put")
+    end = "end" if span.length is None else span.start + span.length
     return MissingKeyError(
-        f"no bytes [{asked.start}, {end}) under {asked.key!r}: deleted, expired, never put, or shorter than that"
+        f"no bytes [{span.start}, {end}) under {span.key!r}: deleted, expired, never put, or shorter than that"
     )

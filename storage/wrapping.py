@@ -50,7 +50,7 @@ def unwrapped(url: str, known: Mapping[str, float]) -> tuple[str, dict[str, floa
     """Return the inner URL and the options, each with the default of `known` where the URL does not give it.
 
     Raises:
-        UsageError: there is no inner URL, or an option is unknown, given twice, or no number from zero on.
+        UsageError: there is no inner URL, or an option is unknown, given twice, or not a number from zero on.
     """
     parts = urlsplit(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
@@ -71,5 +71,5 @@ def _number(scheme: str, name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not (0 <= number < math.inf):
-        raise UsageError(f"--store {scheme}:// wants a number from zero on for {name}")
+        raise UsageError(f"--store {scheme}:// needs a number from zero on for {name}")
     return number

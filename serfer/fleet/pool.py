@@ -108,7 +108,7 @@ class Pool:
             self._pay(images)
             return None
         query = _Query(batch, deadline, context.request, SERVERLESS in decision.targets)
-        return await self._ask_in_turn(decision.targets[0], query)
+        return await self._try_in_turn(decision.targets[0], query)
 
     def counted(self, driver: Driver) -> Driver:
         """Return a driver whose queries count as in flight on Lambda."""
@@ -156,12 +156,12 @@ class Pool:
             if endpoint.listed and not endpoint.down
         ]
 
-    async def _ask_in_turn(self, name: str, query: _Query) -> Served | None:
+    async def _try_in_turn(self, name: str, query: _Query) -> Served | None:
         """Send a query to an instance; where that fails, to the functions if they may, else to the other instances."""
         tried: set[str] = set()
-        found: str | None = name
-        while found is not None:
-            served = await self._ask(self._endpoints[found], query)
+        target: str | None = name
+        while target is not None:
+            served = await self._send(self._endpoints[target], query)
             if served is not None:
                 return served
             if self._clock() >= query.deadline:
@@ -169,12 +169,12 @@ class Pool:
             if self.router.fall_back(self._clock(), len(query.batch)):
                 self._pay(len(query.batch))
                 return None
-            tried.add(found)
+            tried.add(target)
             left = [seat for seat in self._seats() if seat.name not in tried]
-            found = min(left, key=lambda seat: seat.waiting).name if left else None
+            target = min(left, key=lambda seat: seat.waiting).name if left else None
         raise self._refusal(Reason.CEILING if query.spare else Reason.NO_INSTANCE, len(query.batch))
 
-    async def _ask(self, endpoint: _Endpoint, query: _Query) -> Served | None:
+    async def _send(self, endpoint: _Endpoint, query: _Query) -> Served | None:
         """Send a query to an instance, for as long as leaves the functions time enough if they come next."""
         begun = self._clock()
         timeout_s = patience_s = query.deadline - begun
@@ -185,16 +185,16 @@ class Pool:
             endpoint.heard = begun
         endpoint.waiting += len(query.batch)
         try:
-            found = await endpoint.client.infer(query.batch, timeout_s, patience_s, query.request)
+            result = await endpoint.client.infer(query.batch, timeout_s, patience_s, query.request)
         finally:
             endpoint.waiting -= len(query.batch)
             if not endpoint.listed and not endpoint.waiting and self._endpoints.get(endpoint.name) is endpoint:
                 del self._endpoints[endpoint.name]
-        if isinstance(found, Fault):
-            self._note(endpoint, found, patience_s)
+        if isinstance(result, Fault):
+            self._note(endpoint, result, patience_s)
             return None
         endpoint.heard = self._clock()
-        return self._served(endpoint, found, (self._clock() - begun) * _MS_PER_S)
+        return self._served(endpoint, result, (self._clock() - begun) * _MS_PER_S)
 
     def _patience_s(self, left_s: float) -> float:
         target = self.router.scenario.serverless
@@ -205,13 +205,13 @@ class Pool:
     def _hangs_s(self) -> float:
         return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / _MS_PER_S)
 
-    def _served(self, endpoint: _Endpoint, found: Inferred, took_ms: float) -> Served:
-        images, kind = len(found.logits), self.router.scenario.instance
+    def _served(self, endpoint: _Endpoint, result: Inferred, took_ms: float) -> Served:
+        images, kind = len(result.logits), self.router.scenario.instance
         return Served(
-            found.logits,
+            result.logits,
             endpoint.name,
-            found.batch or images,  # a server that does not say: the query's own images, and the round trip
-            took_ms if found.computed_ms is None else found.computed_ms,
+            result.batch or images,  # not reported: the query's own images, and the round trip
+            took_ms if result.computed_ms is None else result.computed_ms,
             images * kind.usd_per_s / kind.qps,
         )
 

@@ -20,7 +20,7 @@ _UNKNOWN_BOOTS, _UNKNOWN_MARGIN_S = 10.0, 600.0  # and one that has no address y
 _LEAVE_S = 3.0  # until every driver has read that an instance gets no queries any more
 _DRAIN_S = 120.0  # how long an answer is waited for
 _AGAIN_S = 30.0  # between two requests to stop one
-_STAYS_S = 10.0  # after one that it outlives: whoever started it keeps so many
+_STAYS_S = 10.0  # after one that it outlives: its owner keeps so many
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # after a start that brought no instance, or one that ended while it booted
 
 
@@ -103,7 +103,7 @@ class Reconciler:
                 known.leaves, known.broken = now, member.state != "draining"
 
     def _compare(self, now: float, names: Sequence[str]) -> None:
-        """Forget those that are gone; where more ended while they booted than came, starting is no use for a while."""
+        """Forget those that are gone; where more ended while they booted than came, pause starts."""
         gone = [self._known.pop(name) for name in self._known.keys() - set(names)]
         new = [name for name in names if name not in self._known]
         ended = sum(known.leaves is None and not known.was_ready for known in gone)

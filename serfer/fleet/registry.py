@@ -236,8 +236,8 @@ def _decoded(value: bytes) -> _Record:
     if len(value) > _MAX_BYTES:
         return _Record()
     try:
-        found = json.loads(value)
-        parts = {name: found[name] for name in ("drivers", "lease", "fleet")}
+        raw = json.loads(value)
+        parts = {name: raw[name] for name in ("drivers", "lease", "fleet")}
         listed = list(parts["drivers"])[: 2 * MAX_DRIVERS]
     except (ValueError, RecursionError, TypeError, KeyError):
         return _Record()

@@ -34,8 +34,8 @@ class _Hop:
 class RedisClusterStore(RedisCommands):
     """Values on the nodes of a cluster; a method is one round trip of one pipeline to each node that holds its keys.
 
-    A hash tag, `{...}` in a key, keeps keys on one node. Which node has which slot is asked when first needed and again
-    when a node says that a slot has moved or does not answer. Replicas are not read: they may lag behind.
+    A hash tag, `{...}` in a key, keeps keys on one node. Which node has which slot is looked up when first needed and
+    again when a node says that a slot has moved or does not answer. Replicas are not read: they may lag behind.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,14 +46,14 @@ class RedisClusterStore(RedisCommands):
         self._node(self._seeds[0])  # refuses unknown options
 
     def close(self) -> None:
-        """Disconnect; a later call would connect anew."""
+        """Disconnect; a later call connects again."""
         for node in tuple(self._nodes.values()):
             node.close()
 
     def _deletion(self, keys: Sequence[str]) -> list[Command]:
         return [("DEL", key) for key in keys]  # apart, for while a slot moves its keys may be on two nodes
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Send each command to the node that has its key; follow it where it moves."""
         replies: dict[int, Any] = {}
         hops = [_Hop(index, command, key_slot(_key(command).encode())) for index, command in enumerate(commands)]
@@ -61,7 +61,7 @@ class RedisClusterStore(RedisCommands):
             if not hops:
                 return [replies[index] for index in range(len(commands))]
             hops = self._round(hops, replies)
-        raise StoreUnavailableError(f"the Redis cluster at {self._seed} sends us from node to node: try again later")
+        raise StoreUnavailableError(f"the Redis cluster at {self._seed} redirects without end: try again later")
 
     def _round(self, hops: Sequence[_Hop], replies: dict[int, Any]) -> list[_Hop]:
         """Send every command once; put the replies into `replies` and return what has to go to another node."""
@@ -129,7 +129,7 @@ class RedisClusterStore(RedisCommands):
                 return self._owners
             for address in (order := list(dict.fromkeys([*first, *self._known()]))):
                 try:
-                    self._owners = _owners(self._node(address).ask([("CLUSTER", "SLOTS")])[0], address)
+                    self._owners = _owners(self._node(address).execute([("CLUSTER", "SLOTS")])[0], address)
                     break
                 except SerferError:
                     if address == order[-1]:
@@ -139,7 +139,7 @@ class RedisClusterStore(RedisCommands):
     def _owner(self, owners: Sequence[Address | None], slot: int) -> Address:
         owner = owners[slot]
         if owner is None:
-            self._owners = ()  # somebody may be about to take it
+            self._owners = ()  # another node may be about to take it
             raise StoreUnavailableError(
                 f"no node of the Redis cluster at {self._seed} has slot {slot}: repair it, or name another with --store"
             )
@@ -176,7 +176,7 @@ def _without_asking(hops: Sequence[_Hop], answers: Sequence[Any]) -> list[Any]:
     return [(next(rest), next(rest))[1] if hop.asking else next(rest) for hop in hops]
 
 
-def _owners(reply: Any, asked: Address) -> list[Address | None]:  # noqa: ANN401  what the network brings
+def _owners(reply: Any, address: Address) -> list[Address | None]:  # noqa: ANN401  what the network brings
     """Return each slot's primary from the reply to CLUSTER SLOTS: [first, last, [host, port, ...], replica...], ...
 
     A node that does not know its own host leaves it out.
@@ -184,9 +184,9 @@ def _owners(reply: Any, asked: Address) -> list[Address | None]:  # noqa: ANN401
     owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
     try:
         for first, last, (host, port, *_), *_ in reply:
-            owner = (host.decode() if host else asked[0], int(port))
+            owner = (host.decode() if host else address[0], int(port))
             for slot in range(max(first, 0), min(last + 1, len(owners))):
                 owners[slot] = owner
     except (TypeError, ValueError, AttributeError):
-        raise StoreUnavailableError(f"Redis at {asked[0]}:{asked[1]} does not say who owns which slot") from None
+        raise StoreUnavailableError(f"Redis at {address[0]}:{address[1]} does not say who owns which slot") from None
     return owners

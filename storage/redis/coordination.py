@@ -19,8 +19,10 @@ return 1
 class RedisCoordination(PrefixedVersions):
     """Coordination by what sends commands together and returns their replies, and what deletes keys."""
 
-    def __init__(self, ask: Callable[[Sequence[Command]], list[Any]], delete: Callable[[Sequence[str]], None]) -> None:
-        self._ask = ask
+    def __init__(
+        self, execute: Callable[[Sequence[Command]], list[Any]], delete: Callable[[Sequence[str]], None]
+    ) -> None:
+        self._execute = execute
         self._delete = delete
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -29,11 +31,11 @@ class RedisCoordination(PrefixedVersions):
 
     def _read(self, key: str) -> bytes | None:
         check_keys((key,))
-        [value] = self._ask([("GET", key)])
+        [value] = self._execute([("GET", key)])
         return None if value is None else bytes(value)
 
     def _write(self, key: str, expected: bytes, framed: bytes, ttl: float) -> bool:
-        [written] = self._ask([("EVAL", _COMPARE_AND_SET, 1, key, expected, framed, milliseconds(ttl))])
+        [written] = self._execute([("EVAL", _COMPARE_AND_SET, 1, key, expected, framed, milliseconds(ttl))])
         return bool(written)
 
 

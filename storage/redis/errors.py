@@ -1,4 +1,4 @@
-"""Why a Redis server did not do what it was asked, in one line that says what to change."""
+"""Errors of Redis servers, in one line that says what to change."""
 
 import socket
 import ssl
@@ -62,7 +62,7 @@ _UNAVAILABLE = (*{kind for kind, _, _ in _REASONS}, RedisConnectionError, RedisT
 
 
 def explained(error: RedisError, where: str, command: str) -> StoreError | StoreUnavailableError:
-    """Return the project's error for redis-py's: `where` is the server's address, `command` what it was asked."""
+    """Return the project's error for redis-py's: `where` is the server's address, `command` what was sent."""
     text = str(error)
     if "cluster support disabled" in text:
         return StoreUnavailableError(f"Redis at {where} is not a cluster: write redis:// or rediss:// in --store")

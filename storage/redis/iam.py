@@ -45,7 +45,7 @@ class IamLogin(CredentialProvider):
         try:
             SigV4QueryAuth(self._aws_credentials(), "elasticache", self._region, _GOOD_FOR_S).add_auth(request)
         except BotoCoreError as error:
-            raise ExternalAuthProviderError(f"cannot be asked: its IAM token cannot be signed ({error})") from error
+            raise ExternalAuthProviderError(f"cannot be used: its IAM token cannot be signed ({error})") from error
         return self._user, str(request.url).removeprefix("https://")
 
     def _aws_credentials(self) -> "ReadOnlyCredentials":
@@ -53,7 +53,7 @@ class IamLogin(CredentialProvider):
             credentials = self._session.get_credentials()
         if credentials is None:
             raise ExternalAuthProviderError(
-                "cannot be asked: iam= in --store wants AWS credentials, and there are none: set AWS_ACCESS_KEY_ID and "
+                "cannot be used: iam= in --store needs AWS credentials, and there are none: set AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or give the machine or function a role"
             )
         return credentials.get_frozen_credentials()

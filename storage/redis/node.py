@@ -54,7 +54,7 @@ class RedisNode:
         finally:
             self._pool.release(connection)
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands and return their replies in order; the first refusal is raised as `refusal` makes it."""
         with self.sent(commands) as read:
             replies = read()
@@ -68,7 +68,7 @@ class RedisNode:
         return explained(reply, self._where, command[0])
 
     def close(self) -> None:
-        """Disconnect; a later call would connect anew."""
+        """Disconnect; a later call connects again."""
         self._pool.disconnect()
 
     def _read(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401  redis-py's own type is wrong

@@ -15,50 +15,50 @@ _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
 
 
 class RedisCommands(Store):
-    """Values as Redis strings: what a store asks, wherever the commands go."""
+    """Values as Redis strings: the commands of a store, wherever they go."""
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """SET with PX."""
-        self.ask([_setting(key, value, ttl)])
+        self.execute([_setting(key, value, ttl)])
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """GET or GETRANGE, all in one round trip."""
         check_ranges(ranges)
-        replies = self.ask([_command(asked) for asked in ranges])
-        return [self._checked(asked, reply) for asked, reply in zip(ranges, replies, strict=True)]
+        replies = self.execute([_command(span) for span in ranges])
+        return [self._checked(span, reply) for span, reply in zip(ranges, replies, strict=True)]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """EXISTS, all in one round trip."""
         check_keys(keys)
-        return [reply == 1 for reply in self.ask([("EXISTS", key) for key in keys])]
+        return [reply == 1 for reply in self.execute([("EXISTS", key) for key in keys])]
 
     def delete(self, keys: Sequence[str]) -> None:
         """DEL, all in one round trip; UNLINK would free a string in the foreground just the same."""
         check_keys(keys)
-        self.ask(self._deletion(keys))
+        self.execute(self._deletion(keys))
 
     def coordination(self) -> Coordination:
         """Coordinate by scripts over the same connections."""
-        return RedisCoordination(self.ask, self.delete)
+        return RedisCoordination(self.execute, self.delete)
 
     @abstractmethod
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return their replies in order; the first refusal is raised."""
 
     @abstractmethod
     def _deletion(self, keys: Sequence[str]) -> list[Command]:
         """Return what deletes the keys."""
 
-    def _checked(self, asked: Range, reply: bytes | None) -> bytes:
-        """Return a reply if it is what was asked for in full.
+    def _checked(self, span: Range, reply: bytes | None) -> bytes:
+        """Return a reply if it holds the whole range.
 
         GETRANGE answers "" for a missing key, so where an empty range would be right the value has to be looked at.
         """
-        if reply == b"" and asked.start > 0 and not asked.length:
-            return cut(self.get(asked.key), asked)
-        if reply is None or len(reply) < (asked.length or 0):
-            raise missing(asked)
-        return reply[: asked.length]
+        if reply == b"" and span.start > 0 and not span.length:
+            return cut(self.get(span.key), span)
+        if reply is None or len(reply) < (span.length or 0):
+            raise missing(span)
+        return reply[: span.length]
 
 
 class RedisStore(RedisCommands):
@@ -72,12 +72,12 @@ class RedisStore(RedisCommands):
         self._node = RedisNode(server_options(url))
 
     def close(self) -> None:
-        """Disconnect; a later call would connect anew."""
+        """Disconnect; a later call connects again."""
         self._node.close()
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
+    def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands as one pipeline."""
-        return self._node.ask(commands) if commands else []
+        return self._node.execute(commands) if commands else []
 
     def _deletion(self, keys: Sequence[str]) -> list[Command]:
         return [("DEL", *keys)] if keys else []
@@ -92,8 +92,8 @@ def _setting(key: str, value: Bytes, ttl: float) -> Command:
     return ("SET", key, data, "PX", milliseconds(ttl))
 
 
-def _command(asked: Range) -> Command:
-    if asked.start == 0 and not asked.length:
-        return ("GET", asked.key)
-    last = -1 if asked.length is None else asked.start + max(asked.length, 1) - 1
-    return ("GETRANGE", asked.key, asked.start, last)
+def _command(span: Range) -> Command:
+    if span.start == 0 and not span.length:
+        return ("GET", span.key)
+    last = -1 if span.length is None else span.start + max(span.length, 1) - 1
+    return ("GETRANGE", span.key, span.start, last)

@@ -80,20 +80,20 @@ def address(store: Target, session: Session, *, control: bool = False) -> Addres
         region = store.region or session.get_config_variable("region") or ("us-east-1" if endpoint else None)
         if region is None:
             raise UsageError("no AWS region is known: add ?region=REGION to --store, or set AWS_DEFAULT_REGION")
-        asked: dict[str, Any] = {"Bucket": store.bucket, "Region": region}
+        parameters: dict[str, Any] = {"Bucket": store.bucket, "Region": region}
         if endpoint:
-            asked |= {"Endpoint": endpoint, "ForcePathStyle": True}
+            parameters |= {"Endpoint": endpoint, "ForcePathStyle": True}
         else:
-            asked["UseFIPS"] = bool(session.get_config_variable("use_fips_endpoint"))
-            asked["UseDualStack"] = bool(session.get_config_variable("use_dualstack_endpoint"))
+            parameters["UseFIPS"] = bool(session.get_config_variable("use_fips_endpoint"))
+            parameters["UseDualStack"] = bool(session.get_config_variable("use_dualstack_endpoint"))
         if control:
-            asked["UseS3ExpressControlEndpoint"] = True
-        found: Any = _rules(session).resolve_endpoint(**asked)
+            parameters["UseS3ExpressControlEndpoint"] = True
+        resolved: Any = _rules(session).resolve_endpoint(**parameters)
     except BotoCoreError as error:
         raise UsageError(f"--store leads to no S3 address (region, endpoint, AWS_PROFILE): {error}") from error
-    scheme = found.properties["authSchemes"][0]
+    scheme = resolved.properties["authSchemes"][0]
     express = scheme["name"] == "sigv4-s3express"
-    return Address(found.url.rstrip("/"), scheme["signingName"], scheme["signingRegion"], express)
+    return Address(resolved.url.rstrip("/"), scheme["signingName"], scheme["signingRegion"], express)
 
 
 def _configured_endpoint(session: Session) -> str | None:
@@ -101,8 +101,8 @@ def _configured_endpoint(session: Session) -> str | None:
     if session.get_config_variable("ignore_configured_endpoint_urls"):
         return None
     provider: Any = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3")
-    found: str | None = provider.provide()
-    return found
+    url: str | None = provider.provide()
+    return url
 
 
 def _rules(session: Session) -> EndpointProvider:

@@ -1,4 +1,4 @@
-"""What S3, or whatever answers in its place, refused: one line that names the setting to change."""
+"""Errors of S3 servers, in one line that names the setting to change."""
 
 import http.client
 import re
@@ -53,7 +53,7 @@ _MEANINGS = (
     _Meaning(StoreUnavailableError, "the clock of this machine is wrong: set it", frozenset({"RequestTimeTooSkewed"})),
     _Meaning(
         StoreError,
-        "{said}: grant {grants}, or change --store; without s3:ListBucket S3 says this of a missing key too",
+        "{message}: grant {grants}, or change --store; without s3:ListBucket S3 says this of a missing key too",
         frozenset({"AccessDenied"}),
         {403},
     ),
@@ -90,33 +90,35 @@ def no_s3(where: Address, answer: Answer) -> StoreUnavailableError:
 
 
 def refusal(where: Address, answer: Answer, doing: str) -> SerferError:
-    """Build the error for an answer that refuses; `doing` is what was asked, such as "to put 'KEY'"."""
-    code, said = answer.field("Code"), answer.field("Message")
+    """Build the error for an answer that refuses; `doing` is what was requested, such as "to put 'KEY'"."""
+    code, message = answer.field("Code"), answer.field("Message")
     meanings = [meaning for meaning in _MEANINGS if code in meaning.codes] or [
         meaning for meaning in _MEANINGS if answer.status in meaning.statuses
     ]
     if meanings:
         text = meanings[0].text.format(
             code=code or f"HTTP {answer.status}",
-            said=said or "access denied",
+            message=message or "access denied",
             region=answer.headers.get("x-amz-bucket-region") or answer.field("Region") or "another region",
             here=where.region,
             grants="s3express:CreateSession" if where.sessions else "s3:GetObject, PutObject, DeleteObject, ListBucket",
         )
         return meanings[0].error(f"S3 at {where.url} refused {doing}: {text}")
     if answer.status >= _SERVER:
-        return StoreUnavailableError(f"S3 at {where.url} failed {doing}: HTTP {answer.status} {code} {said}".rstrip())
+        return StoreUnavailableError(
+            f"S3 at {where.url} failed {doing}: HTTP {answer.status} {code} {message}".rstrip()
+        )
     if not code:
         return no_s3(where, answer)
-    return StoreError(f"S3 at {where.url} refused {doing}: {code}: {said}")
+    return StoreError(f"S3 at {where.url} refused {doing}: {code}: {message}")
 
 
-# In the order in which they are asked: some are kinds of later ones.
+# In the order in which they are checked: some are kinds of later ones.
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (transport.NameResolutionError, "its host name is unknown"),
     (transport.NewConnectionError, "it takes no connections"),
     (transport.ConnectTimeoutError, f"no connection within {CONNECT_S:g} s"),
-    (transport.ReadTimeoutError, f"it said nothing for {READ_S:g} s"),
+    (transport.ReadTimeoutError, f"no response within {READ_S:g} s"),
     (transport.SSLError, "TLS failed"),
 )
 
@@ -124,7 +126,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 def _reason(error: Exception) -> str:
     cause = error.args[-1] if error.args else None
     if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, http.client.RemoteDisconnected):
-        return "what listens there is no HTTP server"
+        return "it is not an HTTP server"
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             inner = cause if isinstance(cause, OSError) else error.__cause__

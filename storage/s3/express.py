@@ -1,6 +1,6 @@
 """Directory buckets (S3 Express One Zone): requests are signed with the credentials of a session of five minutes.
 
-The one request that asks for a session is signed with the caller's own credentials.
+The request for a session is signed with the caller's own credentials.
 """
 
 import time
@@ -27,7 +27,7 @@ class _UnsignedBody(S3ExpressAuth):
 
 
 class SessionSigner:
-    """Signs with a session's credentials; `plain` asks the same bucket, signing with the caller's own."""
+    """Signs with a session's credentials; `plain` sends to the same bucket, signing with the caller's own."""
 
     def __init__(self, plain: S3Http, clock: Callable[[], float] = time.time) -> None:
         self._plain = plain
@@ -37,7 +37,7 @@ class SessionSigner:
         self._credentials = ReadOnlyCredentials("", "", "")
 
     def sign(self, request: AWSRequest) -> None:
-        """Add the signature's headers and the session's token; asks for a session where there is none."""
+        """Add the signature's headers and the session's token; opens a session where there is none."""
         with self._lock:
             if self._clock() >= self._renew_at:
                 self._credentials, self._renew_at = self._session()
@@ -47,8 +47,8 @@ class SessionSigner:
 
     def _session(self) -> tuple[ReadOnlyCredentials, float]:
         """CreateSession: return its credentials and when to renew them."""
-        asked = Request("GET", query="session=", headers={"x-amz-create-session-mode": "ReadWrite"})
-        answer = self._plain.ask(asked)
+        request = Request("GET", query="session=", headers={"x-amz-create-session-mode": "ReadWrite"})
+        answer = self._plain.ask(request)
         self._plain.close()  # the next is minutes away
         if answer.status != _OK:
             raise refusal(self._plain.address, answer, "to open a session")

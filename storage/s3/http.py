@@ -40,7 +40,7 @@ _PIECE = 1 << 18  # bytes given to the socket at once: its time-out is for each
 
 @dataclass(frozen=True)
 class Request:
-    """What to ask: `name` is an object's name, "" means the bucket; `limit` bounds the answer's bytes."""
+    """A request: `name` is an object's name, "" means the bucket; `limit` bounds the answer's bytes."""
 
     method: str
     name: str = ""
@@ -59,7 +59,7 @@ def document(method: str, query: str, text: str) -> Request:
 
 
 class Signer(Protocol):
-    """What makes a request acceptable to S3."""
+    """Signs requests to S3."""
 
     def sign(self, request: AWSRequest) -> None:
         """Add the headers of a signature; raises StoreUnavailableError where there are no credentials."""
@@ -88,9 +88,9 @@ class KeySigner:
     def _keys(self) -> Any:  # noqa: ANN401  botocore's frozen credentials
         try:
             with self._lock:  # botocore's search is not meant for several threads
-                found = self._session.get_credentials()
-            if found is not None:
-                return found.get_frozen_credentials()
+                credentials = self._session.get_credentials()
+            if credentials is not None:
+                return credentials.get_frozen_credentials()
         except BotoCoreError as error:
             raise StoreUnavailableError(f"the AWS credentials for --store cannot be had: {error}") from error
         raise StoreUnavailableError(
@@ -100,7 +100,7 @@ class KeySigner:
 
 
 class S3Http:
-    """Asks one bucket; a failure that may pass is tried three times in all, a silent server once."""
+    """Sends requests to one bucket, each up to three times on transient failures, once to a server that is silent."""
 
     def __init__(
         self, address: Address, signer: Signer, session: Session, sleep: Callable[[float], None] = time.sleep
@@ -127,7 +127,7 @@ class S3Http:
             raise unreachable(self.address, error) from error
 
     def close(self) -> None:
-        """Close the connections that nobody uses; a later request opens new ones."""
+        """Close the idle connections; a later request opens new ones."""
         self._pools.clear()
         self._pool = self._pools.connection_from_url(self.address.url)
 

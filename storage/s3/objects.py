@@ -70,8 +70,8 @@ class Objects:
         """DeleteObjects, a thousand a request."""
         for i in range(0, len(names), _DELETED_AT_ONCE):
             objects = "".join(f"<Object><Key>{name}</Key></Object>" for name in names[i : i + _DELETED_AT_ONCE])
-            asked = document("POST", "delete=", f'<Delete xmlns="{NAMESPACE}">{objects}<Quiet>true</Quiet></Delete>')
-            answer = self.http.ask(asked)
+            request = document("POST", "delete=", f'<Delete xmlns="{NAMESPACE}">{objects}<Quiet>true</Quiet></Delete>')
+            answer = self.http.ask(request)
             if answer.status != _OK or b"<Error>" in answer.body:
                 raise refusal(self.http.address, answer, "to delete")
             if b"<DeleteResult" not in answer.body:

@@ -94,7 +94,7 @@ class S3Store(Store):
         return S3Coordination(self._objects, self._sleep)
 
     def close(self) -> None:
-        """Close the connections and end the threads; a later call would start anew."""
+        """Close the connections and end the threads; a later call starts them again."""
         threads, self._threads = self._threads, ThreadPoolExecutor(_THREADS, "s3")
         threads.shutdown()
         self._http.close()
@@ -102,7 +102,7 @@ class S3Store(Store):
     def sweep(self, *, older_than_s: float = 60.0, now: float | None = None) -> int:
         """Delete the expired objects under the prefix that were put `older_than_s` seconds ago or more; say how many.
 
-        It asks for each of those once (a HEAD request), so a higher age costs less. What others keep there stays.
+        Each of those costs a HEAD request, so a higher age costs less. Other programs' objects stay.
         """
         moment = self._clock() if now is None else now
         swept = 0
@@ -128,26 +128,26 @@ class S3Store(Store):
         finally:
             http.close()
 
-    def _read(self, asked: Range) -> bytes:
-        if asked.length == 0:
-            return self._nothing(asked)
-        headers = _range_header(asked)
-        answer = self._http.ask(Request("GET", self._objects.name(asked.key), headers=headers, limit=asked.length))
+    def _read(self, span: Range) -> bytes:
+        if span.length == 0:
+            return self._nothing(span)
+        headers = _range_header(span)
+        answer = self._http.ask(Request("GET", self._objects.name(span.key), headers=headers, limit=span.length))
         if answer.status == _NO_RANGE:
-            return self._nothing(asked)
-        if not self._objects.is_live(answer, f"to get {asked.key!r}"):
-            raise missing(asked)
+            return self._nothing(span)
+        if not self._objects.is_live(answer, f"to get {span.key!r}"):
+            raise missing(span)
         if answer.status == _OK:
-            return cut(answer.body, asked)
-        if asked.length not in {None, len(answer.body)}:
-            raise missing(asked)
+            return cut(answer.body, span)
+        if span.length not in {None, len(answer.body)}:
+            raise missing(span)
         return answer.body
 
-    def _nothing(self, asked: Range) -> bytes:
-        """Return the empty range, which S3 cannot be asked for, if the value has it."""
-        size = self._size(asked.key)
-        if size is None or size < asked.start or (asked.length is None and size > asked.start) or asked.length:
-            raise missing(asked)
+    def _nothing(self, span: Range) -> bytes:
+        """Return the empty range, for which S3 has no request, if the value has it."""
+        size = self._size(span.key)
+        if size is None or size < span.start or (span.length is None and size > span.start) or span.length:
+            raise missing(span)
         return b""
 
     def _size(self, key: str) -> int | None:
@@ -178,8 +178,8 @@ def _checked(key: str, value: Bytes, ttl: float, limit: int) -> Bytes:
     return data
 
 
-def _range_header(asked: Range) -> dict[str, str]:
-    if asked.start == 0 and asked.length is None:
+def _range_header(span: Range) -> dict[str, str]:
+    if span.start == 0 and span.length is None:
         return {}
-    last = "" if asked.length is None else asked.start + asked.length - 1
-    return {"Range": f"bytes={asked.start}-{last}"}
+    last = "" if span.length is None else span.start + span.length - 1
+    return {"Range": f"bytes={span.start}-{last}"}

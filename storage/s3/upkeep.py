@@ -77,9 +77,9 @@ def _rule(prefix: str, days: int, *, versions: bool) -> ET.Element:
 def _parsed(http: S3Http, answer: Answer, root: str) -> ET.Element:
     """Parse an answer, which the transport has bounded; expat bounds what entities may make of it."""
     try:
-        found = ET.fromstring(answer.body)  # noqa: S314  see above
+        element = ET.fromstring(answer.body)  # noqa: S314  see above
     except ET.ParseError:
         raise no_s3(http.address, answer) from None
-    if found.tag not in {root, f"{{{NAMESPACE}}}{root}"}:
+    if element.tag not in {root, f"{{{NAMESPACE}}}{root}"}:
         raise no_s3(http.address, answer)
-    return found
+    return element

@@ -130,8 +130,8 @@ class TestCounts:
                 future.result(PATIENCE)
             counts = system.counts()
             with open_store(system.store_url) as store:
-                keys = store.ask([("KEYS", "*")])[0]
-                sizes = store.ask([("STRLEN", key) for key in keys])
+                keys = store.execute([("KEYS", "*")])[0]
+                sizes = store.execute([("STRLEN", key) for key in keys])
                 calls = {name: _calls(store, name) for name in ("get", "set", "del", "unlink")}
         assert len(keys) == counts.puts == calls["set"] == 3 * 2 * plan.tasks
         assert counts.bytes_put == sum(sizes)
@@ -143,7 +143,7 @@ class TestCounts:
 
 def _calls(store, name):
     """Return how often a Redis server has got a command."""
-    lines = store.ask([("INFO", "commandstats")])[0].decode().splitlines()
+    lines = store.execute([("INFO", "commandstats")])[0].decode().splitlines()
     return next((int(line.partition("calls=")[2].split(",")[0]) for line in lines if f"_{name}:" in line), 0)
 
 

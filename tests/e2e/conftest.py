@@ -57,7 +57,7 @@ def redis(_redis):
 
 def keys(url):
     with open_store(url) as store:
-        return store.ask([("KEYS", "*")])[0]
+        return store.execute([("KEYS", "*")])[0]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_a_server_that_is_started_again_is_found_at_its_old_url_empty():
 
 def test_keeps_nothing_on_disk_and_hides_its_password():
     with RedisServer() as server, open_store(server.url) as store:
-        settings = [store.ask([("CONFIG", "GET", name)])[0][1] for name in ("save", "appendonly", "maxmemory")]
+        settings = [store.execute([("CONFIG", "GET", name)])[0][1] for name in ("save", "appendonly", "maxmemory")]
         assert settings == [b"", b"no", b"0"]
         password = server.url.removeprefix("redis://:").partition("@")[0]
         assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()

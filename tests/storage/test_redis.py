@@ -41,7 +41,7 @@ class TestRedis(StoreContract, CoordinationContract):
     def expire(self, store):
         def wait(key):
             deadline = time.monotonic() + 5
-            while (left_ms := store.ask([("PTTL", key)])[0]) != -2:  # -2: gone
+            while (left_ms := store.execute([("PTTL", key)])[0]) != -2:  # -2: gone
                 assert 0 <= left_ms <= 50
                 assert time.monotonic() < deadline
 
@@ -71,14 +71,14 @@ class TestRedis(StoreContract, CoordinationContract):
             store.put(key, view, 1)
 
     def test_a_refusal_is_told_and_leaves_the_connection_usable(self, store, key):
-        store.ask([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
+        store.execute([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
         with pytest.raises(StoreError, match="WRONGTYPE"):
             store.get(key)
         assert store.exists([key]) == [True]
 
     def test_full_server_is_unavailable(self, key):
         with RedisServer() as server, open_store(server.url) as store:
-            store.ask([("CONFIG", "SET", "maxmemory", "1")])
+            store.execute([("CONFIG", "SET", "maxmemory", "1")])
             with pytest.raises(StoreUnavailableError, match="maxmemory"):
                 store.put(key, b"x", 60)
 
@@ -92,7 +92,7 @@ class TestRedis(StoreContract, CoordinationContract):
     def test_idle_connection_that_the_server_closed_is_renewed(self, store, server, key):
         store.put(key, b"x", 60)
         with open_store(server.url) as other:
-            assert other.ask([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
+            assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
         assert store.get(key) == b"x"
 
     def test_wrong_password(self, server):

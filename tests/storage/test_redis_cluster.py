@@ -44,7 +44,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
     def expire(self, store):
         def wait(key):
             deadline = time.monotonic() + 5
-            while store.ask([("PTTL", key)])[0] != -2:  # -2: gone
+            while store.execute([("PTTL", key)])[0] != -2:  # -2: gone
                 assert time.monotonic() < deadline
 
         return wait
@@ -94,7 +94,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
 
     def test_a_refusal_is_told(self, store):
         key = key_on(1)
-        store.ask([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
+        store.execute([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
         with pytest.raises(StoreError, match=r"127.0.0.1:.*refused GET: WRONGTYPE"):
             store.get(key)
         assert store.exists([key]) == [True]

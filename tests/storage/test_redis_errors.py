@@ -142,13 +142,13 @@ class TestLogin:
 
     def test_a_password_too_many(self, server):
         with open_store(server.url) as store:
-            store.ask([("CONFIG", "SET", "requirepass", "")])
+            store.execute([("CONFIG", "SET", "requirepass", "")])
         assert "has no password: leave it out of --store" in refusal(server.url)
 
     @pytest.mark.parametrize("rights", ["~* +get", "~other:* +@all"])
     def test_a_user_without_the_rights(self, server, rights):
         with open_store(server.url) as store:
-            store.ask([("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", *rights.split())])
+            store.execute([("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", *rights.split())])
         says = refusal(server.url.replace("://:", "://reader:"))
         assert f"127.0.0.1:{server.port} forbids it (this user has no permissions" in says
         assert "give the user in --store +get +getrange +set +exists +del +eval on the keys ~serfer:*" in says
@@ -156,7 +156,7 @@ class TestLogin:
     def test_the_rights_that_the_message_names_suffice(self, server):
         with open_store(server.url) as store:
             rights = "+get +getrange +set +exists +del +eval ~serfer:*"
-            store.ask([("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", *rights.split())])
+            store.execute([("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", *rights.split())])
         with open_store(server.url.replace("://:", "://worker:")) as store:
             store.put("serfer:k", b"xyz", 60)
             assert store.coordination().compare_and_set("serfer:k", None, b"new", 60) is None
@@ -170,7 +170,7 @@ class TestLogin:
 class TestTrouble:
     def test_no_memory_left(self, server):
         with open_store(server.url) as store:
-            store.ask([("CONFIG", "SET", "maxmemory", "1")])
+            store.execute([("CONFIG", "SET", "maxmemory", "1")])
         says = refusal(server.url)
         assert f"127.0.0.1:{server.port} is full (maxmemory)" in says
         assert "--store" in says
@@ -178,7 +178,7 @@ class TestTrouble:
     def test_a_replica(self, server):
         with RedisServer() as primary:
             with open_store(server.url) as store:
-                store.ask([("REPLICAOF", "127.0.0.1", primary.port)])
+                store.execute([("REPLICAOF", "127.0.0.1", primary.port)])
             says = refusal(server.url)
         assert f"127.0.0.1:{server.port} is a read-only replica: name its primary in --store" in says
 
@@ -198,7 +198,7 @@ class TestTrouble:
 
     def test_all_its_connections_are_taken(self, server):
         with open_store(server.url) as other:
-            other.ask([("CONFIG", "SET", "maxclients", "1")])
+            other.execute([("CONFIG", "SET", "maxclients", "1")])
             says = refusal(server.url)
         assert "has no connection free" in says
         assert "raise its maxclients" in says
@@ -211,7 +211,7 @@ class TestTrouble:
 
     def test_a_server_that_takes_smaller_values(self, server):
         with open_store(server.url) as store:
-            store.ask([("CONFIG", "SET", "proto-max-bulk-len", "1mb")])
+            store.execute([("CONFIG", "SET", "proto-max-bulk-len", "1mb")])
         too_large = (ValueTooLargeError, StoreUnavailableError)  # the latter where it hangs up before we could read why
         says = refusal(server.url, lambda store: store.put("k", bytes(1_050_000), 60), too_large)
         assert f"127.0.0.1:{server.port} " in says

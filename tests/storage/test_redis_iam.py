@@ -101,7 +101,7 @@ def test_every_new_connection_logs_in_with_a_fresh_token(clock, monkeypatch, tmp
 
             def accept_only(token):
                 user = ("on", "resetpass", f">{token}", "~*", "+@all")
-                administrator.ask([("ACL", "SETUSER", "worker", *user)])
+                administrator.execute([("ACL", "SETUSER", "worker", *user)])
                 store.close()  # so that the next call connects anew
 
             accept_only(login(store)[1])

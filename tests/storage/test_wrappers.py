@@ -189,7 +189,7 @@ def test_urls_open_in_other_processes(tmp_path):
         ("fail://?store=memory://&fail=1&fail=0", "each once"),
         ("fail://?store=memory://&hush=1", "unknown option: use store, fail, hang, hang_s, seed"),
         ("delay://?store=redis://:a&hush@host", "unknown option: use store, put_ms, get_ms, bytes_per_s, jitter"),
-        ("delay://?store=memory://&put_ms=hush", "wants a number from zero on for put_ms"),
+        ("delay://?store=memory://&put_ms=hush", "needs a number from zero on for put_ms"),
         ("delay://?store=memory://&put_ms=-1", "put_ms"),
         ("delay://?store=memory://&get_ms=nan", "get_ms"),
         ("delay://?store=memory://&get_ms=inf", "get_ms"),

@@ -1,7 +1,7 @@
-"""A pool of EC2 instances in an Auto Scaling group, which this is told about and changes through boto3.
+"""A pool of EC2 instances in an Auto Scaling group, read and changed through boto3.
 
     start: the group's desired capacity goes up         stop: one instance ends, and the capacity goes down with it
-    an instance that nobody asks any more ends itself the same way (release_this_instance)
+    an instance that gets no more requests ends itself the same way (release_this_instance)
     stop of one that AWS has not delivered yet: only the capacity goes down, never below the instances there are
 
 Machines of a warm pool are not members: they are stopped, and Auto Scaling takes them first when the capacity goes up.
@@ -21,18 +21,18 @@ from serfer.fleet.provisioners.metadata import this_instance
 from serfer.fleet.provisioners.provisioner import Member, State
 
 _CONNECT_S, _READ_S, _TRIES = 5, 10, 4
-_MOST_IDS = 100  # in one question about addresses
+_MAX_IDS = 100  # in one question about addresses
 _STATES: Mapping[str, State] = {"Pending": "booting", "InService": "serving"}
 _NO_MEMBERS = ("Warmed:", "Terminated", "Detached")
-_ASKED_FOR = "asked-"
+_REQUESTED = "asked-"
 _log = logging.getLogger(__name__)
 
 
 class AutoScalingProvisioner:
     """Starts and stops the instances of one group, in `region` or else boto3's, which serve at `port`.
 
-    What was asked for and isn't there yet is a member too, called asked-1 and so on until it has its id. Methods raise
-    UnavailableError where AWS refuses, or doesn't answer after a few tries.
+    An instance that was requested and does not exist yet is a member too, called asked-1 and so on until it has its id.
+    Methods raise UnavailableError where AWS refuses, or does not answer after a few tries.
     """
 
     def __init__(self, group: str, *, region: str | None = None, port: int = 8000) -> None:
@@ -46,7 +46,7 @@ class AutoScalingProvisioner:
         self._said: str | None = None
 
     async def members(self) -> list[Member]:
-        """Return the group's instances, and what it was asked for beyond them."""
+        """Return the group's instances, and those requested beyond them."""
         return await asyncio.to_thread(self._members)
 
     async def start(self, count: int) -> None:
@@ -55,7 +55,7 @@ class AutoScalingProvisioner:
 
     async def stop(self, name: str) -> bool:
         """End an instance of this group, and lower the desired capacity; its MinSize stays, and a line is logged."""
-        stop = self._withdraw if name.startswith(_ASKED_FOR) else self._end
+        stop = self._withdraw if name.startswith(_REQUESTED) else self._end
         return await asyncio.to_thread(stop, name)
 
     async def close(self) -> None:
@@ -68,9 +68,9 @@ class AutoScalingProvisioner:
         group = self._described()
         there = {each["InstanceId"]: each["LifecycleState"] for each in _instances(group)}
         addresses = self._known_addresses(there)
-        found = [self._member(name, state, addresses.get(name)) for name, state in there.items()]
+        members = [self._member(name, state, addresses.get(name)) for name, state in there.items()]
         coming = group["DesiredCapacity"] - _staying(group)
-        return found + [Member(f"{_ASKED_FOR}{number}", None, "booting") for number in range(1, coming + 1)]
+        return members + [Member(f"{_REQUESTED}{number}", None, "booting") for number in range(1, coming + 1)]
 
     def _member(self, name: str, state: str, address: str | None) -> Member:
         url = f"http://{address}:{self._port}" if address else None
@@ -79,12 +79,12 @@ class AutoScalingProvisioner:
     def _start(self, count: int) -> None:
         with self._capacity:
             group = self._described()
-            desired, most = group["DesiredCapacity"], group["MaxSize"]
-            wanted = min(desired + count, most)
+            desired, limit = group["DesiredCapacity"], group["MaxSize"]
+            wanted = min(desired + count, limit)
             if wanted < desired + count:
                 self._say(
                     f"{self._name}: {count} more instances are wanted and {max(0, wanted - desired)} may be: "
-                    f"its MaxSize is {most}"
+                    f"its MaxSize is {limit}"
                 )
             if wanted > desired:
                 self._set_desired(wanted)
@@ -126,24 +126,24 @@ class AutoScalingProvisioner:
         self._call("autoscaling", "set_desired_capacity", DesiredCapacity=count, AutoScalingGroupName=self._group)
 
     def _described(self) -> Mapping[str, Any]:
-        said = self._call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[self._group])
-        found: list[Mapping[str, Any]] = said["AutoScalingGroups"]
-        if not found:
+        response = self._call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[self._group])
+        groups: list[Mapping[str, Any]] = response["AutoScalingGroups"]
+        if not groups:
             region = self._client("autoscaling").meta.region_name
             raise UnavailableError(
                 f"{self._name}: there is no Auto Scaling group of that name in {region}: correct it, or set "
                 "AWS_PROFILE or AWS_DEFAULT_REGION"
             )
-        return found[0]
+        return groups[0]
 
     def _known_addresses(self, names: Mapping[str, str]) -> Mapping[str, str]:
         """Return the private addresses of these instances as far as they have one; an instance keeps its own."""
-        asked = [name for name in names if name not in self._addresses]
-        for start in range(0, len(asked), _MOST_IDS):
+        unknown = [name for name in names if name not in self._addresses]
+        for start in range(0, len(unknown), _MAX_IDS):
             # By a filter, since ids that EC2 does not know yet would be an error otherwise.
-            ids = [{"Name": "instance-id", "Values": asked[start : start + _MOST_IDS]}]
-            said = self._call("ec2", "describe_instances", Filters=ids)
-            for each in (one for some in said["Reservations"] for one in some["Instances"]):
+            ids = [{"Name": "instance-id", "Values": unknown[start : start + _MAX_IDS]}]
+            response = self._call("ec2", "describe_instances", Filters=ids)
+            for each in (one for some in response["Reservations"] for one in some["Instances"]):
                 if address := each.get("PrivateIpAddress"):
                     self._addresses[each["InstanceId"]] = address
         self._addresses = {name: address for name, address in self._addresses.items() if name in names}
@@ -151,8 +151,8 @@ class AutoScalingProvisioner:
 
     def _call(self, service: str, operation: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - AWS's
         with _named(self._name, operation):
-            said: Mapping[str, Any] = getattr(self._client(service), operation)(**arguments)
-        return said
+            response: Mapping[str, Any] = getattr(self._client(service), operation)(**arguments)
+        return response
 
     def _client(self, service: str) -> Any:  # noqa: ANN401 - a client of boto3's, untyped
         with self._lock:  # threads of several calls
@@ -173,24 +173,22 @@ class AutoScalingProvisioner:
 
 
 def release_this_instance() -> bool:
-    """Take this machine out of its Auto Scaling group, which ends it and starts no other; say whether that was asked.
+    """Take this machine out of its Auto Scaling group, which ends it and starts no other; say whether that worked.
 
-    For an instance that ends because nobody asks it any more. Nothing is raised: what goes wrong is logged.
+    For an instance that ends because it gets no more requests. Nothing is raised: what goes wrong is logged.
     """
     try:
-        found = this_instance()
+        this = this_instance()
         with _named("--auto-scaling-release", "terminate_instance_in_auto_scaling_group"):
-            client = _connect("autoscaling", found.region)
+            client = _connect("autoscaling", this.region)
             try:
-                client.terminate_instance_in_auto_scaling_group(
-                    InstanceId=found.id, ShouldDecrementDesiredCapacity=True
-                )
+                client.terminate_instance_in_auto_scaling_group(InstanceId=this.id, ShouldDecrementDesiredCapacity=True)
             finally:
                 client.close()
     except Exception as error:  # noqa: BLE001 - whatever it is, the process ends next
         _log.warning("this machine stays in its Auto Scaling group, and is billed: %s", error)
         return False
-    _log.info("instance %s has left its Auto Scaling group", found.id)
+    _log.info("instance %s has left its Auto Scaling group", this.id)
     return True
 
 
@@ -229,8 +227,8 @@ def _named(option: str, operation: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        said = error.response.get("Error", {})
-        code, message = said.get("Code", ""), " ".join(str(said.get("Message", "")).split())
+        detail = error.response.get("Error", {})
+        code, message = detail.get("Code", ""), " ".join(str(detail.get("Message", "")).split())
         if code.startswith(("AccessDenied", "UnauthorizedOperation")):
             raise UnavailableError(
                 f"{option}: these credentials may not {operation}: allow it, or set AWS_PROFILE"

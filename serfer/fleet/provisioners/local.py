@@ -1,6 +1,6 @@
 """A pool of processes on this machine, each of them `serfer instance`; they outlive the controller that started them.
 
-What is known of them lies in a directory, so that whoever leads next finds them:
+Their records lie in a directory, so that the next leader finds them:
 
     NAME.json    which process it is, and since when it is to end
     NAME.out     what it prints: the line of `--json` says where it serves
@@ -29,7 +29,7 @@ from serfer.fleet.provisioners.provisioner import Member
 
 END_S = 30.0
 """How long a process that is to end may take, before it is killed."""
-_MOST_BYTES = 64 * 1024
+_MAX_BYTES = 64 * 1024
 _MOST_LOG_BYTES = 4 << 20
 _SHOWN = 300
 _FEWEST = 8  # processes that a pool may have on any machine
@@ -38,17 +38,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Record:
-    """A process of the pool; `ends` is when it was asked to end, in seconds of the machine's boot clock."""
+    """A process of the pool; `ends` is when it was told to end, in seconds of the machine's boot clock."""
 
     process: Identity
     ends: float | None = None
 
 
 class LocalProvisioner:
-    """Runs `command` as often as instances are wanted, `boot_delay_s` seconds after each was asked for.
+    """Runs `command` as often as instances are wanted, `boot_delay_s` seconds after each was requested.
 
     The command's first word is an absolute path. It prints a line of JSON with its "url" once it serves, at a port that
-    it chooses itself, and ends by itself when nobody asks it any more: nothing else would end it if every controller
+    it chooses itself, and ends by itself when it gets no more requests: nothing else would end it if every controller
     died for good. `registry` is a directory that no other pool uses; UnavailableError where it can't be written.
     There are never more than `most` processes, by default two for each processor: more would only be slower.
     """
@@ -74,7 +74,7 @@ class LocalProvisioner:
 
     async def members(self) -> list[Member]:
         """Return the processes that run; those that take too long to end are killed on this occasion."""
-        found = []
+        members = []
         for path in sorted(self._registry.glob("*.json")):
             record = self._read(path)
             if record is None:
@@ -86,8 +86,8 @@ class LocalProvisioner:
             _bound(path.with_suffix(".err"))
             if record.ends is not None and _now() > record.ends + self._end_s:
                 record.process.send(signal.SIGKILL)
-            found.append(_member(path, record))
-        return found
+            members.append(_member(path, record))
+        return members
 
     async def start(self, count: int) -> None:
         """Start `count` more processes, to `most` at most; beyond that a line is logged."""
@@ -98,7 +98,7 @@ class LocalProvisioner:
             for _ in range(min(count, room)):
                 path = self._registry / f"local-{secrets.token_hex(6)}.json"
                 process = launch(self._command, path.with_suffix(".out"), path.with_suffix(".err"))
-                # Whoever dies before the next line leaves a process that nobody knows, and that ends as nobody asks it.
+                # A driver that dies before the next line leaves a process without a record; without requests it ends.
                 _write(path, _Record(process))
         except OSError as error:
             reason = error.strerror or error
@@ -128,8 +128,8 @@ class LocalProvisioner:
         """Return a record, None where it has gone meanwhile or is none of ours."""
         try:
             with path.open("rb") as file:
-                said = json.loads(file.read(_MOST_BYTES))
-            return _parsed(said)
+                record = json.loads(file.read(_MAX_BYTES))
+            return _parsed(record)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -139,7 +139,7 @@ class LocalProvisioner:
             return None
 
     def _forget(self, path: Path, record: _Record) -> None:
-        """Remove what is known of a process that has ended, and say so where nobody had asked it to."""
+        """Remove the record of a process that has ended, and log it where it was not told to end."""
         if record.ends is None:
             _log.warning("instance %s has ended by itself: %s", path.stem, _last_words(path.with_suffix(".err")))
         for suffix in (".out", ".err", ".json"):
@@ -167,19 +167,19 @@ def _write(path: Path, record: _Record) -> None:
     scratch.replace(path)
 
 
-def _parsed(said: Any) -> _Record:  # noqa: ANN401 - any JSON value
-    process, ends = said["process"], said["ends"]
-    found = Identity(int(process["pid"]), int(process["started"]), str(process["boot"]))
-    if found.pid <= 1:
+def _parsed(record: Any) -> _Record:  # noqa: ANN401 - any JSON value
+    process, ends = record["process"], record["ends"]
+    identity = Identity(int(process["pid"]), int(process["started"]), str(process["boot"]))
+    if identity.pid <= 1:
         raise ValueError("no process of ours")
-    return _Record(found, None if ends is None else float(ends))
+    return _Record(identity, None if ends is None else float(ends))
 
 
 def _printed_url(path: Path) -> str | None:
     """Return where a process says that it serves: the "url" of the first line of JSON that has one."""
     try:
         with path.open("rb") as file:
-            lines = file.read(_MOST_BYTES).split(b"\n")[:-1]  # the last one may be half written
+            lines = file.read(_MAX_BYTES).split(b"\n")[:-1]  # the last one may be half written
     except OSError:
         return None
     for line in lines:
@@ -195,7 +195,7 @@ def _printed_url(path: Path) -> str | None:
 def _last_words(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _MOST_BYTES))
+            file.seek(max(0, path.stat().st_size - _MAX_BYTES))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return "it left no log"

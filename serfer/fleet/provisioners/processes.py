@@ -1,4 +1,4 @@
-"""Processes that outlive whoever started them: told apart from strangers that were given the same number."""
+"""Processes that outlive the one that started them, distinguished from others that get the same number."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Identity:
     @property
     def lives(self) -> bool:
         """Whether this very process runs."""
-        found = _look(self.pid)
-        return found is not None and found[0] == self and found[1] not in _GONE
+        process = _look(self.pid)
+        return process is not None and process[0] == self and process[1] not in _GONE
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to this very process, if it still runs."""
@@ -42,16 +42,16 @@ class Identity:
 
     def reap(self) -> None:
         """Take note of its end where it was our child, so that the kernel may forget it."""
-        found = _look(self.pid)
-        if found is not None and found[0] == self:  # and no other child of ours
+        process = _look(self.pid)
+        if process is not None and process[0] == self:  # and no other child of ours
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)
 
 
 def identify(pid: int) -> Identity | None:
     """Return which process has a number now, its remains included; None where none has."""
-    found = _look(pid)
-    return found[0] if found else None
+    process = _look(pid)
+    return process[0] if process else None
 
 
 def _look(pid: int) -> tuple[Identity, str] | None:

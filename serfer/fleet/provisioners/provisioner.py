@@ -10,7 +10,7 @@ State = Literal["booting", "serving", "draining"]
 
 @dataclass(frozen=True)
 class Member:
-    """An instance that is there, whoever started it; `name` is never given to another one.
+    """An instance that exists, by whomever it was started; `name` is never given to another one.
 
     `url` is where it serves, None while that isn't known. "serving" says that it was started, not that it answers:
     that is asked over HTTP by whoever sends it queries.
@@ -25,7 +25,7 @@ class Provisioner(Protocol):
     """Starts and stops the instances of a pool.
 
     What it knows lies outside of it, with the instances: another one that is opened later, by another process, goes on
-    with what it finds. Its methods raise UnavailableError where that place can't be asked just now.
+    with what it finds. Its methods raise UnavailableError where that place does not respond.
     """
 
     async def members(self) -> list[Member]:

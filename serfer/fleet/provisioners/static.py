@@ -1,4 +1,4 @@
-"""A pool of addresses that somebody else looks after: Triton, KServe, instances of one's own."""
+"""A pool of addresses that are managed elsewhere: Triton, KServe, instances of one's own."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ class StaticProvisioner:
         return was_used
 
     async def close(self) -> None:
-        """Do nothing: the servers are somebody else's."""
+        """Do nothing: the servers are managed elsewhere."""

@@ -86,7 +86,7 @@ class ProvisionerContract:
 
         asyncio.run(run())
 
-    def test_one_is_stopped_and_the_others_stay_and_twice_is_no_mistake(self):
+    def test_one_is_stopped_and_the_others_stay_and_a_second_stop_is_harmless(self):
         async def run():
             async with self.pool() as pool:
                 await pool.start(2)
@@ -99,7 +99,7 @@ class ProvisionerContract:
 
         asyncio.run(run())
 
-    def test_a_name_that_nobody_has_is_passed_over(self):
+    def test_an_unknown_name_is_ignored(self):
         async def run():
             async with self.pool() as pool:
                 await pool.start(1)

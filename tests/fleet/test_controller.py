@@ -209,7 +209,7 @@ def test_a_driver_that_comes_later_knows_of_what_is_on():
     run(scene)
 
 
-def test_instances_of_a_fleet_that_died_are_found_and_told_to_the_policy():
+def test_instances_of_a_dead_fleet_are_adopted_and_reported_to_the_policy():
     async def scene():
         made = Drivers()
         await made.provisioner.start(2)
@@ -242,7 +242,7 @@ def test_an_instance_that_dies_is_replaced():
     run(scene)
 
 
-def test_an_instance_that_did_not_answer_a_query_is_asked_again_when_it_is_ready():
+def test_an_instance_that_did_not_answer_gets_queries_again_when_it_is_ready():
     async def scene():
         made = Drivers()
         one = made.add("a")
@@ -261,7 +261,7 @@ def test_an_instance_that_did_not_answer_a_query_is_asked_again_when_it_is_ready
     run(scene)
 
 
-def test_a_provisioner_that_fails_is_tried_again_and_told_of_once(caplog):
+def test_a_failing_provisioner_is_tried_again_and_logged_once(caplog):
     async def scene():
         made = Drivers()
         one = made.add("a")
@@ -396,7 +396,7 @@ def test_what_other_drivers_pay_counts_for_the_ceiling():
     run(scene)
 
 
-def test_changes_are_told_with_the_policys_reason(caplog):
+def test_changes_are_logged_with_the_policys_reason(caplog):
     async def scene():
         made = Drivers()
         made.add("a")
@@ -442,7 +442,7 @@ def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
     run(scene)
 
 
-def test_the_loop_survives_what_nobody_thought_of():
+def test_the_loop_survives_unexpected_errors():
     class Mad(Steps):
         def observe(self, elapsed_s, rate):
             super().observe(elapsed_s, rate)

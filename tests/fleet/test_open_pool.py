@@ -77,12 +77,12 @@ def test_a_route_is_a_policy_and_whether_functions_may_help(file, route, policy,
         (("auto", "static:ftp://a", Path("x"), None), "ftp://a"),
     ],
 )
-def test_what_does_not_go_together_is_told_by_option(choices, words):
+def test_options_that_contradict_are_named(choices, words):
     with pytest.raises(UsageError, match=words):
         choose_routing(*choices)
 
 
-def test_a_scenario_that_cannot_be_read_is_told_by_file(tmp_path):
+def test_an_unreadable_scenario_is_named_by_file(tmp_path):
     with pytest.raises(InputError, match=r"none\.toml"):
         choose_routing("auto", "local", tmp_path / "none.toml", None)
 

@@ -198,7 +198,7 @@ def test_where_the_functions_are_full_an_instance_is_given_all_the_time():
     run(scene)
 
 
-def test_with_instances_alone_another_one_is_asked_where_one_fails():
+def test_without_functions_a_failed_query_goes_to_another_instance():
     async def scene():
         made = Made(overflow=False, members=("a", "b"))
         made.net.fail(A)
@@ -239,7 +239,7 @@ def test_what_an_instance_fails_is_refused_where_there_is_no_money_for_the_funct
     run(scene)
 
 
-def test_a_query_whose_time_is_over_is_not_begun_anew():
+def test_a_query_past_its_deadline_is_not_sent_again():
     async def scene():
         made = Made()
         made.net.fail(A, FaultKind.NO_RESPONSE)
@@ -272,7 +272,7 @@ def test_an_instance_that_is_used_no_more_still_answers_what_it_has():
     run(scene)
 
 
-def test_a_query_that_nobody_waits_for_any_more_leaves_no_trace():
+def test_a_cancelled_query_leaves_no_trace():
     async def scene():
         made = Made()
         made.net.gate.clear()

@@ -120,7 +120,7 @@ def test_an_instance_of_another_group_is_never_touched(moto):
     assert len(ids(moto, GROUP)) == 1
 
 
-def test_a_group_keeps_its_least_and_that_is_told_once(moto, caplog):
+def test_a_group_keeps_its_min_size_and_that_is_logged_once(moto, caplog):
     others = ids(moto, "other")
 
     async def work(pool):
@@ -134,7 +134,7 @@ def test_a_group_keeps_its_least_and_that_is_told_once(moto, caplog):
 
 
 @pytest.mark.usefixtures("_emptied")
-def test_that_the_group_is_full_is_told_once(caplog):
+def test_a_full_group_is_logged_once(caplog):
     async def work(pool):
         for _ in range(3):
             await pool.start(3)
@@ -159,7 +159,7 @@ def test_a_group_that_there_is_not():
 
 
 @pytest.mark.usefixtures("own_session")
-def test_what_may_not_be_asked_is_told(moto, monkeypatch):
+def test_a_missing_permission_is_reported(moto, monkeypatch):
     for name, value in moto.check_permissions().items():
         monkeypatch.setenv(name, value)
     try:
@@ -181,7 +181,7 @@ def test_what_may_not_be_asked_is_told(moto, monkeypatch):
         ({"AWS_ENDPOINT_URL": "nonsense"}, "Invalid endpoint"),
     ],
 )
-def test_aws_that_is_not_reached_is_told(variables, words, monkeypatch):
+def test_unreachable_aws_is_reported(variables, words, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value or "")
         if value is None:
@@ -234,7 +234,7 @@ def answering(handler):
 
 
 @pytest.mark.parametrize(("times", "tries"), [(1, 4), (2, 2)])
-def test_throttling_is_tried_again_and_told_in_the_end(times, tries, monkeypatch):
+def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeypatch):
     monkeypatch.setattr(auto_scaling, "_TRIES", tries)
     handler = type("Throttling", (Refusing,), {"LEFT": times})
     with answering(handler) as url:
@@ -383,7 +383,7 @@ def test_what_ends_already_or_waits_in_the_warm_pool_is_not_stopped(told, state)
     running(lambda pool: pool.stop("i-1"))
 
 
-def test_an_address_is_asked_for_once(told):
+def test_an_address_is_requested_once(told):
     stubs = told(("i-1", "InService"), desired=1)
     stubs["ec2"].add_response("describe_instances", addressed("i-1"))
 
@@ -455,13 +455,13 @@ def test_an_instance_that_is_in_no_group_logs_it_and_goes_on(monkeypatch, caplog
 
 
 @pytest.mark.parametrize("wrong", [b"", b"<html>", b"i-xyz", b"i-0123\r\nX: y", b"i-" + b"0" * 4000, b"\xff"])
-def test_metadata_that_cannot_be_is_not_believed(monkeypatch, caplog, wrong):
+def test_invalid_metadata_is_refused(monkeypatch, caplog, wrong):
     with on_instance(monkeypatch, wrong), caplog.at_level(logging.WARNING):
         assert release_this_instance() is False
     assert "no metadata service answers" in caplog.text
 
 
-def test_no_metadata_service_is_told_and_waited_for_not_at_all(monkeypatch, caplog):
+def test_a_missing_metadata_service_is_logged_at_once(monkeypatch, caplog):
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with caplog.at_level(logging.WARNING):
         assert release_this_instance() is False

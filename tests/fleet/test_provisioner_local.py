@@ -80,7 +80,7 @@ def test_a_pool_without_measure_does_not_take_the_whole_machine(pool, caplog):
     assert "--instances local: 1000000 more instances are wanted" in told
 
 
-def test_an_instance_answers_where_it_said(pool):
+def test_an_instance_answers_at_its_reported_address(pool):
     async def work(pool):
         await pool.start(1)
         [one] = await serving(pool, 1)
@@ -111,7 +111,7 @@ def test_one_that_was_killed_disappears_and_nothing_of_it_is_left(pool, registry
     pool(work)
 
 
-def test_one_that_does_not_end_when_asked_is_killed(pool, registry):
+def test_an_instance_that_ignores_sigterm_is_killed(pool, registry):
     async def work(pool):
         await pool.start(1)
         [one] = await serving(pool, 1)
@@ -227,7 +227,7 @@ def test_a_number_that_another_process_has_by_now_is_never_killed(registry, stra
         '"a"',
     ],
 )
-def test_what_is_no_record_is_passed_over_and_told_once(registry, text, caplog):
+def test_an_invalid_record_is_skipped_and_logged_once(registry, text, caplog):
     registry.mkdir()
     (registry / "foreign.json").write_text(text)
 
@@ -262,13 +262,13 @@ def test_a_real_instance_is_started_answers_and_ends(registry, tmp_path):
     asyncio.run(work())
 
 
-def test_a_registry_that_cannot_be_written_is_told(tmp_path):
+def test_a_registry_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="--instances local: no instance could be started: "):
         asyncio.run(LocalProvisioner(STUB, tmp_path / "file" / "instances").start(1))
 
 
-def test_a_command_that_is_not_there_is_told(registry):
+def test_a_missing_command_is_an_error(registry):
     with pytest.raises(UnavailableError, match=r"--instances local: .*No such file"):
         asyncio.run(LocalProvisioner(["/nowhere/serfer"], registry).start(1))
 

@@ -140,7 +140,7 @@ def test_instances_that_end_while_they_boot_are_started_ever_more_rarely():
     assert 5 < world.started < 15
 
 
-def test_where_no_more_may_be_they_are_asked_for_ever_more_rarely():
+def test_starts_that_bring_no_instance_back_off():
     world = World(most=1)
     world.step(3)
     world.boot()

@@ -191,7 +191,7 @@ class TestFile(StoreContract, CoordinationContract):
             store.put("k", b"x", 1)
 
 
-def test_a_directory_with_somebodys_files_is_refused_and_left_alone(tmp_path):
+def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "thesis.txt").write_text("years of work")
     os.utime(tmp_path / "thesis.txt", (1, 1))

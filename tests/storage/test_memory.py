@@ -51,7 +51,7 @@ class TestMemory(StoreContract, CoordinationContract):
         store.put(key, value, 1)
         assert store.get(key) is value
 
-    def test_a_later_put_sweeps_what_nobody_read(self, store, clock):
+    def test_a_later_put_sweeps_unread_values(self, store, clock):
         store.put("old", b"x", 1)
         clock.now += 2
         store.put("new", b"x", 1)

@@ -70,7 +70,7 @@ class TestRedis(StoreContract, CoordinationContract):
         ):
             store.put(key, view, 1)
 
-    def test_a_refusal_is_told_and_leaves_the_connection_usable(self, store, key):
+    def test_a_refusal_leaves_the_connection_usable(self, store, key):
         store.execute([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
         with pytest.raises(StoreError, match="WRONGTYPE"):
             store.get(key)

@@ -65,7 +65,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         assert len(set.union(*slots[:3])) == 1
         assert len(set.union(*slots[3:])) > 30
 
-    def test_a_tagged_querys_keys_are_asked_of_one_node(self, store):
+    def test_a_tagged_querys_keys_are_read_from_one_node(self, store):
         query = query_id(secrets.token_hex(16), one_slot=True)
         keys = [output_key(query, 0, tile) for tile in range(16)]
         for key in keys:
@@ -92,7 +92,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             found = list(threads.map(lambda n: store.exists(keys[n % 6 :] + keys[: n % 6]), range(200)))
         assert found == [[False] * 6] * 200
 
-    def test_a_refusal_is_told(self, store):
+    def test_a_refusal_names_node_and_command(self, store):
         key = key_on(1)
         store.execute([("LPUSH", key, "x"), ("PEXPIRE", key, 60_000)])
         with pytest.raises(StoreError, match=r"127.0.0.1:.*refused GET: WRONGTYPE"):
@@ -106,20 +106,20 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         with open_store(url) as store:
             assert store.exists([key_on(0)]) == [False]
 
-    def test_a_wrong_password_is_told_without_it(self, cluster):
+    def test_a_wrong_password_is_reported_without_it(self, cluster):
         wrong = cluster.url.replace("://:", "://:wrong")
         with open_store(wrong) as store, pytest.raises(StoreUnavailableError, match="refused the login") as caught:
             store.get("k")
         assert password_of(cluster) not in str(caught.value)
 
-    def test_a_server_that_is_no_cluster_is_told(self):
+    def test_a_server_that_is_not_a_cluster_is_reported(self):
         with RedisServer() as server:
             message = rf"127.0.0.1:{server.port}.* is not a cluster: write redis://"
             url = server.url.replace("redis://", "redis+cluster://")
             with open_store(url) as store, pytest.raises(StoreUnavailableError, match=message):
                 store.get("k")
 
-    def test_a_cluster_that_is_taken_for_a_server_is_told(self, cluster):
+    def test_a_cluster_opened_as_a_server_is_reported(self, cluster):
         url = f"redis://:{password_of(cluster)}@127.0.0.1:{cluster.nodes[0].port}"
         message = r"is a node of a cluster: write redis[+]cluster://"
         with open_store(url) as store, pytest.raises(StoreUnavailableError, match=message):
@@ -175,7 +175,7 @@ def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(clust
         assert coordination.get(key) == Entry(b"second", second)
 
 
-def test_a_dead_node_is_told_and_whoever_takes_its_slots_is_found():
+def test_a_dead_node_is_reported_and_the_new_owner_of_its_slots_is_found():
     with RedisCluster(node_timeout_s=0.5) as cluster, open_store(cluster.url) as store:
         lost, kept = key_on(0), key_on(1)
         store.put(lost, b"x", 60)

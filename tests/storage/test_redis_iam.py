@@ -132,7 +132,7 @@ def test_a_cluster_takes_it_too():
         assert store._seeds == [("one.example", 6379), ("two.example", 6379)]
 
 
-def test_no_credentials_are_told_and_the_connection_is_not_used_without_login(monkeypatch, tmp_path):
+def test_missing_credentials_are_reported_and_no_connection_is_used_without_login(monkeypatch, tmp_path):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     authority = Authority(tmp_path / "authority")

@@ -154,7 +154,7 @@ class Meeting(MemoryStore):
         super().delete(keys)
 
 
-def test_both_are_asked_at_once():
+def test_both_stores_are_used_at_once():
     barrier = threading.Barrier(2, timeout=20)
     both = RoutedStore(Meeting(barrier), Meeting(barrier), far)
     both.put("main:1", b"x", 60)
@@ -177,7 +177,7 @@ class Unasked(MemoryStore):
         raise AssertionError(keys)
 
 
-def test_a_store_that_holds_nothing_of_it_is_not_asked(near):
+def test_a_store_without_any_of_the_keys_is_not_used(near):
     for both, key in ((RoutedStore(near, Unasked(), far), "main:1"), (RoutedStore(Unasked(), near, far), "far:1")):
         both.put(key, b"x", 60)
         assert both.get_many([Range(key)]) == [b"x"]
@@ -198,7 +198,7 @@ def test_of_what_both_lack_the_first_is_named(both, asked):
         both.get_many([Range(key) for key in asked])
 
 
-def test_a_key_that_no_store_has_is_refused_before_either_is_asked():
+def test_a_malformed_key_is_refused_before_either_store_is_used():
     both = RoutedStore(Unasked(), Unasked(), far)
     for ask in (
         lambda: both.get_many([Range("far:1"), Range("main:1"), Range("a b")]),

@@ -205,7 +205,7 @@ class S3Contract(StoreContract, CoordinationContract):
             n.removeprefix(f"{prefix}/") for n in self.names(client, server, f"{url}/")
         }
 
-    def test_what_somebody_else_put_is_no_value(self, store, client, server, url, key):
+    def test_an_object_of_another_program_is_not_a_value(self, store, client, server, url, key):
         client.put_object(Bucket=server.bucket, Key=f"{url.removeprefix(f's3://{server.bucket}/')}/{key}", Body=b"x")
         with pytest.raises(StoreError, match="not put by SerFer"):
             store.get(key)

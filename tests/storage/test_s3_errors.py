@@ -108,7 +108,7 @@ def test_tls_wanted_from_a_server_without():
 
 @every_way
 @pytest.mark.parametrize("code", ["SlowDown", ""])
-def test_throttling_is_told_after_three_tries(ask, waits, code):
+def test_throttling_is_reported_after_three_tries(ask, waits, code):
     with stub(lambda _: refused(503, code) if code else (503, {}, b"")) as (where, seen):
         message = told(where, ask)
     unnamed = not code or ask is WAYS["exists"]  # the answer to a HEAD request has no body
@@ -151,7 +151,7 @@ def test_a_refused_head_is_explained_by_the_bucket():
         assert "(ExpiredToken)" in told(where, WAYS["exists"])
 
 
-def test_a_missing_key_is_not_asked_about_twice():
+def test_a_missing_key_is_not_looked_up_twice():
     def answer(asked):
         return (404, {}, b"") if asked.method == "HEAD" else (200, {}, b"<ListBucketResult/>")
 
@@ -185,7 +185,7 @@ def test_anything_else_is_passed_on(ask):
         assert "OperationAborted: A conflicting operation" in told(where, ask, StoreError)
 
 
-def test_a_key_that_could_not_be_deleted_is_told():
+def test_a_key_that_could_not_be_deleted_is_reported():
     body = b"<DeleteResult><Error><Key>p/k</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
     with stub(lambda _: (200, {}, body)) as (where, _):
         assert "refused to delete: no: grant" in told(where, WAYS["delete"], StoreError)
@@ -215,7 +215,7 @@ def test_metadata_that_say_nothing(expires):
         store.get("k")
 
 
-def test_a_value_cut_short_on_its_way_is_asked_for_again(waits):
+def test_a_truncated_response_is_requested_again(waits):
     answers = iter(
         [(200, {**ALIVE, "Content-Length": "10", "Connection": "close"}, b"abc"), (200, ALIVE, b"0123456789")]
     )

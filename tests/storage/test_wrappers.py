@@ -78,7 +78,7 @@ class TestDelays:
         store.delete(["a", "b"])
         assert sleeps == [0.25, 0.5]
 
-    def test_a_missing_key_is_told_after_the_wait(self, store, sleeps):
+    def test_a_missing_key_is_reported_after_the_wait(self, store, sleeps):
         with pytest.raises(MissingKeyError):
             store.get("k")
         assert sleeps == [0.25]
@@ -95,7 +95,7 @@ class TestDelays:
         assert asked == [(0.25, 0.75)]
         assert sleeps == [0.75]
 
-    def test_nothing_to_wait_for_is_no_sleep(self, sleeps):
+    def test_a_wait_of_zero_does_not_sleep(self, sleeps):
         store = DelayingStore(MemoryStore(), sleep=sleeps.append)
         store.put("k", b"x", 60)
         store.get("k")

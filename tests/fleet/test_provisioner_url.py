@@ -19,7 +19,7 @@ class TestStatic(ProvisionerContract):
         return StaticProvisioner(["http://a:1", "http://b:2", "http://c:3"])
 
 
-def test_addresses_are_all_used_at_first_by_whoever_leads():
+def test_all_addresses_are_used_at_first_by_the_leader():
     pool = open_provisioner(f"static:{URLS[0]}/, {URLS[1]},{URLS[2]}")
     assert [one.url for one in asyncio.run(pool.members())] == URLS
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from storage.redis.node import Command
+from storage.redis.node import Command, milliseconds
 from storage.store import check_keys
 from storage.versions import VERSION_BYTES, PrefixedVersions
 
@@ -37,8 +37,3 @@ class RedisCoordination(PrefixedVersions):
     def _write(self, key: str, expected: bytes, framed: bytes, ttl: float) -> bool:
         [written] = self._execute([("EVAL", _COMPARE_AND_SET, 1, key, expected, framed, milliseconds(ttl))])
         return bool(written)
-
-
-def milliseconds(ttl: float) -> int:
-    """Return a time to live as PX takes it."""
-    return max(1, round(ttl * 1000))

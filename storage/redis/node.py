@@ -88,3 +88,8 @@ def _reply(connection: Any) -> Any:  # noqa: ANN401  whatever the protocol carri
         return connection.read_response()
     except ResponseError as refusal:
         return refusal
+
+
+def milliseconds(ttl: float) -> int:
+    """Return a time to live as PX takes it."""
+    return max(1, round(ttl * 1000))

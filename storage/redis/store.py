@@ -6,8 +6,7 @@ from typing import Any
 
 from serfer.core.errors import ValueTooLargeError
 from storage.coordination import Coordination
-from storage.redis.coordination import RedisCoordination, milliseconds
-from storage.redis.node import Command, RedisNode
+from storage.redis.node import Command, RedisNode, milliseconds
 from storage.redis.url import server_options
 from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
@@ -39,6 +38,8 @@ class RedisCommands(Store):
 
     def coordination(self) -> Coordination:
         """Coordinate by scripts over the same connections."""
+        from storage.redis.coordination import RedisCoordination  # noqa: PLC0415  workers coordinate nothing
+
         return RedisCoordination(self.execute, self.delete)
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ import numpy as np
 
 from bench.core.options import network
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.plan import Plan, dump_plan, sealed
+from serfer.core.plan import dump_plan, sealed
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp
@@ -43,23 +42,10 @@ def through_store(directory: Path, settings: Settings) -> Path:
     changed = sealed(replace(plan, stages=stages))
     target = settings.cache_dir / "plans" / f"stored-{changed.digest[:32]}"
     if not in_use(target):
-        _copy(directory, changed, target)
+        with assembled(target) as fresh:
+            shutil.copytree(directory, fresh, dirs_exist_ok=True)  # no links: onnx reads no weights that have them
+            (fresh / PLAN_FILE).write_text(dump_plan(changed), encoding="utf-8")
     return target
-
-
-def _copy(directory: Path, plan: Plan, target: Path) -> None:
-    with assembled(target) as fresh:
-        shutil.copytree(directory, fresh, copy_function=_link, dirs_exist_ok=True)
-        (fresh / PLAN_FILE).unlink()  # it is the other plan's own file too
-        (fresh / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
-
-
-def _link(source: str, target: str) -> None:
-    """Give a file a second name; copy it where it lies on another file system."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _small(settings: Settings, progress: Progress) -> Path:

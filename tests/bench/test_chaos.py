@@ -243,6 +243,7 @@ def test_a_plan_is_made_to_hand_on_through_the_store_and_stays_whole(directory, 
     check_artefacts(found, stored)
     assert inline_stages(found, 1, 1 << 22) == (False, False, True)
     assert (directory / "plan.json").read_bytes() == before
+    assert all(path.stat().st_nlink == 1 for path in directory.rglob("*") if path.is_file()), "onnx refuses links"
     assert through_store(stored, eight) == stored
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from serfer.core.costs.sessions import set_worker_options
 from serfer.core.errors import PlanError
 from serfer.core.plan import Function, Stage, Tile
 
@@ -73,9 +74,7 @@ class SessionCache:
             ) from error
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        set_worker_options(options, self._threads)
         if weights:
             name = Path(function.weights.path).name
             options.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])

@@ -24,6 +24,7 @@ from serfer.core.errors import AlteredPieceError, InputError, PlanError, StoreEr
 from serfer.core.geometry import Rect
 from serfer.core.keys import NO_QUERY, input_key, output_key, query_keys, reply_key
 from serfer.core.plan import Plan, Preprocess, Stage, Tile, stored_bytes
+from serfer.core.plan.pixels import normalise
 from serfer.core.report import StoreCounts
 from serfer.core.wire import (
     DTYPES,
@@ -327,13 +328,7 @@ def crop_to_input(
     if preprocess is None:
         raise PlanError("the plan does not say how pixels become numbers; split with a preprocess description")
     batch, channels, rows, cols = shape
-    pixels = np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels)
-    mean, std = np.array(preprocess.mean, dtype=np.float32), np.array(preprocess.std, dtype=np.float32)
-    factor = np.float32(preprocess.scale) / std
-    values = np.empty(shape, dtype=np.float32)
-    np.multiply(pixels.transpose(0, 3, 1, 2), factor[:, None, None], out=values)
-    values -= (mean / std)[:, None, None]
-    return values
+    return normalise(np.frombuffer(data, dtype=np.uint8).reshape(batch, rows, cols, channels), preprocess)
 
 
 def pieces_to_inputs(values: Sequence[Buffer], task: Task, stage: Stage, tile: Tile) -> list[Array]:

@@ -156,13 +156,6 @@ def _silence_libtiff() -> None:
                 set_handler(None)
 
 
-def normalise(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
-    """Return pixels, (N, H, W, C) uint8, as a network's input, (N, C, H, W) float32: (x * scale - mean) / std."""
-    mean, std = np.array(preprocess.mean, dtype=np.float32), np.array(preprocess.std, dtype=np.float32)
-    values = (pixels.astype(np.float32) * np.float32(preprocess.scale) - mean) / std
-    return np.ascontiguousarray(values.transpose(0, 3, 1, 2), dtype=np.float32)
-
-
 def check_channels(preprocess: Preprocess, shape: Shape) -> None:
     """Raise PlanError where a network of input `shape` takes another number of channels than `preprocess` gives."""
     if shape.channels != len(preprocess.channels):

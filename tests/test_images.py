@@ -16,7 +16,8 @@ from PIL import Image
 from serfer import images
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
 from serfer.core.plan import Preprocess, Shape
-from serfer.images import ImageLimits, decode_image, image_files, normalise, read_image
+from serfer.core.plan.pixels import normalise
+from serfer.images import ImageLimits, decode_image, image_files, read_image
 
 LIMITS = ImageLimits()
 SHAPE = Shape(3, 24, 32, flat=False)

@@ -31,7 +31,7 @@ from drivers.instance.open_inference import (
 )
 from serfer.core.errors import InputError
 from serfer.core.plan import Plan
-from serfer.images import normalise
+from serfer.core.plan.pixels import normalise
 
 _CONNECT_S = 2.0
 _KEEP_ALIVE_S = 4.0  # less than servers keep connections for: uvicorn 5 s

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
-from serfer.images import normalise
+from serfer.core.plan.pixels import normalise
 
 Array = NDArray[np.float32]
 Run = Callable[[NDArray[Any]], Array]

@@ -32,6 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sklearn.linear_model import LinearRegression
 
 from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, Work, counts
+from serfer.core.costs.sessions import set_worker_options
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
@@ -123,11 +124,9 @@ def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
 
 
 def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None = None) -> ort.InferenceSession:
-    """Build a session with a worker's options (see lambdas/sessions.py); `events` is where it reports on operators."""
+    """Build a session with a worker's options; `events` is where it reports on operators."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    set_worker_options(options, threads)
     if events:
         options.enable_profiling = True
         options.profile_file_prefix = str(events)

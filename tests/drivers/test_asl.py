@@ -39,7 +39,7 @@ from serfer.core.run import (
 )
 from serfer.core.wire import Report, decode_clean_up, decode_task, encode_report
 from tests.drivers.asl_interpreter import Machine, StateError
-from tests.drivers.wide import wide_plan
+from tests.drivers.plans import wide_plan
 
 VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
 QUERY = query_id("0123456789abcdef" * 2, one_slot=True)

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
+from drivers.clock import LOOP_CLOCK
 from drivers.push import PushDriver
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
@@ -19,38 +19,19 @@ from serfer.core.errors import (
     TaskFailedError,
 )
 from serfer.core.keys import input_key, output_key
-from serfer.core.plan import Piece, Range, stored_bytes
 from serfer.core.report import StoreCounts
 from serfer.core.run import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore
+from tests.core.plans import small_plan
+from tests.drivers.fake_clock import FakeClock
+from tests.drivers.plans import READ, linked_plan, part_of
 
 PATIENCE = 10.0
 TILES = (4, 2, 1)
 CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
+PLAN = small_plan()
 SOON = Retry(backoff=Backoff(base=0.001, longest=0.004))
-VALUES = 8  # that a tile writes for one image
-READ = (Range(1, 2, 0, ()), Range(5, 1, 0, ()))  # what every tile reads of every tile of the stage before
-
-
-def fake_plan(tiles=TILES, inline=()):
-    """Return a plan whose stages of several tiles have two functions: one for the last tile, one for the rest."""
-
-    def tile(number, index):
-        before = range(tiles[number - 1] if number else 0)
-        pieces = [Piece(number - 1, source, READ) for source in before]
-        return SimpleNamespace(function=int(0 < index == tiles[number] - 1), pieces=pieces)
-
-    stages = [
-        SimpleNamespace(
-            grid=SimpleNamespace(tiles=count),
-            tiles=[tile(number, index) for index in range(count)],
-            inline=number in {*inline, len(tiles) - 1},
-            written=lambda _tile, batch: stored_bytes(VALUES, 1, batch),
-        )
-        for number, count in enumerate(tiles)
-    ]
-    return SimpleNamespace(digest="d" * 64, stages=stages, function="function-{}-{}".format)
 
 
 def written(task):
@@ -86,7 +67,7 @@ class Workers:
 
     async def invoke(self, function, task, timeout_s):
         assert timeout_s == 5
-        assert function == f"function-{task.stage}-{int(0 < task.tile == self._tiles[task.stage] - 1)}"
+        assert function == PLAN.function(task.stage, part_of(task.tile, self._tiles[task.stage]))
         self.tasks.append((task.stage, task.tile))
         self.sent.append(task)
         if task.stage == 0:
@@ -139,20 +120,22 @@ def failing(kind, times, *, stage=1, tile=0, error_type="Oops"):
 
 
 def driver(workers, store, tiles=TILES, inline_limit=1000, inline=(), **settings):
-    plan = fake_plan(tiles, inline)
-    chosen = {"timeout_s": 5, "retry": SOON, **settings}
+    plan = linked_plan(tiles, inline)
+    chosen = {"timeout_s": 5, "retry": SOON, "clock": LOOP_CLOCK, **settings}
     return PushDriver(plan, workers, store, inline_limit=inline_limit, **chosen)
 
 
-def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, batch=1, **settings):
+def ask(workers, store, *, crops=CROPS, deadline_s=PATIENCE, batch=1, clock=None, **settings):
+    clock = clock or FakeClock()
+
     async def main():
-        pushing = driver(workers, store, **settings)
+        pushing = driver(workers, store, clock=clock, **settings)
         try:
             return await asyncio.wait_for(pushing.run(crops, batch, deadline_s), PATIENCE)
         finally:
             await asyncio.wait_for(pushing.close(), PATIENCE)
 
-    return asyncio.run(main())
+    return clock.run(main())
 
 
 def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
@@ -171,14 +154,16 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
 
 
 def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
+    clock = FakeClock()
+
     async def later_for_the_first(task, _number):
         if task.stage == 1:
-            await asyncio.sleep((3 - task.tile) / 100)
+            await clock.sleep(3 - task.tile)
             return report(protect(b"%32d" % task.tile, output_key(task.query, 1, task.tile)))
         return None
 
     tiles = (2, 3)
-    answer = ask(Workers(store, later_for_the_first, tiles), store, crops=CROPS[:2], tiles=tiles)
+    answer = ask(Workers(store, later_for_the_first, tiles), store, crops=CROPS[:2], tiles=tiles, clock=clock)
     assert answer.outputs == [b"%32d" % tile for tile in range(3)]
     assert len(store.ever) == 2
     assert store.keys == set()
@@ -247,13 +232,16 @@ def test_throttling_is_waited_out_where_failures_would_not_be(store):
 
 
 def test_the_deadline_ends_a_query_whose_task_hangs(store):
+    clock = FakeClock()
+
     async def hang(task, _number):
         if task.stage == 1:
-            await asyncio.sleep(0.3)
+            await clock.sleep(20.0)
 
     workers = Workers(store, hang)
     with pytest.raises(DeadlineError, match="stage 1 of 3 was running"):
-        ask(workers, store, deadline_s=0.1)
+        ask(workers, store, deadline_s=10.0, clock=clock)
+    assert clock.now == 1020.0, "the stragglers were waited for"
     assert not [task for task in workers.tasks if task[0] == 2]
     assert output_key("0" * 32, 1, 0)[-4:] in {key[-4:] for key in store.ever}  # the stragglers did write
     assert store.keys == set()
@@ -319,14 +307,15 @@ def test_after_a_bug_failures_of_other_tiles_are_not_tried_again(store):
             await broken.wait()
             return Failure(FailureKind.THROTTLED, "x", "x")
 
-        pushing = driver(Workers(store, script), store)
+        pushing = driver(Workers(store, script), store, clock=clock)
         with pytest.raises(ZeroDivisionError):
             await pushing.run(CROPS, 1, PATIENCE)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(retried.wait(), 0.2)  # longer than the wait before a first retry
+        await clock.sleep(100.0)
+        assert not retried.is_set()
         await pushing.close()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    clock = FakeClock()
+    clock.run(main())
 
 
 def test_a_crop_that_no_payload_can_carry_goes_through_the_store(store):
@@ -609,10 +598,10 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
         async def script(task, number):
             if number > 20 * sum(TILES) and (task.stage, task.tile) == (1, 0) and not stuck.is_set():
                 stuck.set()
-                await asyncio.sleep(PATIENCE / 10)
+                await clock.sleep(PATIENCE / 10)
 
         workers = Workers(store, script)
-        pushing = driver(workers, store)
+        pushing = driver(workers, store, clock=clock)
         for _ in range(20):
             assert (await pushing.run(CROPS, 1, PATIENCE)).overheads.hedges == 0
         answer = await pushing.run(CROPS, 1, PATIENCE)
@@ -621,7 +610,8 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
         await pushing.close()
         assert store.keys == set()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    clock = FakeClock()
+    clock.run(main())
 
 
 def test_closing_cancels_what_is_under_way_and_leaves_nothing(store):

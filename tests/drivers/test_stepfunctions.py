@@ -11,6 +11,7 @@ import pytest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
+from drivers.clock import LOOP_CLOCK
 from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
 from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
@@ -35,7 +36,8 @@ from serfer.pipeline.report import make_report
 from serfer.pipeline.trace import TracedQuery, trace_events
 from storage.memory import MemoryStore
 from tests.drivers.asl_interpreter import Machine, StateError
-from tests.drivers.wide import wide_plan
+from tests.drivers.fake_clock import FakeClock
+from tests.drivers.plans import wide_plan
 
 PATIENCE = 10.0
 TILES = (4, 3, 2)
@@ -160,18 +162,20 @@ def driver(service, store, kind="standard", **settings):
     return StepFunctionsDriver(service.plan, store, service, ARN, kind=kind, retry=RETRY, **settings)
 
 
-def ask(service, store, kind="standard", deadline_s=PATIENCE):
-    """Ask once, close, and return the answer."""
+def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None):
+    """Run one query, close, and return the answer."""
+    clock = clock or FakeClock()
 
     async def main():
-        asked = driver(service, store, kind)
+        asked = driver(service, store, kind, clock=clock)
         try:
             return await asked.run(CROPS, 2, deadline_s)
         finally:
             await asked.close()
             assert service.closed
 
-    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    run = asyncio.run if clock is LOOP_CLOCK else clock.run
+    return run(asyncio.wait_for(main(), PATIENCE))
 
 
 @KINDS
@@ -190,7 +194,7 @@ def test_a_query_is_answered_from_the_store_and_leaves_nothing(store, kind):
 
 @KINDS
 def test_times_lie_within_the_query_one_stage_after_the_other(store, kind):
-    answer = ask(Service(store), store, kind)
+    answer = ask(Service(store), store, kind, clock=LOOP_CLOCK)
     marks = [answer.started]
     for stage in answer.stages:
         marks += [stage.started, stage.ended]
@@ -349,31 +353,35 @@ def test_closing_ends_what_is_under_way(store):
 
 @KINDS
 def test_no_more_executions_at_once_than_allowed_and_all_are_answered(store, kind):
-    service = Service(store)
+    service, clock = Service(store), FakeClock()
 
     async def main():
-        asked = driver(service, store, kind, concurrency=2)
+        asked = driver(service, store, kind, concurrency=2, clock=clock)
         answers = await asyncio.gather(*[asked.run(CROPS, 2, PATIENCE) for _ in range(6)])
         await asked.close()
         return answers
 
-    answers = asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    answers = clock.run(asyncio.wait_for(main(), PATIENCE))
     assert len({answer.query for answer in answers}) == 6
     assert service.most <= 2
     assert store.keys == set()
 
 
-def test_a_standard_execution_is_asked_about_until_it_has_ended_and_counted(store):
-    service = Service(store)
+def test_a_standard_execution_is_polled_until_it_has_ended(store):
+    """First when its predicted time has passed, then at growing intervals."""
+    service, clock = Service(store), FakeClock()
     service.polls_before_end = 3
 
     async def main():
-        asked = driver(service, store)
+        asked = driver(service, store, clock=clock)
         await asked.run(CROPS, 2, PATIENCE)
         await asked.close()
         return asked.polls
 
-    assert asyncio.run(asyncio.wait_for(main(), PATIENCE)) == 4
+    assert clock.run(asyncio.wait_for(main(), PATIENCE)) == 4
+    expected_s = sum(stage.predicted_ms for stage in PLAN.stages) / 1000
+    assert clock.slept[0] == pytest.approx(expected_s - 0.05)
+    assert clock.slept[1:] == pytest.approx([0.1, 0.1, 0.1125, 0.16875])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from samtranslator.translator.translator import Translator
 from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options
 from sam.template.template import make_template
 from serfer.core.plan import sealed
-from tests.drivers.wide import wide_plan
+from tests.drivers.plans import wide_plan
 
 COMBINATIONS = tuple(itertools.product(DRIVERS, STORES, ENGINES))
 # Each driver, store and engine; linting takes seconds of processor time, so the rest is for `make slow`.

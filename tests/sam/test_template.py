@@ -15,7 +15,7 @@ from sam.template.functions import state_machine
 from sam.template.template import dump, make_template
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import sealed
-from tests.drivers.wide import wide_plan
+from tests.drivers.plans import wide_plan
 from tests.sam.offered import (
     FEW,
     every_template,

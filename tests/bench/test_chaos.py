@@ -249,8 +249,9 @@ def test_a_plan_is_made_to_hand_on_through_the_store_and_stays_whole(directory, 
 
 @pytest.fixture
 def suite(directory, eight):
-    def make(queries, seconds=300.0, store=None):
-        return scenarios.prepared(scenarios.Options(None, directory, queries, store, seconds), eight, lambda _: None)
+    def make(queries, seconds=300.0, store=None, workers=8):
+        mine = eight.model_copy(update={"local_concurrency": workers})
+        return scenarios.prepared(scenarios.Options(None, directory, queries, store, seconds), mine, lambda _: None)
 
     return make
 
@@ -261,7 +262,7 @@ def test_without_time_nothing_is_started_and_all_is_lost(suite):
 
 
 def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
-    [found] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(8))
+    [found] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(8, workers=4))
     assert found.problems == ()
     assert (found.queries, found.lost, found.wrong, found.keys, found.processes) == (8, 0, 0, 0, 0)
     assert 8 * 8 <= found.invocations <= found.allowed
@@ -269,7 +270,7 @@ def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
 
 def test_a_driver_that_is_killed_loses_no_query_and_nobody_gets_two_answers(suite):
     scenario = scenarios.SCENARIOS["driver"].driven_by("push")
-    [found] = scenarios.measure([scenario], suite(24))
+    [found] = scenarios.measure([scenario], suite(24, workers=4))
     assert found.problems == ()
     assert "never answered by the driver that died" in found.remark
 

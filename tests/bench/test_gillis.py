@@ -11,7 +11,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx
-from splitter.planning.ort_kernels import work
+from splitter.planning.ort_kernels import operator_work
 from splitter.planning.planner import Budget, memory_sizes
 from splitter.tiling.cuts import weight_bytes
 from splitter.tiling.global_pooling import with_tile_pools
@@ -125,7 +125,7 @@ def test_a_fork_by_hand():
     gillis = planner(graph, options=Options((ONE, Grid(1, 2)), (1800,)))
     forks = {offer.here: offer for offer in gillis.offers if (offer.start, offer.grid) == (0, Grid(1, 2))}
     read, written = 3 * 8 * 5, 4 * 4 * 8 * 4  # 4 columns and one of halo, a byte a value; 4 columns of 4 floats
-    parts = [work(graph, node, Rect(Span(0, 8), Span(0, 4))) for node in graph.nodes[: forks[True].stop]]
+    parts = [operator_work(graph, node, Rect(Span(0, 8), Span(0, 4))) for node in graph.nodes[: forks[True].stop]]
     serial, parallel = np.sum([PROFILES.parts(each) for each in parts if each], axis=0)
     compute = PROFILES.run_s + serial + parallel * 1769 / 1800
     worker = 4e-4 + compute + (read + written) * (1 / 25e6 + 4 / 3 / 75e6)

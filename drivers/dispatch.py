@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from drivers.batching import Batching, BatchTerms
@@ -136,7 +137,7 @@ class WaitingGroups:
         group = first.group
         demand = self.leave(first)
         members = self._groups.get(group, {})
-        others = sorted(members, key=lambda attempt: attempt.age)
+        others = sorted(members, key=attrgetter("age"))
         chosen = [others[place] for place in fill(demand, (members[other] for other in others), bounds, now)]
         for other in chosen:
             self.leave(other)

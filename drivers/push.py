@@ -20,7 +20,7 @@ from drivers.driver import NO_CONTEXT, Answer, Overheads, RequestContext
 from drivers.invoker import Invoker
 from drivers.lifecycle import InFlight
 from drivers.query_store import QueryStore
-from drivers.tasks import DataPaths, QueryRequest, QueryTasks, data_paths
+from drivers.tasks import DataPaths, QueryRequest, QueryTasks, checked, data_paths
 from serfer.core.checksum import verified
 from serfer.core.hedging import LearntHedging
 from serfer.core.keys import output_key, query_id
@@ -227,13 +227,13 @@ class _Query:
 
     def ended(self, attempt: Attempt, result: Report | Failure, took_s: float) -> None:
         """Hand an attempt's result to the run machine."""
-        checked = self._tasks.checked(attempt.task, result)
-        if isinstance(checked, Failure):
-            self._handle(TaskFailed(*attempt.place, checked))
+        result = checked(result, attempt.answer_bytes)
+        if isinstance(result, Failure):
+            self._handle(TaskFailed(*attempt.place, result))
             return
         if self._route.hedging:
             self._route.hedging.learn(attempt.task.stage, took_s)
-        self._handle(TaskDone(*attempt.place, checked))
+        self._handle(TaskDone(*attempt.place, result))
 
     def broken(self, bug: Exception) -> None:
         """End the query with a bug of ours."""

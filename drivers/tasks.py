@@ -115,20 +115,8 @@ class QueryTasks:
 
     def answer_bytes(self, task: Task) -> int:
         """Return how many bytes of tensors a task answers with."""
-        return self._written(task) if task.inline else 0
-
-    def checked(self, task: Task, result: Report | Failure) -> Report | Failure:
-        """Return a result, or a failure for the report of an inline task whose output has not the plan's size."""
-        if not task.inline or isinstance(result, Failure):
-            return result
-        expected, size = self._written(task), len(result.output or b"")
-        if size == expected:
-            return result
-        return Failure(FailureKind.FAILED_IN_CODE, "PlanError", f"answered with {size} bytes, the plan says {expected}")
-
-    def _written(self, task: Task) -> int:
         stage = self.plan.stages[task.stage]
-        return stage.written(stage.tiles[task.tile], task.batch)
+        return stage.written(stage.tiles[task.tile], task.batch) if task.inline else 0
 
     def payload_bytes(self, stages: int) -> list[int]:
         """Return the bytes of tensors in the payloads of the tasks of each of the first `stages` stages."""
@@ -142,3 +130,14 @@ class QueryTasks:
         tiles = [stage.grid.tiles for stage in self.plan.stages]
         stored = [stage for stage in range(stages) if not self.paths.by_value[stage]]
         return query_keys(self.name, tiles, stored, sorted(self._stored_crops))
+
+
+def checked(result: Report | Failure, answer_bytes: int) -> Report | Failure:
+    """Return a result, or a failure for a report whose output has not the size that the plan says, if it says any."""
+    if not answer_bytes or isinstance(result, Failure):
+        return result
+    size = len(result.output or b"")
+    if size == answer_bytes:
+        return result
+    message = f"answered with {size} bytes, the plan says {answer_bytes}"
+    return Failure(FailureKind.FAILED_IN_CODE, "PlanError", message)

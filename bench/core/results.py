@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass
@@ -66,7 +67,7 @@ class Table:
 
 
 def _is_number(cell: str) -> bool:
-    return cell in ("", "-", "none") or cell.lstrip("+-$x")[:1].isdigit()
+    return cell in ("", "-", "none") or re.fullmatch(r"[+\-$x]?[\d,]+(\.\d+)?[%x*]?", cell) is not None
 
 
 def table_of(rows: Sequence[Row]) -> Table:

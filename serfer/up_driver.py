@@ -1,6 +1,6 @@
 """The command `serfer` for a driver of `serfer up`, whose last arguments, which hold passwords, are in a variable.
 
-Everybody on a machine may read a process's command line; its environment is its user's alone.
+Any user of a machine can read a process's command line; its environment is its own user's alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 
 from serfer.__main__ import main
-from serfer.cli.up import ARGUMENTS
+from serfer.cli.service_options import ARGUMENTS
 
 if __name__ == "__main__":
     sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))

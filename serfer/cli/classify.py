@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli import display
+from serfer.cli.display import byte_size, columns, plain
 from serfer.cli.options import (
     DriverOption,
     JsonOption,
@@ -26,12 +26,17 @@ from serfer.cli.options import (
 from serfer.cli.terminal import complain, err, out
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.exactness import difference
+from serfer.pipeline.reference import original
+from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
 from serfer.settings import load_settings
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
+    from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
-    from serfer.pipeline.trace import TracedQuery
+    from serfer.core.report import QueryReport
+
+_QUERIES = 1_000_000
 
 
 def classify(
@@ -60,9 +65,6 @@ def classify(
     as_json: JsonOption = False,
 ) -> None:
     """Classify images, each as one query through a split network."""
-    from serfer.pipeline.reference import original  # noqa: PLC0415 - same
-    from serfer.pipeline.trace import TracedQuery, check_trace  # noqa: PLC0415 - the command line starts fast
-
     if images.count("-") > 1:
         raise UsageError("standard input can be read only once")
     if trace is not None:
@@ -86,7 +88,7 @@ def classify(
             if as_json:
                 print_json(pipeline.last_report.as_dict())
             else:
-                display.print_answer(out, pipeline.plan, pipeline.last_report, delta)
+                _print_answer(pipeline.plan, pipeline.last_report, delta)
             if trace is not None:
                 traced.append(TracedQuery.of(name, pipeline.last))
     if trace is not None and traced:
@@ -96,13 +98,50 @@ def classify(
 
 
 def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
-    from serfer.pipeline.trace import write_trace  # noqa: PLC0415 - the command line starts fast
-
     write_trace(path, plan, queries)
-    err.print(
-        f"wrote {display.plain(str(path))}: open it in chrome://tracing or at https://ui.perfetto.dev", soft_wrap=True
-    )
+    err.print(f"wrote {plain(str(path))}: open it in chrome://tracing or at https://ui.perfetto.dev", soft_wrap=True)
 
 
 def _standard_input() -> bytes:
     return sys.stdin.buffer.read(load_settings().max_image_bytes + 1)
+
+
+def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> None:
+    """Print one query's answer: classes, stages, dollars, and how far it is from the unsplit model's."""
+    for image in report.images:
+        out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+        for prediction in image.predictions:
+            out.print(f"  {prediction.score:8.2%}  {plain(prediction.label)}")
+    if report.target == "cache":
+        out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
+        return
+    if report.target == "gpu":
+        out.print(f"{report.latency_ms:.1f} ms, on an instance of the pool: ${report.cost_usd:.8f} of what it costs")
+        return
+    table = columns("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out")
+    for stage in report.stages:
+        start = "warm" if not stage.cold else f"{stage.cold} cold"
+        row = (
+            stage.grid,
+            str(stage.tasks),
+            f"{stage.ms:.1f}",
+            start,
+            byte_size(stage.bytes_in),
+            byte_size(stage.bytes_out),
+        )
+        table.add_row(stage.name, *row)
+    out.print(table)
+    store = report.store
+    out.print(
+        f"{report.latency_ms:.0f} ms; store: {byte_size(store.bytes_put)} written, {byte_size(store.bytes_get)} read, "
+        f"{store.exists} polls; {report.retries} retries"
+        + (f", {report.restarts} new beginnings" if report.restarts else "")
+    )
+    out.print(
+        f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "
+        "us-east-1 prices, task times of this machine"
+    )
+    if delta is not None:
+        same = "same first class" if delta.same_top else "ANOTHER first class"
+        out.print(f"difference from the unsplit model: {delta.error:.1e} of the logits' range, {same}")
+    out.print()

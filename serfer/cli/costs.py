@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli import display
+from serfer.cli.display import byte_size, columns, plain
 from serfer.cli.options import JsonOption, print_json, share, status_line
 from serfer.cli.terminal import err, out
+from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice
+from serfer.core.costs.operator_costs import Profiles, dump_profiles
+from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
+from serfer.core.units import MS_PER_S
+from serfer.files import check_place, write_whole
+from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 
+if TYPE_CHECKING:
+    from sam.cost.bill import Bill
+    from sam.cost.fixed import Line
+
+_THOUSAND, _MILLION = 1_000, 1_000_000
 _QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
 
 
@@ -56,14 +68,12 @@ def cost(
         return
     if compare or queries_a_month or parameter:
         raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
-    from serfer.core.costs.pricing import Circumstances, price  # noqa: PLC0415 - same
-    from serfer.plan_directory import load_plan  # noqa: PLC0415 - same
 
     found = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, cold or 0.0, burst))
     if as_json:
         print_json(found.as_dict())
     else:
-        display.print_prices(out, found)
+        _print_prices(found)
 
 
 def _cost_of_build(
@@ -85,7 +95,7 @@ def _cost_of_build(
     if as_json:
         print_json(found.as_dict())
     else:
-        display.print_bill(out, found)
+        _print_bill(found)
 
 
 def _compare_costs(build: Path, loads: list[int] | None, as_json: bool) -> None:  # noqa: FBT001 - same
@@ -106,9 +116,6 @@ def profile(
     as_json: JsonOption = False,
 ) -> None:
     """Measure on this machine what operators cost, for split --profiles: three to five minutes on a quiet machine."""
-    from serfer.core.costs.operator_costs import dump_profiles  # noqa: PLC0415 - the command line starts fast
-    from serfer.files import check_place, write_whole  # noqa: PLC0415 - same
-
     check_place(file)
     from splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
 
@@ -118,8 +125,102 @@ def profile(
     if as_json:
         print_json(json.loads(dump_profiles(found)))
     else:
-        display.print_profiles(out, found)
+        _print_profiles(found)
     err.print(
-        f"wrote {display.plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it",
+        f"wrote {plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it",
         soft_wrap=True,
     )
+
+
+def _print_prices(found: Prices) -> None:
+    """Print what a plan costs: a query by stage, warm and cold, a burst, and a month without queries."""
+    plan, burst = found.plan, found.burst
+    out.print(
+        f"[bold]{plain(plan.model)}[/] over {found.store}, {found.cold_share:.1%} of the invocations cold, predicted"
+    )
+    table = columns("stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried")
+    for number, (stage, one) in enumerate(zip(plan.stages, found.query.stages, strict=True)):
+        moved = (
+            byte_size(one.bytes_read),
+            str(one.ranges),
+            byte_size(one.bytes_written),
+            byte_size(one.bytes_carried),
+        )
+        figures = f"{one.seconds * MS_PER_S:.1f}", f"{one.usd * _MILLION:.2f}"
+        table.add_row(f"stage-{number}", str(stage.grid), str(one.tasks), f"{one.memory_mb} MB", *figures, *moved)
+    out.print(table)
+    out.print(f"a query: {_query_price(found.query)}")
+    out.print(f"a query that finds every environment cold: {_query_price(found.cold)}")
+    out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${found.cold_burst_usd:.4f} if all of it is cold")
+    out.print(
+        f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "
+        f"account has it takes {burst.least_seconds:.1f} s or more"
+    )
+    out.print(
+        f"an idle month ({HOURS_A_MONTH} h): ${found.standing_usd:.2f} for {found.store}, nothing for functions"
+        + ("" if found.query.stored else "; no query of one image goes through the store")
+    )
+    if found.store != plan.store:
+        out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {found.store} for others")
+
+
+def _query_price(price: PlanPrice) -> str:
+    p50, p95, p99 = (MS_PER_S * price.latency.quantile(share) for share in (0.5, 0.95, 0.99))
+    return f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms, ${price.usd:.8f}"
+
+
+def _print_bill(found: Bill) -> None:
+    """Print what a deployment costs: what stands, what a query uses, a burst, and months of several loads."""
+    plan, options = found.deployed.plan, found.deployed.options
+    snapshots = ", SnapStart" if options.snapstart else ""
+    out.print(
+        f"[bold]{plain(plan.model)}[/] as {options.name}: drivers {options.drivers}, store {options.store}, engine "
+        f"{options.engine}, {options.architecture}{snapshots}; predicted"
+    )
+    _print_lines(found, "an idle month", found.idle)
+    out.print(f"an idle month: [bold]${found.idle_usd:,.2f}[/]")
+    _print_queries(found)
+    for name, usage in (("warm", found.warm), ("cold", found.cold)):
+        out.print(
+            f"a thousand queries, {name}: [bold]${_THOUSAND * usage.usd:,.4f}[/]; one takes {usage.seconds:.2f} s"
+        )
+    out.print(
+        f"a burst of {found.burst:,}: ${found.burst * found.warm.usd:,.4f} warm, ${found.burst * found.cold.usd:,.4f} "
+        f"cold; at once it would keep {found.environments:,} workers busy, an account has "
+        f"{found.deployed.facts.functions.concurrency:,}"
+    )
+    table = columns("queries a month", "cold", "stands", "is used", "total")
+    for month in found.months:
+        used = month.usd - found.idle_usd
+        row = f"{month.cold_share:.0%}", f"${found.idle_usd:,.2f}", f"${used:,.2f}", f"${month.usd:,.2f}"
+        table.add_row(f"{month.queries:,}", *row)
+    out.print(table)
+    for line in found.assumed:
+        out.print(plain(line))
+
+
+def _print_lines(found: Bill, what: str, lines: Sequence[Line]) -> None:
+    table = columns(what, "", "", "$", "from")
+    for line in lines:
+        table.add_row(plain(line.item), f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", found.tag(line))
+    out.print(table)
+
+
+def _print_queries(found: Bill) -> None:
+    """Print what a query uses, for a thousand of them; what only a cold one uses stands there too."""
+    cold = {line.item: line for line in found.cold.lines}
+    warm = {line.item: line for line in found.warm.lines}
+    table = columns("a thousand queries", "each", "", "$ warm", "$ cold", "from")
+    for item, line in {**cold, **warm}.items():
+        dollars = [f"{_THOUSAND * usage[item].usd:.5f}" if item in usage else "-" for usage in (warm, cold)]
+        table.add_row(plain(item), f"{line.quantity:,.4g}", line.unit, *dollars, found.tag(line))
+    out.print(table)
+
+
+def _print_profiles(profiles: Profiles) -> None:
+    """Print how well each kind of operator was measured."""
+    table = columns("operators", "measured", "mean error of the fit", "divided among threads")
+    for kind, one in profiles.kinds.items():
+        table.add_row(str(kind), f"{one.samples:,}", f"{one.error:.1%}", f"{one.parallel:.0%}")
+    out.print(table)
+    out.print(plain(f"{profiles.machine}; {profiles.runtime}; {profiles.date}"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli import display
+from serfer.cli.display import columns, plain
 from serfer.cli.options import (
     JsonOption,
     ModelOption,
@@ -29,6 +29,7 @@ from serfer.settings import load_settings
 
 if TYPE_CHECKING:
     from serfer.doctor.machine import Check
+    from serfer.pipeline.warm import Warmth
 
 
 def doctor(
@@ -58,7 +59,7 @@ def doctor(
         for check in checks:
             print_json(asdict(check))
     else:
-        display.print_checks(out, checks)
+        _print_checks(checks)
     if not all(check.ok for check in checks):
         raise UnavailableError("something is missing: see the lines above")
 
@@ -110,7 +111,7 @@ def warm(
                 for function in found:
                     print_json(function.as_dict())
             else:
-                display.print_warmth(out, found)
+                _print_warmth(found)
             if every_s is None:
                 break
             time.sleep(every_s)
@@ -140,3 +141,25 @@ def sweep(
         print_json({"deleted": deleted, "rule": rule})
     else:
         out.print(f"deleted {deleted:,} expired objects" + ("; the bucket's own rule does so daily" if rule else ""))
+
+
+def _print_warmth(found: Sequence[Warmth]) -> None:
+    """Print what became of a warm-up, a line for each function."""
+    table = columns("function", "asked", "warm", "started", "slowest start ms")
+    for one in found:
+        table.add_row(
+            plain(one.function), str(one.asked), str(one.warm), str(one.started), f"{one.slowest_start_ms:.0f}"
+        )
+    out.print(table)
+    for one in found:
+        if one.problem:
+            out.print(f"{plain(one.function)}: {plain(one.problem)}")
+
+
+def _print_checks(checks: Sequence[Check]) -> None:
+    """Print what the doctor found."""
+    for check in checks:
+        mark = "[green]ok     [/]" if check.ok else "[red]MISSING[/]"
+        out.print(f"{mark}  {plain(check.name):<22} {plain(check.found)}")
+        if not check.ok:
+            out.print(f"         {plain(check.remedy)}")

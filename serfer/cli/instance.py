@@ -5,20 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from serfer.cli import display
+from serfer.api.entrypoints.instance import Idle, serve_instance
+from serfer.api.entrypoints.serving import Address
+from serfer.api.observability.logs import configure_logs
+from serfer.cli.display import plain
 from serfer.cli.options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
-from serfer.cli.serve import AllowHostOption, HostOption, KeysOption, check_logs, served_models, with_hosts
+from serfer.cli.service_options import (
+    LOOPBACK,
+    AllowHostOption,
+    HostOption,
+    KeysOption,
+    check_logs,
+    served_models,
+    with_hosts,
+)
 from serfer.cli.terminal import err, out
 from serfer.core.errors import UsageError
+from serfer.files import check_place, write_whole
+from serfer.instance.network import Hardware
+from serfer.instance.opening import Instance, InstanceChoices
+from serfer.instance.tuned import Machine, Tuned, measure
 from serfer.settings import load_settings
-
-if TYPE_CHECKING:
-    from serfer.instance.opening import Instance
-    from serfer.instance.tuned import Machine, Tuned
 
 InstancePlanOption = Annotated[
     str | None, typer.Option("--plan", metavar="[NAME=]DIR", help="A plan directory, from serfer split.")
@@ -28,7 +39,6 @@ PrecisionOption = Annotated[str, typer.Option(help="fp32, or fp16: faster on GPU
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, max=1024, help="Processors that compute; by default all that there are.")
 ]
-_OWN = ("127.0.0.1", "::1", "localhost")
 
 
 def instance(
@@ -64,17 +74,10 @@ def instance(
     as_json: JsonOption = False,
 ) -> None:
     """Answer queries with the whole network, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md)."""
-    from serfer.instance.network import Hardware  # noqa: PLC0415 - the command line starts fast
-    from serfer.instance.opening import InstanceChoices  # noqa: PLC0415 - same
-
     choices = InstanceChoices(Hardware(device, precision, threads), max_batch, window_ms)
     check_logs(log_level, log_format)
     if auto_scaling_release and exit_when_idle_s is None:
         raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
-    from serfer.api.entrypoints.instance import Idle, serve_instance  # noqa: PLC0415 - same, and wrong use is told of before
-    from serfer.api.entrypoints.serving import Address  # noqa: PLC0415 - same
-    from serfer.api.observability.logs import configure_logs  # noqa: PLC0415 - same
-
     chosen = {"api_drain_s": drain_s, "keys_file": keys}
     settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
     settings = with_hosts(settings, allow_host)
@@ -85,7 +88,7 @@ def instance(
     configure_logs(log_level, as_json=None if log_format == "auto" else log_format == "json")
 
     def started(url: str, ready: Instance) -> None:
-        if not settings.keys_file and host not in _OWN:
+        if not settings.keys_file and host not in LOOPBACK:
             err.print("serfer: anybody who reaches this address may ask: give --keys to let in those who have one")
         _tell(name, url, ready, window_ms, as_json=as_json)
 
@@ -116,7 +119,7 @@ def _tell(name: str, url: str, ready: Instance, window_ms: float, *, as_json: bo
         print_json({**known, **batching, "loss": ready.loss})
         return
     how = f"{network.device}, {network.precision}, at most {network.most} images at once"
-    err.print(f"{display.plain(name)} at {display.plain(url)} ({how})", soft_wrap=True)
+    err.print(f"{plain(name)} at {plain(url)} ({how})", soft_wrap=True)
     err.print(f"its answers differ from fp32 on a processor by {ready.loss:.1e} of the logits' range")
 
 
@@ -141,10 +144,6 @@ def tune(
     as_json: JsonOption = False,
 ) -> None:
     """Measure batches of 1, 2, 4, ... images, and say how an instance should batch for an objective (MArk, 4.3)."""
-    from serfer.files import check_place, write_whole  # noqa: PLC0415 - the command line starts fast
-    from serfer.instance.network import Hardware  # noqa: PLC0415 - same
-    from serfer.instance.tuned import Machine, measure  # noqa: PLC0415 - same
-
     hardware = Hardware(device, precision, threads)
     if where is not None:
         check_place(where)

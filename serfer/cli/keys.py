@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from serfer.api.auth.keys import add_key, read_keys, remove_key
 from serfer.cli.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
@@ -29,8 +30,6 @@ def add(
     burst: Annotated[int | None, typer.Option(min=1, help="Requests at once; by default a minute's.")] = None,
 ) -> None:
     """Make a key and print it: this once, for the file keeps only its digest."""
-    from serfer.api.auth.keys import add_key  # noqa: PLC0415 - the command line starts fast
-
     if burst is not None and per_minute is None:
         raise UsageError("--burst says more about --per-minute: give both")
     key = add_key(_file(file), name, per_minute, burst=burst)
@@ -41,8 +40,6 @@ def add(
 @app.command()
 def remove(name: _Name, file: _FileOption = None) -> None:
     """Take a key away; drivers that run refuse it within seconds."""
-    from serfer.api.auth.keys import remove_key  # noqa: PLC0415 - same
-
     remove_key(_file(file), name)
 
 
@@ -53,8 +50,6 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Print whose keys there are, with their quotas."""
-    from serfer.api.auth.keys import read_keys  # noqa: PLC0415 - same
-
     for entry in read_keys(_file(file)):
         if as_json:
             print(entry.model_dump_json(exclude={"sha256"}))  # noqa: T201 - JSON lines go out as they are

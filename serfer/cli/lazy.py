@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar
@@ -12,15 +12,18 @@ from typer.core import TyperGroup
 
 Commands = Mapping[str, tuple[str, str]]
 """Where each command is, as `module:attribute`, and what it does in one line, in the order of the help."""
+Panels = Mapping[str, Sequence[str]]
+"""The names of the commands in each section of the help."""
 
 
-def lazy_group(commands: Commands) -> type[TyperGroup]:
-    """Return a class for `typer.Typer(cls=...)` with these commands."""
-    return type("LazyGroup", (_LazyGroup,), {"places": commands})
+def lazy_group(commands: Commands, panels: Panels | None = None) -> type[TyperGroup]:
+    """Return a class for `typer.Typer(cls=...)` with these commands, in one section of the help or in several."""
+    return type("LazyGroup", (_LazyGroup,), {"places": commands, "panels": panels or {"Commands": [*commands]}})
 
 
 class _LazyGroup(TyperGroup):
     places: ClassVar[Commands] = {}
+    panels: ClassVar[Panels] = {}
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own type is private
@@ -32,9 +35,11 @@ class _LazyGroup(TyperGroup):
         place, summary = self.places[cmd_name]
         return _stub(cmd_name, summary) if self._listing else _imported(cmd_name, place)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - same
-        with self._as_listed():
-            super().format_commands(ctx, formatter)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002 - same
+        width = max(map(len, self.places))
+        for panel, names in self.panels.items():
+            with formatter.section(panel):
+                formatter.write_dl([(name.ljust(width), self.places[name][1]) for name in names])
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401 - same
         with self._as_listed():

@@ -12,9 +12,9 @@ from serfer.cli.terminal import out, run
 
 COMMANDS = {
     "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a split network."),
-    "split": ("serfer.cli.plans:split", "Split a network into stages and tiles; write a plan directory."),
-    "explain": ("serfer.cli.plans:explain", "Show a plan, what it costs, and what it competed with."),
-    "verify": ("serfer.cli.plans:verify", "Compare a plan's answers with the unsplit network's."),
+    "split": ("serfer.cli.split:split", "Split a network into stages and tiles; write a plan directory."),
+    "explain": ("serfer.cli.explain:explain", "Show a plan, what it costs, and what it competed with."),
+    "verify": ("serfer.cli.verify:verify", "Compare a plan's answers with the unsplit network's."),
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
     "up": ("serfer.cli.up:up", "Run the whole system here: store, functions, drivers, HTTP."),
     "serve": ("serfer.cli.serve:serve", "Run one driver: an HTTP service."),
@@ -29,9 +29,16 @@ COMMANDS = {
     "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
     "bench": ("bench.cli:bench_app", "Measure, on this machine, side by side in one run."),
 }
+PANELS = {
+    "Try": ("classify", "split", "explain", "verify", "cost"),
+    "Run": ("up", "serve", "instance", "keys", "doctor"),
+    "Deploy": ("package", "warm", "sweep"),
+    "Study": ("profile", "tune", "simulate", "bench"),
+}
+"""The commands of each section of `serfer --help`."""
 
 app = typer.Typer(
-    cls=lazy_group(COMMANDS),
+    cls=lazy_group(COMMANDS, PANELS),
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer.cli import display
+from serfer.cli.display import plain
 from serfer.cli.terminal import complain, err, uninterrupted
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
@@ -73,7 +73,7 @@ _DEFAULT_MODEL = "efficientnet-lite0"
 def status_line() -> Iterator[Any]:
     """Show the current step on a terminal; say nothing where nobody watches."""
     with err.status("") as status:
-        yield lambda text: status.update(display.plain(text))
+        yield lambda text: status.update(plain(text))
 
 
 @contextmanager

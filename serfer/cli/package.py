@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path, PurePath
+from typing import Annotated
 
 import typer
 
-from serfer.cli import display
+from sam.build.package import package as write
+from sam.cost.scenario import read_profile
+from sam.deployment import Deployment
+from sam.names import default_name
+from sam.options import GpuPool, Options
+from sam.quotas import check_deployable, find_sam
+from sam.samconfig import ENVIRONMENTS, FILE, stack_of
+from serfer.cli.display import byte_size, columns, plain
 from serfer.cli.options import JsonOption, print_json, status_line
 from serfer.cli.terminal import complain, out
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.plan_directory import load_plan
 from serfer.settings import aws_region, load_settings
-
-if TYPE_CHECKING:
-    from sam.options import GpuPool
 
 _GPUS = 4  # of a pool that nobody bounded
 
@@ -83,14 +90,6 @@ def package(
     as_json: JsonOption = False,
 ) -> None:
     """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/how-to/deploy.md)."""
-    from sam.build.package import package as write  # noqa: PLC0415 - same
-    from sam.cost.scenario import read_profile  # noqa: PLC0415 - same
-    from sam.names import default_name  # noqa: PLC0415 - the command line starts fast
-    from sam.options import Options  # noqa: PLC0415 - same
-    from sam.quotas import check_deployable, find_sam  # noqa: PLC0415 - same
-    from serfer.core.errors import UnavailableError, UsageError  # noqa: PLC0415 - same
-    from serfer.plan_directory import load_plan  # noqa: PLC0415 - same
-
     if previous_of is not None and not previous:
         raise UsageError("--previous-of does not go with --no-previous")
     try:
@@ -129,16 +128,13 @@ def package(
     if as_json:
         print_json({**asdict(deployment), "out": str(build)})
         return
-    display.print_deployment(out, deployment, build)
+    _print_deployment(deployment, build)
     if not deployment.precompiled:
         complain(f"there is no {runtime} here to compile with: every cold start will compile its modules itself")
 
 
 def _pool(instance_type: str | None, most: int | None, warm: int | None) -> GpuPool | None:
     """Return the GPU pool that was chosen, if one was."""
-    from sam.options import GpuPool  # noqa: PLC0415 - the command line starts fast
-    from serfer.core.errors import UsageError  # noqa: PLC0415 - same
-
     if instance_type is None:
         if most is not None or warm is not None:
             raise UsageError("--gpu-max and --gpu-warm-pool go with --gpu-instance-type")
@@ -148,9 +144,6 @@ def _pool(instance_type: str | None, most: int | None, warm: int | None) -> GpuP
 
 def _remark_region(build: Path, region: str) -> None:
     """Say where SAM CLI's settings, which are the user's, go on deploying to another region."""
-    from sam.samconfig import ENVIRONMENTS, FILE, stack_of  # noqa: PLC0415 - the command line starts fast
-    from serfer.core.errors import InputError  # noqa: PLC0415 - same
-
     for environment in ENVIRONMENTS:
         with suppress(InputError):  # the user's own environments have other names
             found = stack_of(build, environment)
@@ -159,3 +152,22 @@ def _remark_region(build: Path, region: str) -> None:
                     f"{build / FILE} was left as it is and deploys {found.stack} to {found.region}, not to "
                     f"{region}: correct it, or delete it and package again"
                 )
+
+
+def _print_deployment(deployment: Deployment, build: PurePath) -> None:
+    """Print what was packaged, and what comes next."""
+    options = deployment.options
+    table = columns("function", "unzipped, with layers")
+    for name, size in deployment.bytes.items():
+        table.add_row(f"stage-{name}", byte_size(size))
+    out.print(table)
+    kept = f", beside the one before, {deployment.plans[1]}" if len(deployment.plans) > 1 else ""
+    out.print(
+        f"plan {deployment.current}{kept}: {options.drivers} drivers, engine {options.engine}, store {options.store}, "
+        f"{options.runtime} on {options.architecture}, {options.region}; digest {deployment.digest[:12]}"
+    )
+    place = plain(shlex.quote(str(build)))
+    out.print(
+        f"next: serfer cost {place}; serfer doctor --aws --build {place}; make deploy BUILD={place}, or cd {place} && "
+        "sam build && sam deploy --guided"
+    )

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from bench.core.stamp import this_machine
-from serfer.cli import display
+from serfer.cli.display import plain
 from serfer.cli.options import JsonOption, opened, print_json, status_line
 from serfer.cli.terminal import err, out
 from serfer.control.policies import DEFAULT, POLICIES
@@ -109,7 +109,7 @@ def simulate(
     _check_plot(plot)
     world = read_scenario(scenario)
     for warning in [*world.warnings(), *_late_decisions(world, period_s)]:
-        err.print(f"[yellow]warning[/]: {display.plain(f'{scenario}: {warning}')}", soft_wrap=True)
+        err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policy or [DEFAULT], world)
     terms = Terms(period_s, max_usd_per_hour, instance, spot, overflow)
     terms.applied(world)
@@ -183,10 +183,10 @@ def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: 
         print_json({"out": str(file), **asdict(summary_of(made))})
         return
     found = summary_of(made)
-    out.print(display.plain(f"{made.label}, {found.queries:,} queries of {found.tasks} tasks"))
+    out.print(plain(f"{made.label}, {found.queries:,} queries of {found.tasks} tasks"))
     out.print(f"warm: p50 {found.p50_ms:,.1f} ms, p95 {found.p95_ms:,.1f} ms, p99 {found.p99_ms:,.1f} ms")
     out.print(f"cold starts add {found.cold_ms:,.0f} ms in the middle")
-    err.print(f"wrote {display.plain(str(file))}", soft_wrap=True)
+    err.print(f"wrote {plain(str(file))}", soft_wrap=True)
 
 
 def _check_plot(plot: Path | None) -> None:
@@ -205,13 +205,13 @@ def _plot(setting: Setting, found: Sequence[Judged], plot: Path) -> None:
     with status_line() as progress:
         progress("drawing")
         draw_policies(setting, found, plot)
-    err.print(f"wrote {display.plain(str(plot))}", soft_wrap=True)
+    err.print(f"wrote {plain(str(plot))}", soft_wrap=True)
 
 
 def _print(setting: Setting, found: Sequence[Outcome], closer: Closer | None) -> None:
     trace = setting.trace
     out.print(
-        display.plain(
+        plain(
             f"{trace.name} in {setting.scenario_name}: {trace.seconds / 3600:,.1f} h, {trace.mean:,.2f} queries/s on "
             f"average, {trace.peak:,.2f} at most (rates times {setting.factor:.4g})"
         )
@@ -219,14 +219,14 @@ def _print(setting: Setting, found: Sequence[Outcome], closer: Closer | None) ->
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for one in found:
-        table.add_column(display.plain(one.policy), justify="right", no_wrap=True)
+        table.add_column(plain(one.policy), justify="right", no_wrap=True)
     for name, values in _rows(setting, found):
         table.add_row(name, *values)
     out.print(table)
     for window in found[0].windows:
         out.print(f"query by query: {window.name}, from {window.begin_s / 3600:,.2f} h to {window.end_s / 3600:,.2f} h")
     if closer is not None:
-        out.print(display.plain(f"Lambda's times: {closer.services.source}"))
+        out.print(plain(f"Lambda's times: {closer.services.source}"))
 
 
 def _rows(setting: Setting, found: Sequence[Outcome]) -> list[tuple[str, list[str]]]:

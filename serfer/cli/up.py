@@ -13,12 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from serfer.api.auth.keys import KeyRing
 from serfer.cli.options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
-from serfer.cli.serve import (
+from serfer.cli.service_options import (
+    ARGUMENTS,
     AllowHostOption,
     CeilingOption,
     HostOption,
@@ -35,16 +37,17 @@ from serfer.cli.serve import (
 from serfer.cli.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
+from serfer.fleet.open_pool import routing_of
+from serfer.local.descriptors import FEW, raise_limit
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.server import listen
+from serfer.local.servers.redis import RedisServer
+from serfer.local.stack import DRAIN_S, Order, Stack
+from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, access_setting, load_settings
+from serfer.wiring.local import local_service, start_service
 from serfer.wiring.options import Choices
 
-if TYPE_CHECKING:
-    from serfer.local.lambda_.service import LambdaService
-    from serfer.local.servers.redis import RedisServer
-    from serfer.local.stack import Order, Stack
-
-ARGUMENTS = "SERFER_UP_ARGUMENTS"
-"""The variable with a driver's last arguments: everybody may read command lines, so passwords are not there."""
 _DRIVER = "serfer.up_driver"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -68,11 +71,6 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Start store, Lambda service, drivers and a load balancer; Ctrl-C ends all of it (docs/reference/api.md)."""
-    from serfer.api.auth.keys import KeyRing  # noqa: PLC0415 - the command line starts fast
-    from serfer.fleet.open_pool import routing_of  # noqa: PLC0415 - same
-    from serfer.local.descriptors import raise_limit  # noqa: PLC0415 - same
-    from serfer.local.server import listen  # noqa: PLC0415 - same
-
     if driver.startswith("stepfunctions"):
         raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
     Choices(store, "local", driver, object_store).check()
@@ -107,8 +105,6 @@ def up(
 
 def _check_descriptors(limit: int) -> None:
     """Warn of a limit of open files that ordinary load would reach."""
-    from serfer.local.descriptors import FEW  # noqa: PLC0415 - the command line starts fast
-
     if limit < FEW:
         _say(f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)")
 
@@ -131,8 +127,6 @@ class _Behind:
 
     def order(self, host: str, port: int) -> Order:
         """Return what the stack is to run, once the Lambda service has its address."""
-        from serfer.local.stack import DRAIN_S, Order  # noqa: PLC0415 - the command line starts fast
-
         form = "text" if err.is_terminal else "json"
         command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--workers=local", "--host=127.0.0.1"]
         command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *self.options]
@@ -153,9 +147,6 @@ async def _run(
     behind: _Behind, address: tuple[str, int], progress: Callable[[str], None], tell: Callable[[Stack], None]
 ) -> None:
     """Run until a signal comes, and end in order; a second signal cuts off what runs."""
-    from serfer.local.stack import Stack  # noqa: PLC0415 - the command line starts fast
-    from serfer.wiring.local import start_service  # noqa: PLC0415 - same
-
     await start_service(behind.service)
     stack = Stack(behind.order(*address), behind.service, behind.embedded, say=_say, on_line=_pass_on)
     with _signals(stack) as caught:
@@ -203,8 +194,6 @@ def _signals(stack: Stack) -> Iterator[asyncio.Future[int]]:
 
 
 def _embedded(parts: ExitStack) -> RedisServer:
-    from serfer.local.servers.redis import RedisServer  # noqa: PLC0415 - the command line starts fast
-
     server = RedisServer()
     parts.callback(server.stop)
     return server
@@ -212,9 +201,6 @@ def _embedded(parts: ExitStack) -> RedisServer:
 
 def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings: Settings) -> LambdaService:
     """Return one Lambda service with the functions of all plans, not started yet."""
-    from serfer.plan_directory import check_artefacts, load_plan  # noqa: PLC0415 - the command line starts fast
-    from serfer.wiring.local import local_service  # noqa: PLC0415 - same
-
     plans = [(load_plan(directory), directory) for directory in directories]
     for plan, directory in plans:
         check_artefacts(plan, directory)

@@ -232,7 +232,7 @@ def test_an_image_is_drawn_as_the_network_sees_it(small, tmp_path):
 
 
 def test_the_command_line_does_not_pay_for_matplotlib():
-    code = "import sys, serfer.cli.plans, serfer.cli.simulate, bench.cli; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, serfer.cli.explain, serfer.cli.simulate, bench.cli; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

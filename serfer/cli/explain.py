@@ -1,0 +1,227 @@
+"""`serfer explain`: what a plan is, what it costs, and what it competed with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serfer.cli.display import byte_size, columns, plain
+from serfer.cli.options import JsonOption, PlanArgument, print_json
+from serfer.cli.terminal import err, out
+from serfer.core.costs.aws import LambdaFacts
+from serfer.core.costs.cost_model import latency
+from serfer.core.errors import UsageError
+from serfer.core.plan import Plan, Stage
+from serfer.core.structure import unstructure
+from serfer.core.units import MS_PER_S
+from serfer.plan_directory import load_plan
+from serfer.settings import load_settings
+
+if TYPE_CHECKING:
+    from serfer.pictures.pareto import Choice
+
+_MILLION = 1_000_000
+
+
+def explain(
+    directory: PlanArgument,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="With --pareto: draw it to this file: .png, .svg or .pdf.")
+    ] = None,
+    operators: Annotated[bool, typer.Option("--operators", help="List every operator, by stage.")] = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Show latency against dollars: this plan, and what it competed with.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the network with its cuts, and tiles with their halos, to this file.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="The image that tiles are drawn over, with --picture.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a plan: its stages, grids, halos, package sizes, what it lost, what it costs, and what it beat."""
+    if image is not None and picture is None:
+        raise UsageError("--image is what --picture draws over: give both")
+    if file is not None and not pareto:
+        raise UsageError("a FILE is what --pareto draws to: give both, or --picture FILE for the network")
+    plan = load_plan(directory)
+    if pareto:
+        _show_pareto(plan, file, as_json)
+    else:
+        _show_plan(plan, as_json)
+    if operators:
+        _print_operators(plan)
+    if picture is not None:
+        _draw(plan, directory, picture, image)
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
+    from serfer.pictures import text_picture  # noqa: PLC0415 - the command line starts fast
+
+    show_plan(plan, as_json)
+    if not as_json:
+        out.print("\n".join(map(plain, text_picture(plan).split("\n"))))
+
+
+def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - same
+    from serfer.pictures import choices, draw_pareto  # noqa: PLC0415 - the command line starts fast
+
+    found = choices(plan)
+    if as_json:
+        for each in found:
+            print_json({"number": each.number, **asdict(each.plan), "best": each.best})
+    else:
+        _print_pareto(plan, found)
+    if file is not None:
+        draw_pareto(plan, file)
+        err.print(f"wrote {plain(str(file))}", soft_wrap=True)
+
+
+def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> None:
+    from serfer.pictures import draw_plan, picture_pixels  # noqa: PLC0415 - only pictures need it
+
+    pixels = picture_pixels(plan, image, load_settings().image_limits()) if image else None
+    draw_plan(plan, directory, picture, pixels)
+    err.print(f"wrote {plain(str(picture))}", soft_wrap=True)
+
+
+def show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
+    """Print a plan for a reader, or as JSON."""
+    if as_json:
+        print_json(unstructure(plan))
+    else:
+        _print_plan(plan, load_settings().facts().functions)
+
+
+def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
+    """Print a plan's stages, its functions' packages, and what it would cost and has lost."""
+    out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
+    out.print(f"{plan.input} in, {plan.output} out, {plan.tasks} tasks a query in {len(plan.stages)} stages")
+    table = columns(
+        "stage", "grid", "operators", "in", "out", "halo", "MACs", "work", "memory", "writes", "by", "reads"
+    )
+    for number, stage in enumerate(plan.stages):
+        table.add_row(
+            f"stage-{number}",
+            str(stage.grid),
+            str(len(stage.operators)),
+            "+".join(str(source.shape) for source in stage.inputs),
+            "+".join(str(shape) for shape in stage.outputs),
+            _halo(stage),
+            f"{stage.macs / 1e6:.1f} M",
+            f"x{stage.inflation:.2f}",
+            f"{stage.memory_mb} MB",
+            byte_size(_written(stage)),
+            stage.path,
+            byte_size(_read(stage)) if number else "inline",
+        )
+    out.print(table)
+    for number, stage in enumerate(plan.stages):
+        first, last = stage.operators[0], stage.operators[-1]
+        out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
+    _print_packages(plan)
+    _print_ways(plan)
+    _print_changes(plan)
+    out.print(plain(plan.why))
+    spread = latency([(stage.predicted_ms / MS_PER_S, stage.grid.tiles) for stage in plan.stages], facts)
+    p50, p95, p99 = (MS_PER_S * spread.quantile(share) for share in (0.5, 0.95, 0.99))
+    usd = sum(stage.predicted_usd for stage in plan.stages)
+    out.print(
+        f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
+        f"${usd * _MILLION:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
+    )
+
+
+def _print_packages(plan: Plan) -> None:
+    """Print each function's package: S + D against M, in the paper's letters."""
+    limit = plan.limit
+    table = columns("function", "tiles", "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)")
+    for stage, number in plan.functions:
+        size = plan.stages[stage].functions[number].bytes
+        tiles = sum(tile.function == number for tile in plan.stages[stage].tiles)
+        total = size + limit.dependencies
+        table.add_row(
+            f"stage-{stage}/{number}",
+            str(tiles),
+            byte_size(size),
+            byte_size(total),
+            f"{total / limit.package:.0%}",
+        )
+    out.print(table)
+    out.print(f"M = {byte_size(limit.package)} unzipped, D = {byte_size(limit.dependencies)} of code and dependencies")
+
+
+def _print_ways(plan: Plan) -> None:
+    """Print how the part that was too large for one function could be deployed."""
+    if not plan.ways:
+        return
+    out.print("the largest part that no cut divides could be deployed as:")
+    table = columns("way", "functions", "weights of each", "fits", "exact")
+    for way in plan.ways:
+        table.add_row(
+            plain(way.what),
+            str(way.functions),
+            byte_size(way.bytes),
+            *("yes" if yes else "no" for yes in (way.fits, way.exact)),
+        )
+    out.print(table)
+
+
+def _print_changes(plan: Plan) -> None:
+    """Print what a plan computes otherwise than the model as it was given, and what that cost."""
+    for change in plan.changes:
+        parts = [f"same first class on {change.agreement:.1%} of {change.samples:,} {change.measured_on}"]
+        if change.error is not None:
+            parts.append(f"logits off by at most {change.error:.1e} of their range")
+        if change.accuracy_before is not None and change.accuracy_after is not None:
+            drop = 100 * (change.accuracy_before - change.accuracy_after)
+            parts.append(f"accuracy {change.accuracy_before:.2%} before, {change.accuracy_after:.2%} after")
+            parts.append(f"{abs(drop):.2f} points {'lost' if drop > 0 else 'gained'}")
+        out.print(f"[bold]{plain(change.what)}[/] ({plain(change.how)}): {plain(', '.join(parts))}")
+
+
+def _print_pareto(plan: Plan, found: Sequence[Choice]) -> None:
+    """Print what a plan competed with, the fastest first, with an arrow at the plan itself."""
+    out.print(
+        f"[bold]{plain(plan.model)}[/]: latency against dollars of one warm query over {plain(plan.store)}, predicted"
+    )
+    table = columns("", "", "ms", "$ a million", "tasks", "verdict")
+    table.add_column("stages", no_wrap=True)
+    for each in found:
+        figures = f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
+        mark = "->" if each.plan.chosen else ""
+        table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else None)
+    out.print(table)
+    out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
+    out.print(plain(plan.why))
+
+
+def _print_operators(plan: Plan) -> None:
+    """Print every operator of a plan, by stage."""
+    table = columns("operator", "kind", "stage", "MACs")
+    for number, stage in enumerate(plan.stages):
+        for operator in stage.operators:
+            table.add_row(plain(operator.name), operator.kind, f"stage-{number}", f"{operator.macs:,}")
+    out.print(table)
+
+
+def _halo(stage: Stage) -> str:
+    """Say how many more input positions all tiles read together than there are."""
+    if stage.inputs[0].shape.flat:
+        return "-"
+    if stage.grid.columns:
+        return "all"
+    read = sum(tile.inputs[0].area for tile in stage.tiles)
+    return f"+{read / stage.inputs[0].shape.whole.area - 1:.0%}"
+
+
+def _written(stage: Stage) -> int:
+    return sum(stage.written(tile) for tile in stage.tiles)
+
+
+def _read(stage: Stage) -> int:
+    ranges = (part for tile in stage.tiles for piece in tile.pieces for part in piece.ranges)
+    return sum(part.length(1) for part in ranges)

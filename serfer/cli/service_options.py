@@ -1,0 +1,100 @@
+"""What the commands that serve over HTTP share: their options, the models they mean, their hosts and logs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer.cli.options import plan_directory
+from serfer.core.errors import UsageError
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings, settings_with
+
+ARGUMENTS = "SERFER_UP_ARGUMENTS"
+"""The variable with the last arguments of a driver of `serfer up`, a list in JSON; they hold passwords."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+ModelsOption = Annotated[
+    list[str] | None, typer.Option("--model", help="A model of the zoo; may be repeated. The first one is the default.")
+]
+PlansOption = Annotated[
+    list[str] | None,
+    typer.Option("--plan", metavar="[NAME=]DIR", help="A plan directory, from serfer split; may be repeated."),
+]
+HostOption = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all there are.")]
+KeysOption = Annotated[
+    Path | None, typer.Option("--keys", help="A file of API keys (serfer keys add); without one, anybody may ask.")
+]
+AllowHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="Without keys: a host name or address that requests may come for, and pages from, besides this machine's "
+        "own and --host; may be repeated.",
+        show_default="SERFER_ALLOW_HOSTS",
+    ),
+]
+RouteOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Where queries of the first model run: serverless (the plan's functions), auto (bursts there, load that "
+        "lasts on instances), gpu (instances alone), or a policy by name (docs/how-to/routing.md).",
+        show_default="serverless",
+    ),
+]
+InstancesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPEC",
+        help="The pool of instances: local (processes here), static:URL,URL (servers of yours), ec2:GROUP (an Auto "
+        "Scaling group).",
+    ),
+]
+ScenarioOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Prices and speeds that routing uses (docs/explanation/policies.md)."),
+]
+CeilingOption = Annotated[
+    float | None,
+    typer.Option("--max-usd-per-hour", help="What functions and instances may cost together in any hour; then 429."),
+]
+
+
+def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str, Path]:
+    """Return the plan directories to serve, by model name; by default the zoo's own default.
+
+    Raises UsageError for two of one name.
+    """
+    found: dict[str, Path] = {}
+    wanted = [*((name, None) for name in names or ()), *((None, each) for each in plans or ())]
+    for name, text in wanted or [(None, None)]:
+        if text is None:
+            directory = plan_directory(None, name)
+            called = load_plan(directory).model
+        else:
+            match = _NAMED.fullmatch(text)
+            directory = Path(match[2] if match else text)
+            called = match[1] if match else _NAME.sub("-", load_plan(directory).model)
+        if called in found:
+            raise UsageError(f"two models are called {called}: name one of them, --plan NAME=DIR")
+        found[called] = directory
+    return found
+
+
+def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
+    """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is not a host."""
+    return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
+
+
+def check_logs(level: str, form: str) -> None:
+    """Refuse what is not a level or format of logs; raises UsageError."""
+    if level not in ("debug", "info", "warning", "error"):
+        raise UsageError(f"--log-level is debug, info, warning or error, not {level!r}")
+    if form not in ("json", "text", "auto"):
+        raise UsageError(f"--log-format is json, text or auto, not {form!r}")

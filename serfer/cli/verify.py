@@ -1,0 +1,95 @@
+"""`serfer verify`: a plan's answers against the unsplit network's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer.cli.display import columns, plain
+from serfer.cli.options import (
+    DriverOption,
+    JsonOption,
+    ObjectStoreOption,
+    PlanArgument,
+    StackOption,
+    StoreOption,
+    VerifyWorkersOption,
+    opened,
+    print_json,
+    status_line,
+)
+from serfer.cli.terminal import out
+from serfer.core.errors import UsageError, WrongAnswerError
+from serfer.core.exactness import TOLERANCE, Difference
+from serfer.pipeline.verify import Verification
+from serfer.pipeline.verify import verify as compare
+from serfer.wiring.options import workers_of
+
+_MAX_ROWS = 40
+
+
+def verify(
+    directory: PlanArgument,
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Images, or folders of them.", show_default=False)
+    ] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option("--images", help="The same: one or several images or folders.")
+    ] = None,
+    random: Annotated[
+        int | None, typer.Option(min=0, help="How many random inputs to compare on: 2, unless there are images.")
+    ] = None,
+    workers: VerifyWorkersOption = None,
+    stack: StackOption = None,
+    store: StoreOption = None,
+    object_store: ObjectStoreOption = None,
+    driver: DriverOption = "push",
+    as_json: JsonOption = False,
+) -> None:
+    """Compare a plan with its unsplit model; exit code 1 if an answer differs.
+
+    A plan that stores weights in fp16, or has another head, is compared with the network that it computes, and what it
+    lost against the model as it was given is reported as well.
+    """
+    images = [*(images or ()), *(more or ())]
+    count = random if random is not None else (0 if images else 2)
+    if not images and not count:
+        raise UsageError("nothing to compare on: give --images or --random")
+    workers = workers_of(workers, stack)
+    with opened(directory, store, workers, driver, object_store, stack=stack) as pipeline, status_line() as progress:
+        found = compare(pipeline, directory, images, count, progress)
+    if as_json:
+        for row in found.rows:
+            print_json(row.as_dict())
+        print_json(found.summary())
+    else:
+        _print_verification(found)
+    if not found.exact:
+        raise WrongAnswerError(
+            f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range"
+        )
+
+
+def _print_verification(found: Verification) -> None:
+    """Print how far each answer is from the unsplit model's, and what all have in common."""
+    lossy = any(row.loss for row in found.rows)
+    table = columns("input", "error / range", "first class", "exact", *(["loss / range", "as given"] if lossy else []))
+    for row in found.rows[:_MAX_ROWS]:
+        cells = [f"{row.split.error:.1e}", _same(row.split), "yes" if row.exact else "NO"]
+        if row.loss:
+            cells += [f"{row.loss.error:.1e}", _same(row.loss)]
+        table.add_row(plain(row.input), *cells)
+    out.print(table)
+    if len(found.rows) > _MAX_ROWS:
+        out.print(f"... and {len(found.rows) - _MAX_ROWS:,} more")
+    against = "the model as it was given" if lossy else "the unsplit model"
+    out.print(
+        f"{len(found.rows):,} inputs: largest error {found.error:.1e} of the logits' range; same first class as "
+        f"{against} on {found.agreement:.1%}"
+    )
+
+
+def _same(delta: Difference) -> str:
+    return "same" if delta.same_top else "OTHER"

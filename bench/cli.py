@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from serfer.cli.lazy import lazy_group
+from serfer.cli.shared.lazy import lazy_group
 
 COMMANDS = {
     "instance": ("bench.serving.instance:command", "Load an instance over HTTP, with batching and without."),

@@ -10,7 +10,7 @@ import os
 import sys
 
 from serfer.__main__ import main
-from serfer.cli.service_options import ARGUMENTS
+from serfer.cli.shared.service_options import ARGUMENTS
 
 if __name__ == "__main__":
     sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))

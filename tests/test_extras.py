@@ -31,7 +31,7 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 from serfer.cli.main import app
-from serfer.cli.terminal import _exit_code, _Interrupt
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
 for command in commands:
     print("\\0", file=sys.stderr, end="", flush=True)
     print("\\0%d\\0" % _exit_code(app, command, _Interrupt()), file=sys.stderr, end="", flush=True)

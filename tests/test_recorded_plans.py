@@ -7,7 +7,7 @@ import pytest
 
 import serfer
 from serfer.cli.main import app
-from serfer.cli.terminal import _exit_code, _Interrupt
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.plan import FORMAT
 from serfer.plan_directory import load_plan
 

@@ -39,7 +39,7 @@ from bench.core.options import NetworkOption, RowsOption
 from bench.core.results import publish_rows
 from bench.load.queries import Example, run_queries
 from drivers.driver import TTL_MARGIN_S
-from serfer.cli.options import JsonOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, PlanOption, status_line
 from serfer.core.errors import SerferError, UsageError
 from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.reference import unsplit

@@ -9,7 +9,7 @@ import typer
 
 from bench.core.plans import PLANS, Progress, bench_plan
 from bench.core.results import check_directory
-from serfer.cli.options import plan_directory
+from serfer.cli.shared.options import plan_directory
 from serfer.core.costs.aws import STORES
 from serfer.core.errors import UsageError
 from serfer.settings import Settings

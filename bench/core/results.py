@@ -20,8 +20,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from bench.core.stamp import Stamp, make_stamp
-from serfer.cli.options import print_json
-from serfer.cli.terminal import out
+from serfer.cli.shared.options import print_json
+from serfer.cli.shared.terminal import out
 from serfer.core.errors import InputError, SerferError
 from serfer.core.structure import unstructure
 from serfer.files import write_whole

@@ -24,7 +24,7 @@ from bench.load.measure import (
     run_load,
 )
 from bench.load.results import Log
-from serfer.cli.options import JsonOption, PlanOption
+from serfer.cli.shared.options import JsonOption, PlanOption
 from serfer.pictures.charts import Chart, Curve, order_chart
 
 _MS_PER_S = 1000.0

@@ -19,8 +19,8 @@ from scipy.stats import t as student
 
 from bench.core.results import Results, Table, publish
 from bench.load.results import Result, Round, read_result
-from serfer.cli.options import JsonOption
-from serfer.cli.terminal import complain
+from serfer.cli.shared.options import JsonOption
+from serfer.cli.shared.terminal import complain
 from serfer.core.errors import InputError
 
 _MIN_PAIRS = 2

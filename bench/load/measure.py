@@ -15,7 +15,7 @@ from bench.core.results import publish, stamp_now
 from bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result
 from bench.load.rounds import Plan, measure_rounds, results, summaries
 from bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems
-from serfer.cli.options import status_line
+from serfer.cli.shared.options import status_line
 from serfer.core.errors import QueryError
 from serfer.pictures import draw_charts
 from serfer.pictures.charts import Chart

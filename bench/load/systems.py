@@ -27,7 +27,7 @@ from bench.core.null_workers import null_pipeline
 from bench.core.system import System
 from bench.load.pipeline_system import PipelineSystem, UnsplitSystem
 from bench.load.queries import Example
-from serfer.cli.terminal import ignore_signals
+from serfer.cli.shared.terminal import ignore_signals
 from serfer.core.errors import UsageError
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp

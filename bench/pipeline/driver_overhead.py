@@ -23,7 +23,7 @@ from bench.core.plans import bench_plan
 from bench.core.results import Results, Table, publish
 from drivers.lambda_http import LambdaInvoker
 from drivers.push import PushDriver
-from serfer.cli.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError
 from serfer.core.plan import Plan
 from serfer.core.run import Failure

@@ -23,7 +23,7 @@ import typer
 
 from bench.core.options import RowsOption, plan_of
 from bench.core.results import publish_rows
-from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.report import StoreCounts

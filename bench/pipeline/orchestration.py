@@ -21,7 +21,7 @@ from bench.core.options import AtMostOption, FixedPlanOption
 from bench.core.plans import bench_plan
 from bench.core.results import Results, publish, require_at_most, table_of
 from bench.pipeline.threads import Threads
-from serfer.cli.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline

@@ -16,7 +16,7 @@ import typer
 
 from bench.core.options import RowsOption
 from bench.core.results import publish_rows
-from serfer.cli.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.local.servers.redis import RedisServer
 from storage import Range, Store, open_store, redact
 

@@ -17,7 +17,7 @@ from bench.core.options import MarkdownOption, StoreKindOption
 from bench.core.results import Results, Table, publish
 from bench.planner import breakeven_here
 from bench.planner.planner import Network, Point, Progress, point, priced, read_network
-from serfer.cli.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.settings import load_settings
 from splitter.planning.planner import memory_sizes

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bench.core.results import Results, Table, publish, require_at_most
-from serfer.cli.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import ModelError
 from splitter.head.batched_inference import answers
 from splitter.head.calibration import Calibration

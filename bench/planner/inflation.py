@@ -12,7 +12,7 @@ import typer
 
 from bench.core.options import AtMostOption
 from bench.core.results import Results, Table, publish, require_at_most
-from serfer.cli.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import PackageLimit

@@ -16,7 +16,7 @@ from onnxscript import ir
 
 import serfer
 from bench.core.results import Table
-from serfer.cli.options import JsonOption, print_json, status_line
+from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import TOLERANCE, difference
 from splitter.network.graph import MAP_RANK, Graph

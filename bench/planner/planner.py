@@ -20,7 +20,7 @@ import typer
 from bench.baselines.gillis import Gillis, GillisPlan, Options
 from bench.core.options import MarkdownOption, StoreKindOption
 from bench.core.results import Results, Table, publish
-from serfer.cli.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit

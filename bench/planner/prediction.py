@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from bench.core.results import Results, Table, publish
-from serfer.cli.options import JsonOption, ProfilesOption, status_line
+from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import SerferError, UnavailableError

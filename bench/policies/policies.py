@@ -16,7 +16,7 @@ import typer
 
 from bench.core.options import MarkdownOption
 from bench.core.results import Results, Table, publish
-from serfer.cli.options import JsonOption, status_lines
+from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
 from serfer.settings import load_settings

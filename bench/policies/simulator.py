@@ -19,7 +19,7 @@ import typer
 from bench.core.options import MarkdownOption, plan_of
 from bench.core.results import Results, Table, publish
 from bench.core.stamp import this_machine
-from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policies import POLICIES, make_policy
 from serfer.control.router import Router, Seat
 from serfer.control.scenario import Scenario

@@ -22,7 +22,7 @@ from bench.core.quantiles import percentiles
 from bench.core.results import Results, Table, publish
 from bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
 from bench.serving.service import Testbed, running_service
-from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.settings import Settings, load_settings
 

@@ -28,7 +28,7 @@ from bench.core.results import publish_rows
 from bench.core.server_process import serving
 from bench.core.workload import Sent, run
 from drivers.instance.open_inference import HEADER, decode_answer, encode_request
-from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import Plan

@@ -32,7 +32,7 @@ from bench.core.quantiles import percentiles
 from bench.core.results import publish_rows
 from bench.core.server_process import serving
 from bench.core.workload import Sent, run
-from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image

@@ -35,7 +35,7 @@ from bench.core.options import plan_of
 from bench.core.processes import processor_s
 from bench.core.results import Results, Table, publish
 from bench.serving.overload import Overload, overload, overload_table
-from serfer.cli.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import UnavailableError
 from serfer.local.lambda_.access import random_access
 from serfer.local.servers.redis import RedisServer

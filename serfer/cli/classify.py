@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.display import byte_size, columns, plain
-from serfer.cli.options import (
+from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
     ModelOption,
@@ -23,7 +23,7 @@ from serfer.cli.options import (
     plan_directory,
     print_json,
 )
-from serfer.cli.terminal import complain, err, out
+from serfer.cli.shared.terminal import complain, err, out
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.exactness import difference
 from serfer.pipeline.reference import original

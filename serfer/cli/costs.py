@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.display import byte_size, columns, plain
-from serfer.cli.options import JsonOption, print_json, share, status_line
-from serfer.cli.terminal import err, out
+from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.options import JsonOption, print_json, share, status_line
+from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice
 from serfer.core.costs.operator_costs import Profiles, dump_profiles
 from serfer.core.costs.pricing import Circumstances, Prices, price

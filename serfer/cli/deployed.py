@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.display import columns, plain
-from serfer.cli.options import (
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.options import (
     JsonOption,
     ModelOption,
     PlanOption,
@@ -23,7 +23,7 @@ from serfer.cli.options import (
     print_json,
     status_line,
 )
-from serfer.cli.terminal import out
+from serfer.cli.shared.terminal import out
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.settings import load_settings
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.display import byte_size, columns, plain
-from serfer.cli.options import JsonOption, PlanArgument, print_json
-from serfer.cli.terminal import err, out
+from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
+from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import latency
 from serfer.core.errors import UsageError

@@ -12,9 +12,9 @@ import typer
 from serfer.api.entrypoints.instance import Idle, serve_instance
 from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import configure_logs
-from serfer.cli.display import plain
-from serfer.cli.options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
-from serfer.cli.service_options import (
+from serfer.cli.shared.display import plain
+from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, plan_directory, print_json, status_line
+from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
     HostOption,
@@ -23,7 +23,7 @@ from serfer.cli.service_options import (
     served_models,
     with_hosts,
 )
-from serfer.cli.terminal import err, out
+from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.files import check_place, write_whole
 from serfer.instance.network import Hardware

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from serfer.api.auth.keys import add_key, read_keys, remove_key
-from serfer.cli.terminal import err, out
+from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from serfer import __version__
-from serfer.cli.lazy import lazy_group
-from serfer.cli.terminal import out, run
+from serfer.cli.shared.lazy import lazy_group
+from serfer.cli.shared.terminal import out, run
 
 COMMANDS = {
     "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a split network."),

@@ -17,9 +17,9 @@ from sam.names import default_name
 from sam.options import GpuPool, Options
 from sam.quotas import check_deployable, find_sam
 from sam.samconfig import ENVIRONMENTS, FILE, stack_of
-from serfer.cli.display import byte_size, columns, plain
-from serfer.cli.options import JsonOption, print_json, status_line
-from serfer.cli.terminal import complain, out
+from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.options import JsonOption, print_json, status_line
+from serfer.cli.shared.terminal import complain, out
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import aws_region, load_settings

@@ -9,8 +9,8 @@ import typer
 
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
-from serfer.cli.display import plain
-from serfer.cli.options import (
+from serfer.cli.shared.display import plain
+from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
     ObjectStoreOption,
@@ -21,7 +21,7 @@ from serfer.cli.options import (
     print_json,
     status_line,
 )
-from serfer.cli.service_options import (
+from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
     CeilingOption,
@@ -36,7 +36,7 @@ from serfer.cli.service_options import (
     served_models,
     with_hosts,
 )
-from serfer.cli.terminal import err
+from serfer.cli.shared.terminal import err
 from serfer.fleet.open_pool import routing_of
 from serfer.settings import load_settings
 from serfer.wiring.options import workers_of

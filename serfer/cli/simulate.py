@@ -13,9 +13,9 @@ import typer
 from rich.table import Table
 
 from bench.core.stamp import this_machine
-from serfer.cli.display import plain
-from serfer.cli.options import JsonOption, opened, print_json, status_line
-from serfer.cli.terminal import err, out
+from serfer.cli.shared.display import plain
+from serfer.cli.shared.options import JsonOption, opened, print_json, status_line
+from serfer.cli.shared.terminal import err, out
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings

@@ -12,8 +12,8 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.explain import show_plan
-from serfer.cli.options import JsonOption, ProfilesOption, share, status_line
-from serfer.cli.terminal import complain
+from serfer.cli.shared.options import JsonOption, ProfilesOption, share, status_line
+from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE

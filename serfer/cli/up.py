@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from serfer.api.auth.keys import KeyRing
-from serfer.cli.options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
-from serfer.cli.service_options import (
+from serfer.cli.shared.options import JsonOption, ObjectStoreOption, StoreOption, print_json, status_line
+from serfer.cli.shared.service_options import (
     ARGUMENTS,
     AllowHostOption,
     CeilingOption,
@@ -34,7 +34,7 @@ from serfer.cli.service_options import (
     served_models,
     with_hosts,
 )
-from serfer.cli.terminal import err, ignore_signals, out
+from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
 from serfer.fleet.open_pool import routing_of

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.display import columns, plain
-from serfer.cli.options import (
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.options import (
     DriverOption,
     JsonOption,
     ObjectStoreOption,
@@ -20,7 +20,7 @@ from serfer.cli.options import (
     print_json,
     status_line,
 )
-from serfer.cli.terminal import out
+from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference
 from serfer.pipeline.verify import Verification

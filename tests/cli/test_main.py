@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.cli import options as cli_options
 from serfer.cli.main import COMMANDS, PANELS, app
-from serfer.cli.terminal import _exit_code, _Interrupt
+from serfer.cli.shared import options as cli_options
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
 from splitter.network.zoo import ZOO
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from serfer.cli import costs
-from serfer.cli.options import share
+from serfer.cli.shared.options import share
 from serfer.core.costs.operator_costs import dump_profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
 from serfer.files import check_place, write_whole

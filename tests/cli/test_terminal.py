@@ -1,6 +1,6 @@
 import signal
 
-from serfer.cli.terminal import uninterrupted
+from serfer.cli.shared.terminal import uninterrupted
 
 
 def test_what_may_not_be_interrupted_leaves_signals_as_they_were():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer.cli.display import plain
-from serfer.cli.terminal import complain, err, uninterrupted
+from serfer.cli.shared.display import plain
+from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 from splitter.network.zoo import ZOO

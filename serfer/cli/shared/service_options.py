@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.options import plan_directory
+from serfer.cli.shared.options import plan_directory
 from serfer.core.errors import UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, settings_with

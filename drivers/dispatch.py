@@ -119,7 +119,7 @@ class WaitingGroups:
         self._groups: dict[Hashable, dict[Attempt, Demand]] = {}
 
     def join(self, group: Hashable, attempt: Attempt, demand: Demand) -> None:
-        """Let an attempt be found by others of a group."""
+        """Add an attempt to a group."""
         attempt.group = group
         self._groups.setdefault(group, {})[attempt] = demand
 
@@ -222,7 +222,7 @@ class Dispatcher:
     def _priority(self, attempt: Attempt) -> int:
         """Return at which age an attempt waits for its slot; one that may be batched lets some younger queries pass.
 
-        It is found by others only now, so that none is taken along while there are free slots.
+        It joins its group only now, so that none is taken along while there are free slots.
         """
         terms = None if attempt.alone else self._batching.stages.get(attempt.task.stage)
         if terms is None:

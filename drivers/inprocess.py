@@ -13,15 +13,15 @@ from serfer.core.wire import Report, Task, TaskError
 
 Handler = Callable[[Task], Report]
 SharedHandler = Callable[[Sequence[Task]], Sequence[Report | TaskError]]
-_Asked = TypeVar("_Asked")
+_Request = TypeVar("_Request")
 _Result = TypeVar("_Result")
 
 
 class InProcessInvoker:
     """Calls a worker's `run` and `run_shared`, the same code as in Lambda, for every function name alike.
 
-    Without `shared`, tasks that should share an invocation run one after the other in one thread. `events` runs a task
-    that nobody waits for.
+    Without `shared`, tasks that should share an invocation run one after the other in one thread. `events` runs a
+    task whose caller does not wait.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class InProcessInvoker:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serfer-worker")
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
-        """Run the task in a thread; whatever it raises comes back as a failure."""
+        """Run the task in a thread; what it raises is returned as a failure."""
         return await self._call(self._handler, task, function, timeout_s)
 
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
-        """Run the tasks in one thread; whatever that raises is the failure of all."""
+        """Run the tasks in one thread; what that raises is the failure of all."""
         results = await self._call(self._shared, tasks, function, timeout_s)
         if isinstance(results, Failure):
             return [results] * len(tasks)
@@ -55,11 +55,11 @@ class InProcessInvoker:
         return None
 
     async def _call(
-        self, handler: Callable[[_Asked], _Result], asked: _Asked, function: str, timeout_s: float
+        self, handler: Callable[[_Request], _Result], request: _Request, function: str, timeout_s: float
     ) -> _Result | Failure:
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, handler, asked)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, handler, request)
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} took longer than {timeout_s:g} s")
         except MemoryError:

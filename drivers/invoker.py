@@ -13,14 +13,14 @@ class Invoker(Protocol):
     """Starts tasks and waits for their end; failures come back as values of a closed set, never as exceptions."""
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
-        """Run a task on a function and return its report, or why there is none.
+        """Run a task on a function and return its report or its failure.
 
         Cancelling gives up waiting; the task itself may still run to its end.
         """
         ...
 
     async def close(self) -> None:
-        """Give back connections and threads."""
+        """Release connections and threads."""
         ...
 
 
@@ -29,7 +29,7 @@ class SharedInvoker(Invoker, Protocol):
     """An invoker that also runs several tasks of one stage's function as one invocation."""
 
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
-        """Run tasks of one stage together and return what became of each, in their order.
+        """Run tasks of one stage together and return the result of each, in their order.
 
         Where the invocation itself fails, all of them have failed.
         """
@@ -37,7 +37,7 @@ class SharedInvoker(Invoker, Protocol):
 
 
 def to_failure(result: Report | TaskError) -> Report | Failure:
-    """Take the error that a task of a shared invocation had for itself for a failure in code, as Lambda would."""
+    """Return a report as it is, and a task's own error in a shared invocation as a failure in code."""
     if isinstance(result, TaskError):
         return Failure(FailureKind.FAILED_IN_CODE, result.error_type, result.message)
     return result

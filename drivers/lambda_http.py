@@ -98,7 +98,7 @@ class LambdaInvoker:
         )
 
     def called(self, function: str) -> str:
-        """Return what a function is called at the service."""
+        """Return the name of a function at the service."""
         return self._names.get(function, function)
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
@@ -114,15 +114,15 @@ class LambdaInvoker:
         return [to_failure(result) for result in results]
 
     async def start(self, function: str, task: Task) -> Failure | None:
-        """Invoke asynchronously: the response says only that the event was taken."""
+        """Invoke asynchronously: the response says only that the event was accepted."""
         return await self._post(function, encode_task(task), _EVENT_S, lambda _: None, "Event")
 
-    async def warm(self, function: str, asked: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
         """Send a warm-up request, and wait until the environment that took it is free again."""
-        return await self._post(function, encode_warm_up(asked), asked.hold_s + _START_S, decode_warmed)
+        return await self._post(function, encode_warm_up(request), request.hold_s + _START_S, decode_warmed)
 
     async def check(self, function: str) -> Failure | None:
-        """Ask whether a function could be invoked, which starts nothing."""
+        """Check that a function could be invoked, without starting it."""
         return await self._post(function, b"{}", _EVENT_S, lambda _: None, "DryRun")
 
     async def _post(
@@ -168,7 +168,7 @@ def _result(
     body: bytes,
     decode: Callable[[Any], _Answer],
 ) -> _Answer | Failure:
-    """Read a response: what the function answered, its error, or the service's refusal."""
+    """Read a response: the function's answer, its error, or the service's refusal."""
     try:
         answer = json.loads(body) if body else {}
     except ValueError:

@@ -1,4 +1,4 @@
-"""The poll driver: tasks are events, and the driver looks in the store whether they are done (SerFer, section 5).
+"""The poll driver: tasks are events, and the driver polls the store for their replies (SerFer, section 5).
 
     driver                        Lambda                         store
       │ event: run tile 3 ─────────▶│ 202, at once
@@ -6,10 +6,9 @@
       │ is the reply there? (backing off, for all tasks at once) ───▶│ no ... no ... yes
       │ read it, delete it ─────────────────────────────────────────▶│
 
-The paper's engine looks for every tile's output all the time, and cannot tell a failed task from a slow one. Here a
-worker says under a reply key what became of its task. Looking reads no value, asks for all the tasks that are due in
-one round trip, and backs off for each as time goes by. Everything else is the push driver's: the same run machine
-decides, and this is one more invoker.
+The paper's engine polls every tile's output all the time, and cannot tell a failed task from a slow one. Here a worker
+puts its task's result under a reply key. A poll reads no value, covers all tasks that are due in one round trip, and
+backs off for each. Everything else is the push driver's: the same run machine decides, and this is one more invoker.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from storage.store import Range, Store
 
 
 class EventStarter(Protocol):
-    """Starts tasks that nobody waits for."""
+    """Starts tasks without waiting for their results."""
 
     async def start(self, function: str, task: Task) -> Failure | None:
-        """Hand a task over to be run some time soon; return why that failed, or None."""
+        """Hand a task over to be run soon; return why that failed, or None."""
         ...
 
     async def close(self) -> None:
-        """Give back connections and threads."""
+        """Release connections and threads."""
         ...
 
 
@@ -52,17 +51,17 @@ POLLING = Backoff(base=0.004, longest=0.25, factor=1.4)
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
-    """A reply that somebody waits for, and when it is looked for next."""
+    """A reply that is waited for, and when it is polled next."""
 
     answer: asyncio.Future[tuple[Report | Failure, StoreCounts]]
     due: float
-    looks: int = 0
+    polls: int = 0
 
 
 class PollInvoker:
-    """Runs tasks as events of `starter`, and learns of their ends from `store`.
+    """Runs tasks as events of `starter`, and takes their results from `store`.
 
-    What looking, reading and the worker's reply asked of the store is added to the task's report.
+    The store requests of polling, reading and the worker's reply are added to the task's report.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class PollInvoker:
         self._clock = clock
         self._awaited: dict[str, _Awaited] = {}
         self._numbers = itertools.count()
-        self._news = asyncio.Event()  # something is awaited that was not
+        self._added = asyncio.Event()  # a reply is awaited that was not
         self._poller: asyncio.Task[None] | None = None
         self._retry = Retry()
         self._deletions: set[asyncio.Task[None]] = set()
@@ -89,64 +88,64 @@ class PollInvoker:
         now = self._clock.time()
         answer = asyncio.get_running_loop().create_future()
         awaited = self._awaited[key] = _Awaited(answer, now + self._backoff.wait(1))
-        self._look()
+        self._watch()
         try:
             async with timeout_at(self._clock, now + timeout_s):
                 result, counts = await awaited.answer
         except TimeoutError:
-            return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} said nothing within {timeout_s:g} s")
+            return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} did not reply within {timeout_s:g} s")
         finally:
             self._awaited.pop(key, None)
         return result if isinstance(result, Failure) else replace(result, counts=result.counts + counts)
 
     async def close(self) -> None:
-        """Stop looking, and wait until the replies that were read are deleted."""
+        """Stop polling, and wait until the replies that were read are deleted."""
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.wait([self._poller])
         await asyncio.gather(*self._deletions)
         await self._starter.close()
 
-    def _look(self) -> None:
-        self._news.set()
+    def _watch(self) -> None:
+        self._added.set()
         if self._poller is None or self._poller.done():
             self._poller = asyncio.get_running_loop().create_task(self._poll())
 
     async def _poll(self) -> None:
-        """Look for replies as long as any is awaited; a bug of ours ends whoever waits."""
+        """Poll as long as any reply is awaited; a bug of ours is raised to all who wait."""
         try:
             while self._awaited:
                 await self._wait()
-                await self._look_once()
-        except Exception as bug:  # noqa: BLE001 - nobody awaits this task
+                await self._poll_once()
+        except Exception as bug:  # noqa: BLE001 - this task is not awaited
             for awaited in self._awaited.values():
                 if not awaited.answer.done():
                     awaited.answer.set_exception(bug)
 
     async def _wait(self) -> None:
-        """Wait until a reply is due to be looked for."""
+        """Wait until a reply is due to be polled."""
         while self._awaited:
             due = min(awaited.due for awaited in self._awaited.values())
             if due <= self._clock.time():
                 return
-            self._news.clear()
+            self._added.clear()
             with contextlib.suppress(TimeoutError):
                 async with timeout_at(self._clock, due):
-                    await self._news.wait()
+                    await self._added.wait()
 
-    async def _look_once(self) -> None:
-        """Look for all replies that are due, or that have waited for half of their time."""
+    async def _poll_once(self) -> None:
+        """Poll all replies that are due, or that have waited for half of their time."""
         now, backoff = self._clock.time(), self._backoff
-        due = {key: one for key, one in self._awaited.items() if one.due - backoff.wait(one.looks + 1) / 2 <= now}
+        due = {key: one for key, one in self._awaited.items() if one.due - backoff.wait(one.polls + 1) / 2 <= now}
         with contextlib.suppress(StoreUnavailableError):  # it may come back; each task has its time limit
             await self._settle(due)
         now = self._clock.time()
         for awaited in due.values():
-            awaited.looks += 1
-            awaited.due = now + backoff.wait(awaited.looks + 1)
+            awaited.polls += 1
+            awaited.due = now + backoff.wait(awaited.polls + 1)
 
     async def _settle(self, due: dict[str, _Awaited]) -> None:
-        """Look for replies, and hand on those that are there."""
+        """Poll replies, and hand on those that are there."""
         found = await asyncio.to_thread(self._store.exists, [*due])
         there = [key for key, is_there in zip(due, found, strict=True) if is_there]
         if not there:
@@ -158,7 +157,7 @@ class PollInvoker:
         for key, value in zip(there, values, strict=True):
             awaited = due[key]
             if not awaited.answer.done():
-                awaited.answer.set_result((_read(value, key), _counts(awaited.looks + 1, value)))
+                awaited.answer.set_result((_read(value, key), _counts(awaited.polls + 1, value)))
         self._delete_later(there)
 
     def _delete_later(self, keys: Sequence[str]) -> None:
@@ -175,6 +174,6 @@ def _read(value: bytes, key: str) -> Report | Failure:
         return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error))
 
 
-def _counts(looks: int, value: bytes) -> StoreCounts:
-    """Count the worker's reply, the looks for it, and its reading."""
-    return StoreCounts(bytes_put=len(value), bytes_get=len(value), puts=1, gets=1, exists=looks)
+def _counts(polls: int, value: bytes) -> StoreCounts:
+    """Count the worker's reply, the polls for it, and its reading."""
+    return StoreCounts(bytes_put=len(value), bytes_get=len(value), puts=1, gets=1, exists=polls)

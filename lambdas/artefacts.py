@@ -1,4 +1,4 @@
-"""Where an environment finds its function's weights and graphs: in its own package, or in a layer beside it."""
+"""Where an environment finds its function's weights and graphs: in its own package, or in a layer."""
 
 from __future__ import annotations
 

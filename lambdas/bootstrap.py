@@ -4,8 +4,8 @@ LAMBDA_TASK_ROOT holds plan.json and the stage's files, unless a layer holds tho
 SERFER_OBJECT_STORE perhaps the URL of a second one, for the stages whose path is "objects". What can fail for good
 fails here, in the environment's init, and not at the first query.
 
-With SnapStart an init's memory is copied into any number of environments, each of which then makes anew what copies
-must not share: its name, and connections to stores.
+With SnapStart an init's memory is copied into any number of environments, each of which replaces what copies must not
+share: its name, and connections to stores.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _WORKER = _worker(_ROOT, _PLAN)
 
 
 def _restored() -> None:
-    """Begin anew as a copy of the environment that the snapshot was taken of."""
+    """Continue as a copy of the environment that the snapshot was taken of."""
     started = time.perf_counter()
-    _WORKER.begin_anew(_name(), _store(_PLAN), started)
+    _WORKER.restore(_name(), _store(_PLAN), started)
 
 
 try:

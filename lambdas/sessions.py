@@ -94,7 +94,7 @@ class SessionCache:
 
 
 def _not_computed(graph: str, error: Exception) -> PlanError:
-    """Say in one line why ONNX Runtime does not take a graph, or could not run it."""
+    """Return in one line why ONNX Runtime does not take a graph, or could not run it."""
     text = str(error)
     if found := _NO_MEMORY.search(text):
         return PlanError(

@@ -54,7 +54,7 @@ _REPLY_RETRIES, _REPLY_BACKOFF = 5, Backoff(base=0.05, longest=0.8)
 
 
 class _Read(NamedTuple):
-    """A task with its inputs, and what reading them asked of the store."""
+    """A task with its inputs, and the store requests of reading them."""
 
     task: Task
     data: list[Array]
@@ -85,7 +85,7 @@ class Worker:
         self._environment = environment
         self._init_ms = init_ms
 
-    def begin_anew(self, environment: str, store: Store, started: float) -> None:
+    def restore(self, environment: str, store: Store, started: float) -> None:
         """Become another environment, with a store of its own: the next report is the first after a cold start.
 
         It began at `started`, on the clock of time.perf_counter. Sessions that are there stay.
@@ -96,7 +96,7 @@ class Worker:
         self._init_ms = _ms(started, time.perf_counter())
 
     def handle(self, event: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever an invoker sent
-        """Do what a payload asks and return the response; raises InputError for what is none of this plan's."""
+        """Do what a payload asks and return the response; raises InputError for a payload that is not of this plan."""
         if is_shared(event):
             return encode_reports(self.run_shared(decode_tasks(event)))
         if warm_up := decode_warm_up(event):
@@ -126,13 +126,13 @@ class Worker:
         started = time.perf_counter()
         for task in tasks:
             stage, _ = self._find(task)
-        found = self._read_each(tasks, stage)
+        inputs = self._read_each(tasks, stage)
         results: dict[int, Report | TaskError] = {
-            place: one for place, one in enumerate(found) if isinstance(one, TaskError)
+            place: one for place, one in enumerate(inputs) if isinstance(one, TaskError)
         }
         for number in dict.fromkeys(task.tile for task in tasks):
             reads = {
-                place: one for place, one in enumerate(found) if isinstance(one, _Read) and one.task.tile == number
+                place: one for place, one in enumerate(inputs) if isinstance(one, _Read) and one.task.tile == number
             }
             if reads:
                 reports = self._compute([*reads.values()], stage, stage.tiles[number], started)
@@ -145,7 +145,7 @@ class Worker:
     def reply(self, task: Task) -> None:
         """Run an event's task and put what became of it under its reply key, where the poll driver looks for it.
 
-        An error that is told there is not raised: Lambda would try the event again, minutes later.
+        An error that is put there is not raised: Lambda would retry the event, minutes later.
         """
         if task.reply is None:
             raise AssertionError("only events have a reply key")
@@ -157,7 +157,7 @@ class Worker:
         self._put_reply(key, protect(pack_result(result), key), task.ttl)
 
     def _put_reply(self, key: str, value: bytes, ttl: float) -> None:
-        """Put a reply, and again where the store does not answer: nobody else can tell the driver."""
+        """Put a reply, and again if the store does not answer: the driver has no other way to learn of it."""
         for failures in range(1, _REPLY_RETRIES + 1):
             try:
                 return self._store.put(key, value, ttl)
@@ -165,27 +165,27 @@ class Worker:
                 time.sleep(_REPLY_BACKOFF.wait(failures, random.random()))  # noqa: S311 - jitter, not a secret
         return self._store.put(key, value, ttl)  # whatever it raises has Lambda try the event again
 
-    def clean_up(self, asked: CleanUp) -> None:
+    def clean_up(self, request: CleanUp) -> None:
         """Delete the keys of a query: its crops, what every stage wrote and, unless it is to be kept, its answer."""
-        self._check(asked.plan)
+        self._check(request.plan)
         tiles = [len(stage.tiles) for stage in self._plan.stages]
-        stages = range(len(tiles) - 1 if asked.keep_answer else len(tiles))
-        self._store.delete(query_keys(asked.query, tiles, stages, range(tiles[0])))
+        stages = range(len(tiles) - 1 if request.keep_answer else len(tiles))
+        self._store.delete(query_keys(request.query, tiles, stages, range(tiles[0])))
 
-    def warm(self, asked: WarmUp) -> Warmed:
-        """Build the sessions of a function's tiles, reach the store, and stay busy for the time asked."""
+    def warm(self, request: WarmUp) -> Warmed:
+        """Build the sessions of a function's tiles, reach the store, and stay busy for the time requested."""
         started = time.monotonic()
-        self._check(asked.plan)
+        self._check(request.plan)
         stages = self._plan.stages
-        if not (asked.stage < len(stages) and asked.part < len(stages[asked.stage].functions)):
-            raise InputError(f"the plan has no function {asked.part} of stage {asked.stage}")
-        stage = stages[asked.stage]
+        if not (request.stage < len(stages) and request.part < len(stages[request.stage].functions)):
+            raise InputError(f"the plan has no function {request.part} of stage {request.stage}")
+        stage = stages[request.stage]
         for tile in stage.tiles:
-            if tile.function == asked.part:
+            if tile.function == request.part:
                 self._sessions.get(stage, tile)
         self._store.exists([output_key(NO_QUERY, number, 0) for number in range(len(stages))])
         init_ms, self._init_ms = self._init_ms, 0.0
-        time.sleep(max(0.0, started + asked.hold_s - time.monotonic()))
+        time.sleep(max(0.0, started + request.hold_s - time.monotonic()))
         return Warmed(self._environment, init_ms, self._sessions.built)
 
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
@@ -251,8 +251,8 @@ class Worker:
     def _read(self, tasks: Sequence[Task], stage: Stage) -> list[_Read]:
         """Read what tasks of a stage need, in one round trip, and put each one's inputs together."""
         wanted = [self._wanted(task, stage.tiles[task.tile]) for task in tasks]
-        asked = [place for places in wanted for place in places]
-        values = self._store.get_many(asked) if asked else []
+        ranges = [place for places in wanted for place in places]
+        values = self._store.get_many(ranges) if ranges else []
         reads, end = [], 0
         for task, places in zip(tasks, wanted, strict=True):
             start, end = end, end + len(places)
@@ -264,8 +264,8 @@ class Worker:
     def _wanted(self, task: Task, tile: Tile) -> list[ByteRange]:
         """Return what a task has to read from the store: what it does not carry."""
         if task.stage == 0:
-            carried = task.crop is not None and task.crop.data is not None
-            return [] if carried else [ByteRange(input_key(task.query, task.tile))]
+            by_value = task.crop is not None and task.crop.data is not None
+            return [] if by_value else [ByteRange(input_key(task.query, task.tile))]
         ranges = self._ranges(task, tile)
         if not task.parts:
             return ranges
@@ -285,15 +285,15 @@ class Worker:
 
     def _ranges(self, task: Task, tile: Tile) -> list[ByteRange]:
         """Return where in the store everything that a tile reads lies, or would lie."""
-        found = []
+        places = []
         for piece in tile.pieces:
             key = output_key(task.query, piece.stage, piece.tile)
             cells = sum(len(part.cells) for part in piece.ranges)
             everything = cells == len(self._plan.stages[piece.stage].tiles[piece.tile].cells)
             for part in piece.ranges:
                 length = None if everything and len(piece.ranges) == 1 else part.length(task.batch)
-                found.append(ByteRange(key, part.start(task.batch), length))
-        return found
+                places.append(ByteRange(key, part.start(task.batch), length))
+        return places
 
 
 def _ms(start: float, stop: float) -> float:

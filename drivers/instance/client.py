@@ -1,7 +1,6 @@
-"""A client of one instance: `serfer instance`, Triton, KServe, or whatever else speaks the Open Inference Protocol.
+"""A client of one instance: `serfer instance`, Triton, KServe, or any server of the Open Inference Protocol.
 
-It takes the whole network's answer from there, or says in one of five words why there is none. A query is pure, so
-whoever gets none asks elsewhere.
+It returns the whole network's answer, or one of five kinds of fault. A query is pure, so it may be sent elsewhere then.
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ _LATE = (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.REQUEST_TIMEOUT)
 class FaultKind(StrEnum):
     """Why an instance did not answer."""
 
-    REFUSED = "refused"  # it has no room now
-    LATE = "late"  # it says that it was too slow
-    NO_RESPONSE = "hung"  # it said nothing in time
-    UNREACHABLE = "unreachable"  # there is no connection, or it broke
-    INVALID = "wrong"  # what it said is not an answer
+    REFUSED = "refused"  # a response that it has no room now
+    LATE = "late"  # a response that it was too slow
+    NO_RESPONSE = "hung"  # no response in time
+    UNREACHABLE = "unreachable"  # no connection, or it broke
+    INVALID = "wrong"  # the response is not an answer
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What an instance did in place of answering, in one line."""
+    """Why there is no answer, with a line for people."""
 
     kind: FaultKind
     message: str
 
 
 def open_http(key: str = "") -> aiohttp.ClientSession:
-    """Return the connections of a driver to its instances, kept alive; `key` is an API key that they want."""
+    """Return the connections of a driver to its instances, kept alive; `key` is their API key."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),  # admission bounds queries
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -71,9 +70,9 @@ def open_http(key: str = "") -> aiohttp.ClientSession:
 
 
 class InstanceClient:
-    """Asks the instance at `url` for what a plan's network computes, which it may call `model`, or anything else.
+    """Runs a plan's network on the instance at `url`, where it is called `model`, or is the only model.
 
-    What its model takes and gives is read once, and again after an answer that is none.
+    The model's metadata are read once, and again after an invalid answer.
     """
 
     def __init__(self, url: str, model: str, plan: Plan, http: aiohttp.ClientSession) -> None:
@@ -89,8 +88,8 @@ class InstanceClient:
     ) -> Inferred | Fault:
         """Ask for the logits of (N, C, H, W) float32, or of (N, H, W, C) uint8 pixels.
 
-        The instance is told to answer within `timeout_s`, and waited for `patience_s`; `request` is the id that its log
-        is to name the query by.
+        The instance is to answer within `timeout_s` and is waited for `patience_s`; `request` is the query's id in its
+        log.
         """
         try:
             async with asyncio.timeout(patience_s):
@@ -102,7 +101,7 @@ class InstanceClient:
                     # A connection that was kept may have been closed meanwhile; one that is opened now tells.
                     return await self._ask(form.output, name, values, timeout_s, request)
         except TimeoutError:
-            return Fault(FaultKind.NO_RESPONSE, f"{self.url} said nothing within {patience_s:.3g} s")
+            return Fault(FaultKind.NO_RESPONSE, f"{self.url} did not answer within {patience_s:.3g} s")
         except InputError as error:
             self._form = None
             return Fault(FaultKind.INVALID, f"{self.url}: {error}")
@@ -112,7 +111,7 @@ class InstanceClient:
             return Fault(FaultKind.UNREACHABLE, f"{self.url} does not answer: {str(error) or type(error).__name__}")
 
     async def ready(self, patience_s: float) -> bool:
-        """Say whether the instance is there and takes queries."""
+        """Return whether the instance is up and takes queries."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._read("GET", "/v2/health/ready", MOST_HEAD)
@@ -121,7 +120,7 @@ class InstanceClient:
         return True
 
     async def _known(self) -> Form:
-        """Return what the model takes and gives; raises InputError where that does not suit the plan."""
+        """Return the model's inputs and output; raises InputError if they do not suit the plan."""
         async with self._learning:
             if self._form is None:
                 try:
@@ -135,7 +134,7 @@ class InstanceClient:
             return self._form
 
     async def _only_model(self) -> str:
-        """Return the only model that the instance has, where it has none of the name that was expected."""
+        """Return the instance's only model, if it has none of the expected name."""
         try:
             body, _ = await self._read("POST", "/v2/repository/index", MOST_HEAD)
         except _StatusError:

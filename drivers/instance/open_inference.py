@@ -2,7 +2,7 @@
 
     {"inputs": [{"name", "shape", "datatype", "parameters": {"binary_data_size": N}}], ...} and N bytes after it
 
-Nothing that a server says is believed before it is bounded: what is wrong with it is an InputError in one line.
+Every response is bounded before it is used; an invalid one is an InputError of one line.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LARGEST = 1e12
 
 @dataclass(frozen=True)
 class Form:
-    """What a server's model takes and gives: the names of its inputs for pixels and for floats, and of its output.
+    """The names of a model's inputs for pixels and for floats, and of its output.
 
-    `pixels` takes UINT8 (N, H, W, C), `floats` FP32 (N, C, H, W); None where there is no such input.
+    `pixels` takes UINT8 (N, H, W, C), `floats` FP32 (N, C, H, W); None if it has no such input.
     """
 
     pixels: str | None
@@ -45,7 +45,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Inferred:
-    """An answer: (N, K) float32 logits; with how many images it ran, and for how long, where the server says so."""
+    """An answer: (N, K) float32 logits; the images of its batch and its compute time, if the server states them."""
 
     logits: NDArray[np.float32]
     batch: int | None
@@ -54,9 +54,9 @@ class Inferred:
 
 def read_form(body: bytes, plan: Plan) -> Form:
     """Read a model's metadata; raises InputError where it does not take the plan's input or give its output."""
-    said = _object(body)
+    document = _object(body)
     shape = plan.input
-    inputs, outputs = _tensors(said, "inputs"), _tensors(said, "outputs")
+    inputs, outputs = _tensors(document, "inputs"), _tensors(document, "outputs")
     pixels = _named(inputs, "UINT8", (shape.height, shape.width, shape.channels))
     floats = _named(inputs, "FP32", (shape.channels, shape.height, shape.width))
     output = _named(outputs, "FP32", (plan.output.elements,))
@@ -72,10 +72,10 @@ def read_form(body: bytes, plan: Plan) -> Form:
 def read_index(body: bytes) -> str | None:
     """Return the name of the only model of a server's index, None where there are several or none."""
     try:
-        said = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    names = {each.get("name") for each in said if isinstance(each, dict)} if isinstance(said, list) else set()
+    names = {each.get("name") for each in document if isinstance(each, dict)} if isinstance(document, list) else set()
     only = names.pop() if len(names) == 1 else None
     return only if isinstance(only, str) and 1 <= len(only) <= _MOST_NAME else None
 
@@ -111,14 +111,14 @@ def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int
     length = int(header)
     if not 0 < length <= min(len(body), MOST_HEAD):
         raise InputError(f"{HEADER} is {length}, of an answer of {len(body):,} bytes")
-    said, raw = _object(body[:length]), memoryview(body)[length:]
-    tensor = next((each for each in _tensors(said, "outputs") if each.get("name") == output), None)
+    document, raw = _object(body[:length]), memoryview(body)[length:]
+    tensor = next((each for each in _tensors(document, "outputs") if each.get("name") == output), None)
     if tensor is None or tensor.get("datatype") != "FP32" or tensor.get("shape") != list(shape):
         raise InputError(f"the answer has no {output!r} of FP32 {list(shape)}")
     size = _parameters(tensor).get("binary_data_size")
     if not (size == len(raw) == math.prod(shape) * _FLOAT_BYTES):
         raise InputError(f"{len(raw):,} bytes follow the answer's JSON, which do not make FP32 {list(shape)}")
-    about = _parameters(said)
+    about = _parameters(document)
     batch, computed_ms = _number(about.get("batch")), _number(about.get("computed_ms"))
     return Inferred(np.frombuffer(raw, "<f4").reshape(shape), None if batch is None else int(batch), computed_ms)
 
@@ -145,16 +145,16 @@ def _number(value: object) -> float | None:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        document = None
+    if not isinstance(document, dict):
         raise InputError("the server answered no JSON object")
-    return said
+    return document
 
 
-def _tensors(said: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    tensors = said.get(key)
+def _tensors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    tensors = document.get(key)
     if (
         not isinstance(tensors, list)
         or len(tensors) > _MOST_TENSORS
@@ -164,6 +164,6 @@ def _tensors(said: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return tensors
 
 
-def _parameters(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = said.get("parameters")
-    return found if isinstance(found, dict) else {}
+def _parameters(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = document.get("parameters")
+    return parameters if isinstance(parameters, dict) else {}

@@ -36,7 +36,7 @@ AT_ONCE = 40  # iterations of an inline Map that run side by side
 TASK_MARGIN_S = 5  # a function's own timeout comes first, as it says more
 THROTTLED = "Lambda.TooManyRequestsException"
 _CLEAN_UP, _CLEAN_UP_AFTER_FAILURE, _FAILED, _DONE = "clean-up", "clean-up-after-failure", "failed", "answered"
-_CARRIED = ("query", "batch", "ttl", "dtype")
+_INPUTS = ("query", "batch", "ttl", "dtype")
 _INVOKE = "arn:aws:states:::lambda:invoke"
 _STAMP = "2026-11-21T00:00:00.000Z"
 _ENVELOPE_BYTES = 2048  # the input, the names of the stages, and what surrounds them
@@ -180,12 +180,12 @@ def _map(writer: _Writer, number: int, stage: Stage) -> State:
 
 def _fork(source: str, item: dict[str, str], first: str, states: dict[str, State]) -> State:
     """Return a Map over the list at `source`, each of whose items is known to `states` by the names in `item`."""
-    carried = {f"{name}.$": f"$.{name}" for name in _CARRIED}
+    inputs = {f"{name}.$": f"$.{name}" for name in _INPUTS}
     return {
         "Type": "Map",
         "ItemsPath": source,
         "MaxConcurrency": AT_ONCE,
-        "ItemSelector": {**carried, **{f"{name}.$": path for name, path in item.items()}},
+        "ItemSelector": {**inputs, **{f"{name}.$": path for name, path in item.items()}},
         "ItemProcessor": {"ProcessorConfig": {"Mode": "INLINE"}, "StartAt": first, "States": states},
     }
 
@@ -206,7 +206,7 @@ def _task(writer: _Writer, number: int, function: str, tile: int | str) -> State
         "plan": writer.plan.digest,
         "stage": number,
         **_valued("tile", tile),
-        **{f"{name}.$": f"$.{name}" for name in _CARRIED},
+        **{f"{name}.$": f"$.{name}" for name in _INPUTS},
     }
     kept = {"report.$": "$.Payload.report", "at.$": "$$.State.EnteredTime", "retries.$": "$$.State.RetryCount"}
     return {**_invoke(writer, function, {"step": step}), "ResultSelector": kept}
@@ -255,7 +255,7 @@ def _catch(target: str) -> list[State]:
 
 
 def _ends(writer: _Writer) -> dict[str, State]:
-    """Return the states after the last stage, and after a failure; keys that stay for all that go by themselves."""
+    """Return the states after the last stage, and after a failure; keys that stay all the same expire."""
     kept = {"ResultSelector": {"at.$": "$$.State.EnteredTime"}, "ResultPath": "$.ended", "End": True}
     uncleaned = {"ErrorEquals": ["States.ALL"], "ResultPath": "$.uncleaned"}
     return {
@@ -272,6 +272,6 @@ def _ends(writer: _Writer) -> dict[str, State]:
 
 
 def _cleaning(writer: _Writer, *, keep_answer: bool) -> State:
-    asked = {"plan": writer.plan.digest, "query.$": "$.query", "keep_answer": keep_answer}
+    request = {"plan": writer.plan.digest, "query.$": "$.query", "keep_answer": keep_answer}
     hasty = replace(writer, retry=replace(writer.retry, unavailable_attempts=writer.retry.attempts))
-    return _invoke(hasty, writer.functions[-1][0], {"clean_up": asked})
+    return _invoke(hasty, writer.functions[-1][0], {"clean_up": request})

@@ -34,7 +34,7 @@ class Client(Protocol):
         """Start an execution of a Standard machine."""
 
     def describe_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
-        """Say how an execution of a Standard machine is."""
+        """Return the state of an execution of a Standard machine."""
 
     def stop_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
         """Stop an execution of a Standard machine."""

@@ -91,7 +91,7 @@ class StepFunctionsDriver:
 
     @property
     def polls(self) -> int:
-        """How often Step Functions was asked whether an execution had ended."""
+        """Requests about whether an execution has ended."""
         return self._executions.polls
 
     async def run(
@@ -100,7 +100,7 @@ class StepFunctionsDriver:
         """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
 
         Raises TaskFailedError, DeadlineError, or what was unavailable. Keys are deleted however it ends. Nothing is
-        known of its stages before it ends, so nobody can watch them.
+        known of its stages before it ends, so they cannot be watched.
         """
         clock = self._route.clock
         now = clock.time()

@@ -1,4 +1,4 @@
-"""What an execution of a plan's state machine ends with (drivers/stepfunctions/asl.py), read with care."""
+"""The output of an execution of a plan's state machine (drivers/stepfunctions/asl.py), validated."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from serfer.core.wire import Report, decode_report
 
 @dataclass(frozen=True)
 class Entry:
-    """What an execution says of a tile: its report, when it was entered (s since the epoch), how often it was retried.
+    """An execution's entry for a tile: its report, when it was entered (s since the epoch), and its retries.
 
-    The time is None where the service does not say; AWS does.
+    The time is None for services that do not state it; AWS does.
     """
 
     report: Report
@@ -40,36 +40,36 @@ class Output:
 def parse_output(text: str, tiles: Sequence[int]) -> Output:
     """Read what an execution ended with, whose stages have `tiles[k]` tiles.
 
-    Raises InputError for anything that no machine of ours ends with; it names the tile that has no report.
+    Raises InputError for any other output; it names the tile that has no report.
     """
     match _parsed(text):
         case {"stages": dict(stages)} as value if len(stages) == len(tiles):
-            found = tuple(_entries(stages.get(f"s{number}"), number, count) for number, count in enumerate(tiles))
-            return Output(found, _ended(value.get("ended")), cleaned="ended" in value)
+            entries = tuple(_entries(stages.get(f"s{number}"), number, count) for number, count in enumerate(tiles))
+            return Output(entries, _ended(value.get("ended")), cleaned="ended" in value)
     raise InputError(
-        "the execution's output is none of this plan's: deploy the state machine that the plan compiles to"
+        "the execution's output is not one of this plan: deploy the state machine that the plan compiles to"
     )
 
 
-def _parsed(text: str) -> Any:  # noqa: ANN401 - whatever an execution said
+def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
     try:
         return json.loads(text) if len(text) <= MOST_STATE_BYTES else None
     except (ValueError, RecursionError):
         return None
 
 
-def _ended(value: Any) -> float | None:  # noqa: ANN401 - whatever an execution said
+def _ended(value: Any) -> float | None:  # noqa: ANN401 - any JSON
     return _time(value.get("at")) if isinstance(value, dict) else None
 
 
-def _entries(value: Any, stage: int, count: int) -> tuple[Entry, ...]:  # noqa: ANN401 - whatever an execution said
-    found = [*_flat(value)]
-    if len(found) != count:
-        raise InputError(f"the execution reports {len(found)} tiles of stage {stage}, not {count}")
-    return tuple(_entry(one, f"stage {stage}, tile {tile}") for tile, one in enumerate(found))
+def _entries(value: Any, stage: int, count: int) -> tuple[Entry, ...]:  # noqa: ANN401 - any JSON
+    values = [*_flat(value)]
+    if len(values) != count:
+        raise InputError(f"the execution reports {len(values)} tiles of stage {stage}, not {count}")
+    return tuple(_entry(one, f"stage {stage}, tile {tile}") for tile, one in enumerate(values))
 
 
-def _flat(value: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever an execution said
+def _flat(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
     """Yield a stage's entries: a Task has one, a Map a list, a Map of Maps lists of them."""
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, list):
@@ -78,19 +78,19 @@ def _flat(value: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever an execution 
             yield one
 
 
-def _entry(value: Any, place: str) -> Entry:  # noqa: ANN401 - whatever an execution said
+def _entry(value: Any, place: str) -> Entry:  # noqa: ANN401 - any JSON
     match value:
         case {"report": str(), "at": at, "retries": int() | None as retries}:
             return Entry(decode_report(value), _time(at), retries or 0)
     raise InputError(f"{place}: the function answered without a report; is it a function of this plan?")
 
 
-def _time(stamp: Any) -> float | None:  # noqa: ANN401 - whatever an execution said
+def _time(stamp: Any) -> float | None:  # noqa: ANN401 - any JSON
     """Read a time of the context object, ISO 8601; None where there is none."""
     if stamp is None:
         return None
     try:
         time = datetime.fromisoformat(stamp)
     except (ValueError, TypeError) as error:
-        raise InputError("the execution's output holds a time that is none") from error
+        raise InputError("the execution's output holds an invalid time") from error
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

@@ -13,7 +13,7 @@ from drivers.stepfunctions.output import Entry, Output
 from serfer.core.errors import DeadlineError, QueryError, SerferError
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun, TileState, query_error
 
-_SHOWN = 500  # characters of an error that nobody foresaw
+_SHOWN = 500  # characters of an unknown error
 _MS_PER_S = 1000
 _PLACE = re.compile(r"stage (\d{1,9}), tile (\d{1,9}): (\{.*)", re.DOTALL)
 _KINDS = {
@@ -31,7 +31,7 @@ def error_of(outcome: Outcome) -> SerferError:
     if outcome.status == "TIMED_OUT":
         return DeadlineError("the state machine's own time limit has passed: deploy it with a longer one")
     if outcome.status == "ABORTED":
-        return QueryError("somebody stopped the query's execution")
+        return QueryError("the query's execution was stopped")
     place, name, message = _cause(outcome)
     text = f"{name}: {message}" if message else name
     kind = _KINDS.get(name, FailureKind.UNREACHABLE if name.startswith("Lambda.") else FailureKind.FAILED_IN_CODE)
@@ -41,21 +41,21 @@ def error_of(outcome: Outcome) -> SerferError:
 def _cause(outcome: Outcome) -> tuple[str, str, str]:
     """Return which tile an execution failed at, as text, with the error's own name and message."""
     place, cause = "", outcome.cause
-    if found := _PLACE.match(outcome.cause):
-        place = f"stage {found[1]}, tile {found[2]}: "
-        cause = _field(found[3], "Cause")
+    if match := _PLACE.match(outcome.cause):
+        place = f"stage {match[1]}, tile {match[2]}: "
+        cause = _field(match[3], "Cause")
     message = _field(cause, "errorMessage") or cause
     return place, outcome.error or outcome.status, message.partition("\n")[0][:_SHOWN]
 
 
 def _field(text: str, name: str) -> str:
-    """Return a text of a JSON object; empty where there is no such thing."""
+    """Return a text of a JSON object, empty if it has none of that name."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return ""
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, str) else ""
+    field = value.get(name) if isinstance(value, dict) else None
+    return field if isinstance(field, str) else ""
 
 
 def stage_runs(output: Output, outcome: Outcome, bounds: tuple[float, float]) -> list[StageRun]:
@@ -76,10 +76,10 @@ def stage_runs(output: Output, outcome: Outcome, bounds: tuple[float, float]) ->
 
 
 def _starts(output: Output, started: float, ended: float) -> list[float]:
-    """Return when each stage started; where nobody says, as the slowest tasks of each would have it."""
-    said = [[entry.at for entry in entries if entry.at is not None] for entries in output.stages]
-    if all(said):
-        return [min(times) for times in said]
+    """Return when each stage started: estimated from the slowest task of each where the service does not say."""
+    entered = [[entry.at for entry in entries if entry.at is not None] for entries in output.stages]
+    if all(entered):
+        return [min(times) for times in entered]
     took = [max(entry.report.billed_ms for entry in entries) for entries in output.stages]
     passed = itertools.accumulate(took[:-1], initial=0.0)
     return [started + (ended - started) * before / (sum(took) or 1.0) for before in passed]
@@ -87,17 +87,18 @@ def _starts(output: Output, started: float, ended: float) -> list[float]:
 
 def _stage_run(entries: Sequence[Entry], start: float, end: float, clock: Callable[[float], float]) -> StageRun:
     """Return a stage's run; its invocations are taken to have been on their way as long as the one that ended it."""
-    asked = [start if entry.at is None else clock(entry.at) for entry in entries]
-    due = [time + entry.report.billed_ms / _MS_PER_S for time, entry in zip(asked, entries, strict=True)]
+    requested = [start if entry.at is None else clock(entry.at) for entry in entries]
+    due = [time + entry.report.billed_ms / _MS_PER_S for time, entry in zip(requested, entries, strict=True)]
     way = max(0.0, end - max(due))
     tiles = [
-        _tile_run(entry, time, min(end, ready + way)) for entry, time, ready in zip(entries, asked, due, strict=True)
+        _tile_run(entry, time, min(end, ready + way))
+        for entry, time, ready in zip(entries, requested, due, strict=True)
     ]
     return StageRun(start, tiles, max(start, end))
 
 
-def _tile_run(entry: Entry, asked: float, ended: float) -> TileRun:
+def _tile_run(entry: Entry, requested: float, ended: float) -> TileRun:
     """Return a tile's run; when the tries before the last one were made is not known."""
-    failed = [Attempt(number, asked, asked, asked, _RETRIED) for number in range(entry.retries)]
-    last = Attempt(entry.retries, asked, asked, max(asked, ended), entry.report)
+    failed = [Attempt(number, requested, requested, requested, _RETRIED) for number in range(entry.retries)]
+    last = Attempt(entry.retries, requested, requested, max(requested, ended), entry.report)
     return TileRun([*failed, last], entry.report, TileState.DONE, failures=entry.retries)

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections import deque
 
 _REMEMBERED = 256  # tasks of a stage
-_KNOWN = 20  # tasks from which on something is said
+_KNOWN = 20  # tasks from which on lateness is defined
 _QUANTILE = 0.9
 _FACTOR = 2.0
 _LEAST_S = 0.02  # below that, what looks late is the driver's own turn
@@ -38,7 +38,7 @@ class LearntHedging:
         self._budget = min(self._budget + _SHARE, _HANDFUL + _SHARE * _REMEMBERED)
 
     def late_after(self, stage: int) -> float | None:
-        """Return after how many seconds a task of a stage is late; None where that is not known."""
+        """Return after how many seconds a task of a stage is late; None if that is unknown."""
         _, ordered = self._times.get(stage, ((), []))
         if len(ordered) < _KNOWN:
             return None

@@ -1,4 +1,4 @@
-"""Which stages hand their output on inside answers and payloads, and which by way of a store."""
+"""Which stages pass their output by value, in answers and payloads, and which by reference, through a store."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ _Tiles = Counter[tuple[int, int]]
 
 
 def inline_stages(plan: Plan, batch: int, limit: int) -> tuple[bool, ...]:
-    """Say for each stage whether its tiles answer with their output, where `batch` images are asked about.
+    """Return for each stage whether its tiles answer with their output in a query of `batch` images.
 
     They do where the plan says so, no answer has more than `limit` bytes, and no later task carries more, whatever it
     reads of the stages before. It depends on nothing else, so all of a query's tasks agree on it. A stage that may not
     goes through the store, however large it is; the store of objects is for those that the plan sends there.
     """
-    carried: _Tiles = Counter()
+    by_value: _Tiles = Counter()
     chosen = []
     for number, stage in enumerate(plan.stages):
-        together = carried + _read(plan, number, batch)
+        together = by_value + _read(plan, number, batch)
         largest = max(*(stage.written(tile, batch) for tile in stage.tiles), *together.values(), 0)
         chosen.append(stage.inline and largest <= limit)
         if chosen[-1]:
-            carried = together
+            by_value = together
     return tuple(chosen)
 
 
 def _read(plan: Plan, number: int, batch: int) -> _Tiles:
     """Count the bytes that each later (stage, tile) reads of a stage."""
-    found: _Tiles = Counter()
+    sizes: _Tiles = Counter()
     for later in range(number + 1, len(plan.stages)):
         for index, tile in enumerate(plan.stages[later].tiles):
             for piece in tile.pieces:
                 if piece.stage == number:
-                    found[later, index] += sum(part.length(batch) for part in piece.ranges)
-    return found
+                    sizes[later, index] += sum(part.length(batch) for part in piece.ranges)
+    return sizes

@@ -16,7 +16,7 @@ from serfer.core.errors import InputError
 
 INPUT_STAGE = -1
 NO_QUERY = "0" * 32
-"""The id of no query: its keys are asked for where only the store is to be reached."""
+"""The id of no query: its keys are requested where only the store is to be reached."""
 _QUERY = re.compile(r"[0-9a-f]{32}|\{[0-9a-f]{32}\}")
 _OUTPUT = re.compile(rf"serfer:(?:{_QUERY.pattern}):(-1|[0-9]{{1,9}}):[0-9]{{1,9}}", re.ASCII)
 
@@ -40,8 +40,8 @@ def output_key(query: str, stage: int, tile: int) -> str:
 
 def stage_of(key: str) -> int | None:
     """Return the stage of the tile that writes what lies under a key, INPUT_STAGE for a crop, None for all else."""
-    found = _OUTPUT.fullmatch(key)
-    return int(found[1]) if found else None
+    match = _OUTPUT.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def input_key(query: str, tile: int) -> str:

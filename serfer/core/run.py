@@ -188,13 +188,13 @@ class Hedging(Protocol):
 
 @dataclass(slots=True)
 class Attempt:
-    """One try of a task, on the driver's clock: when it was asked for, when it was on its way, and how it ended.
+    """One try of a task, on the driver's clock: when it was requested and sent, and how it ended.
 
     `ended` stays None for an attempt that was given up.
     """
 
     number: int
-    asked: float
+    requested: float
     started: float | None = None
     ended: float | None = None
     result: Report | Failure | None = None

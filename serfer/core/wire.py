@@ -54,8 +54,8 @@ class Task:
     """One invocation: run tile `tile` of stage `stage` for a query of `batch` images; what it writes lives `ttl` s.
 
     An `inline` task answers with what it would have put into the store. `parts` are the ranges that the tile reads, in
-    the plan's order, each None where it lies in the store; without any, all of them do. An event has nobody who waits
-    for its answer: `reply` is the number of the reply key (serfer/core/keys.py) under which it is put into the store.
+    the plan's order, each None where it lies in the store; without any, all of them do. The answer of an event is not
+    waited for: `reply` is the number of the reply key (serfer/core/keys.py) under which it is put into the store.
     `request` is the id of the request that the query came with, for the worker's log.
     """
 
@@ -114,7 +114,7 @@ class TaskError:
 
 
 def encode_task(task: Task) -> bytes:
-    """Pack a task into a Lambda payload; base64 needs no escapes, so nobody looks for any."""
+    """Pack a task into a Lambda payload; base64 needs no escapes in JSON."""
     return b'{"task":"%b"}' % _pack(_task_to_plain(task))
 
 
@@ -241,7 +241,7 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What a warm-up request found: the environment's name, the ms of its start if it was new, and its sessions."""
+    """The answer to a warm-up request: the environment's name, the ms of its start if it was new, and its sessions."""
 
     environment: str
     init_ms: float
@@ -258,9 +258,9 @@ def decode_clean_up(event: Any) -> CleanUp | None:  # noqa: ANN401 - whatever an
     return None
 
 
-def encode_warm_up(asked: WarmUp) -> bytes:
+def encode_warm_up(request: WarmUp) -> bytes:
     """Write a warm-up request as a Lambda payload."""
-    return json.dumps({"warm": asdict(asked)}).encode()
+    return json.dumps({"warm": asdict(request)}).encode()
 
 
 def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an invoker sent
@@ -275,9 +275,9 @@ def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an i
     return None
 
 
-def encode_warmed(found: Warmed) -> dict[str, Any]:
+def encode_warmed(answer: Warmed) -> dict[str, Any]:
     """Write the answer to a warm-up request as a Lambda response."""
-    return {"warm": asdict(found)}
+    return {"warm": asdict(answer)}
 
 
 def decode_warmed(payload: Any) -> Warmed:  # noqa: ANN401 - whatever a function answered

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from drivers.driver import RequestContext
 from drivers.instance.client import InstanceClient, open_http
-from drivers.target import Served
+from drivers.target import InstanceAnswer
 from serfer.control.policies import DEFAULT, POLICIES, make_policy
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Scenario
@@ -121,7 +121,7 @@ class RunningPool:
         self._http = http
         self._registry = registry
 
-    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> Served | None:
+    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> InstanceAnswer | None:
         """Answer a query as `Pool.run` does."""
         return await self.pool.run(batch, deadline_s, context)
 

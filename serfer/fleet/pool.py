@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from drivers.instance.client import Fault, FaultKind, InstanceClient
 from drivers.instance.open_inference import Inferred
-from drivers.target import Served
+from drivers.target import InstanceAnswer
 from serfer.control.router import SERVERLESS, Reason, Router, Seat
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
@@ -94,7 +94,9 @@ class Pool:
         self._paid_usd = 0.0
         self._hour = RollingSum()
 
-    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext = NO_CONTEXT) -> Served | None:
+    async def run(
+        self, batch: NDArray[Any], deadline_s: float, context: RequestContext = NO_CONTEXT
+    ) -> InstanceAnswer | None:
         """Answer a query, or return None where it should run through the plan's functions.
 
         Raises CeilingError where the hour's dollars are spent, OverloadedError where no target has room, DeadlineError.
@@ -156,7 +158,7 @@ class Pool:
             if endpoint.listed and not endpoint.down
         ]
 
-    async def _try_in_turn(self, name: str, query: _Query) -> Served | None:
+    async def _try_in_turn(self, name: str, query: _Query) -> InstanceAnswer | None:
         """Send a query to an instance; where that fails, to the functions if they may, else to the other instances."""
         tried: set[str] = set()
         target: str | None = name
@@ -174,7 +176,7 @@ class Pool:
             target = min(left, key=lambda seat: seat.waiting).name if left else None
         raise self._refusal(Reason.CEILING if query.spare else Reason.NO_INSTANCE, len(query.batch))
 
-    async def _send(self, endpoint: _Endpoint, query: _Query) -> Served | None:
+    async def _send(self, endpoint: _Endpoint, query: _Query) -> InstanceAnswer | None:
         """Send a query to an instance, for as long as leaves the functions time enough if they come next."""
         begun = self._clock()
         timeout_s = patience_s = query.deadline - begun
@@ -205,9 +207,9 @@ class Pool:
     def _hangs_s(self) -> float:
         return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / _MS_PER_S)
 
-    def _served(self, endpoint: _Endpoint, result: Inferred, took_ms: float) -> Served:
+    def _served(self, endpoint: _Endpoint, result: Inferred, took_ms: float) -> InstanceAnswer:
         images, kind = len(result.logits), self.router.scenario.instance
-        return Served(
+        return InstanceAnswer(
             result.logits,
             endpoint.name,
             result.batch or images,  # not reported: the query's own images, and the round trip

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.driver import RequestContext
-from drivers.target import Served
+from drivers.target import InstanceAnswer
 from serfer.control.dispatch import Batching, Pace, Waiting, choose, promise
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.plan import Plan
@@ -49,7 +49,7 @@ class _Entry:
 
     query: Waiting
     images: Array
-    answer: asyncio.Future[Served] = field(repr=False)
+    answer: asyncio.Future[InstanceAnswer] = field(repr=False)
 
 
 class Engine:
@@ -82,7 +82,7 @@ class Engine:
         """How many images wait to be computed."""
         return self._preparing + sum(entry.query.images for entry in self._queue)
 
-    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> Served:  # noqa: ARG002 - a Target's
+    async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> InstanceAnswer:  # noqa: ARG002 - a Target's
         """Answer one query; see Target.
 
         Raises OverloadedError where it cannot be answered in `deadline_s` behind the others, DeadlineError where it was
@@ -130,7 +130,7 @@ class Engine:
             self.counts.refused += 1
             raise _overloaded(late_s)
 
-    async def _answer(self, query: Waiting, batch: NDArray[Any]) -> Served:
+    async def _answer(self, query: Waiting, batch: NDArray[Any]) -> InstanceAnswer:
         images: Array = batch
         if batch.dtype == np.uint8:
             self._preparing += query.images
@@ -200,7 +200,7 @@ class Engine:
             own = logits[at : at + entry.query.images]
             at += entry.query.images
             if not entry.answer.done():
-                entry.answer.set_result(Served(own, self._name, len(logits), ms, 0.0))
+                entry.answer.set_result(InstanceAnswer(own, self._name, len(logits), ms, 0.0))
 
     @staticmethod
     def _now() -> float:

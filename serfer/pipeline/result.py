@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.driver import Answer, Overheads
-from drivers.target import Served
+from drivers.target import InstanceAnswer
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import NotFiniteError
 from serfer.core.plan import Plan
@@ -35,7 +35,7 @@ class Result:
     answer: Answer
     split: tuple[float, float]
     answered: float
-    served: Served | None = None
+    served: InstanceAnswer | None = None
 
 
 def from_functions(plan: Plan, query: Query, answer: Answer, facts: LambdaFacts, now: float) -> Result:
@@ -48,7 +48,7 @@ def from_functions(plan: Plan, query: Query, answer: Answer, facts: LambdaFacts,
     return Result(logits, report, loads, answer, query.cut, now)
 
 
-def from_instance(plan: Plan, query: Query, served: Served, started: float, now: float) -> Result:
+def from_instance(plan: Plan, query: Query, served: InstanceAnswer, started: float, now: float) -> Result:
     """Return the result of a query that an instance answered; raises NotFiniteError."""
     images = _images(plan, query.names, _finite(served.logits), query.top_k)
     report = gpu_report(plan, images, now - query.cut[0], served.cost_usd)

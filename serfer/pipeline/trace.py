@@ -144,14 +144,14 @@ class _Spans:
         name = f"stage-{stage} tile {tile}{_again(run, attempt)}"
         function = self.plan.function(stage, self.plan.stages[stage].tiles[tile].function)
         args = {"name": _text(self.query.name), "query": self.query.answer.query, "function": function}
-        parts = [self._span("queue", "queue", attempt.asked, sent)]
+        parts = [self._span("queue", "queue", attempt.requested, sent)]
         report = attempt.result if isinstance(attempt.result, Report) else None
         number = next(self.arrows)
         invoke = self._span("invoke", "invoke", sent, ended, arrow=("s", number) if report else None)
         if attempt.started is not None:
             parts.append(invoke)
         outcome = {**args, "outcome": _outcome(attempt)}
-        yield _INVOCATIONS, self._span(name, "task", attempt.asked, ended, outcome, parts)
+        yield _INVOCATIONS, self._span(name, "task", attempt.requested, ended, outcome, parts)
         if report:
             row = f"stage-{stage} workers", _text(f"environment {report.environment}")
             yield row, _work(name, report, invoke, args, number)
@@ -271,7 +271,7 @@ def _again(run: TileRun, attempt: Attempt) -> str:
     before = run.attempts[: attempt.number]
     if not before:
         return ""
-    hedge = any(other.ended is None or other.ended > attempt.asked for other in before)
+    hedge = any(other.ended is None or other.ended > attempt.requested for other in before)
     return f" ({'hedge' if hedge else 'retry'} {attempt.number})"
 
 

@@ -201,7 +201,7 @@ def _is_cold(result: Result) -> bool:
 
 
 def _took_ms(attempt: Attempt) -> float:
-    return ((attempt.ended or attempt.asked) - attempt.asked) * _MS
+    return ((attempt.ended or attempt.requested) - attempt.requested) * _MS
 
 
 def _calibration(plan: Plan, colds: Sequence[Result], warm: Sequence[Result], machine: str, date: str) -> Calibration:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from drivers.instance.client import FaultKind
-from drivers.target import Served
+from drivers.target import InstanceAnswer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.observability.pool_metrics import PoolMetrics
@@ -46,7 +46,7 @@ def classify(url, **parameters):
 
 
 def test_an_answer_of_an_instance_says_so_and_is_explained(url, target):
-    target.found = Served(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
+    target.found = InstanceAnswer(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
     body = classify(url, explain=True).json()
     assert (body["target"], body["stages"], body["cost_usd"], body["store"]["puts"]) == ("gpu", [], 2e-6, 0)
     assert body["images"][0]["predictions"][0]["index"] == 6
@@ -101,7 +101,7 @@ def test_metrics_tell_of_the_pool():
 
 
 def test_a_watched_query_that_an_instance_answers_ends(url, target):
-    target.found = Served(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
+    target.found = InstanceAnswer(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
     headers = {"Content-Type": "image/png", "Prefer": "respond-async"}
 
     async def follow():

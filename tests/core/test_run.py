@@ -551,5 +551,5 @@ def test_every_attempt_is_on_record():
     run.handle(TaskStarted(0, 0, 1), wake + 0.1)
     run.handle(done(0, 0, attempt=1), 3.0)
     first, second = run.stages[0].tiles[0].attempts
-    assert (first.asked, first.started, first.ended) == (0.0, 0.1, 0.5)
-    assert (second.asked, second.started, second.ended, second.result) == (wake, wake + 0.1, 3.0, REPORT)
+    assert (first.requested, first.started, first.ended) == (0.0, 0.1, 0.5)
+    assert (second.requested, second.started, second.ended, second.result) == (wake, wake + 0.1, 3.0, REPORT)

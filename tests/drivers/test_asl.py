@@ -312,16 +312,16 @@ def test_waits_before_retries_grow_up_to_their_limit():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda output: output["stages"].pop("s1"), "none of this plan's"),
+        (lambda output: output["stages"].pop("s1"), "not one of this plan"),
         (lambda output: output["stages"].update(s1=[]), "0 tiles of stage 1, not 1"),
         (lambda output: output["stages"]["s0"].pop(), "1 tiles of stage 0, not 2"),
         (lambda output: output["stages"]["s0"].insert(0, 7), "3 tiles of stage 0"),
         (lambda output: output["stages"]["s0"][1].update(report=None), "stage 0, tile 1: .* without a report"),
         (lambda output: output["stages"]["s0"][1].update(report="!"), "cannot be decoded"),
-        (lambda output: output["stages"]["s0"][1].update(at="yesterday"), "a time that is none"),
-        (lambda output: output["stages"]["s0"][1].update(at=[7]), "a time that is none"),
+        (lambda output: output["stages"]["s0"][1].update(at="yesterday"), "invalid time"),
+        (lambda output: output["stages"]["s0"][1].update(at=[7]), "invalid time"),
         (lambda output: output["stages"]["s0"][1].update(retries="no"), "without a report"),
-        (lambda output: output.update(junk="x" * MOST_STATE_BYTES), "none of this plan's"),
+        (lambda output: output.update(junk="x" * MOST_STATE_BYTES), "not one of this plan"),
     ],
 )
 def test_an_output_that_no_machine_of_ours_ends_with_is_refused(change, complaint):
@@ -333,7 +333,7 @@ def test_an_output_that_no_machine_of_ours_ends_with_is_refused(change, complain
 
 @pytest.mark.parametrize("text", ["", "{", "7", "[]", "[" * 100_000, '{"stages": 7}'])
 def test_an_output_that_is_no_object_is_refused(text):
-    with pytest.raises(InputError, match="none of this plan's"):
+    with pytest.raises(InputError, match="not one of this plan"):
         parse_output(text, (2, 1))
 
 

@@ -200,7 +200,7 @@ def test_times_lie_within_the_query_one_stage_after_the_other(store, kind):
         marks += [stage.started, stage.ended]
         for tile in stage.tiles:
             [attempt] = tile.attempts
-            assert stage.started <= attempt.asked == attempt.started <= attempt.ended <= stage.ended
+            assert stage.started <= attempt.requested == attempt.started <= attempt.ended <= stage.ended
     assert [*marks, answer.ended] == sorted([*marks, answer.ended])
     assert answer.ended > answer.started
 
@@ -388,7 +388,7 @@ def test_a_standard_execution_is_polled_until_it_has_ended(store):
     ("status", "error", "text"),
     [
         ("TIMED_OUT", DeadlineError, "own time limit"),
-        ("ABORTED", QueryError, "somebody stopped"),
+        ("ABORTED", QueryError, "stopped"),
         ("FAILED", TaskFailedError, "States.Runtime: no place, no JSON"),
     ],
 )

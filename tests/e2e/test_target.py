@@ -7,7 +7,7 @@ import pytest
 
 import serfer
 from drivers.driver import NO_CONTEXT
-from drivers.target import Served
+from drivers.target import InstanceAnswer
 from serfer.api.observability.timeline import served_report
 from serfer.api.service import Answered
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
@@ -36,7 +36,7 @@ class Whole:
     async def run(self, array, deadline_s, context):
         self.asked.append((array, deadline_s, context))
         await asyncio.sleep(self.slow_s)
-        return Served(self._run(array), "one", 3, 1.5, 2e-6) if self.takes else None
+        return InstanceAnswer(self._run(array), "one", 3, 1.5, 2e-6) if self.takes else None
 
     async def close(self):
         self.closed += 1

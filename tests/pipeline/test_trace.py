@@ -38,7 +38,7 @@ def tile(*attempts):
 def query(*stages, name="a.jpg", asked=None, puts=0):
     """A query of stages, each given by its tiles: it came 5 ms before the first, and ended 1 ms after the last."""
     runs = [
-        StageRun(min(one.asked for run in tiles for one in run.attempts), [*tiles], max(map(last, tiles)))
+        StageRun(min(one.requested for run in tiles for one in run.attempts), [*tiles], max(map(last, tiles)))
         for tiles in stages
     ]
     start, end = runs[0].started, runs[-1].ended
@@ -184,7 +184,7 @@ class TestAnyQueries:
         given_up = [one for one in spans(events, "task") if one not in closed]
         assert len(given_up) == sum(one.ended is None for one in attempts(found))
         shown = sum(one["dur"] for one in closed) / 1e6
-        assert shown == pytest.approx(wanted + sum(one.started - one.asked for one in sent if one.ended), abs=1e-4)
+        assert shown == pytest.approx(wanted + sum(one.started - one.requested for one in sent if one.ended), abs=1e-4)
 
     @settings(deadline=None)
     @given(SOME)

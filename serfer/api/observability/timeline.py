@@ -64,7 +64,7 @@ def _task(place: tuple[int, int], attempt: Attempt, memory_mb: int, facts: Lambd
     return TaskTime(
         *place,
         attempt=attempt.number,
-        asked_ms=_ms(attempt.asked, zero),
+        asked_ms=_ms(attempt.requested, zero),
         started_ms=None if attempt.started is None else _ms(attempt.started, zero),
         ended_ms=None if attempt.ended is None else _ms(attempt.ended, zero),
         outcome=_outcome(attempt),

@@ -128,7 +128,7 @@ class _Query:
         ended = attempt.ended or max(ends, default=self._answered.result.answer.ended)
         known = {"serfer.stage": number, "serfer.tile": tile, "serfer.attempt": attempt.number, **_facts(attempt)}
         failed = isinstance(attempt.result, Failure)
-        self._span(f"task {tile}", attempt.asked, max(ended, attempt.asked), stage, known, failed=failed)
+        self._span(f"task {tile}", attempt.requested, max(ended, attempt.requested), stage, known, failed=failed)
 
     def _span(
         self,

@@ -21,12 +21,12 @@ from serfer.api.admission import RefusalPace
 from serfer.api.auth.hosts import HostCheck
 from serfer.api.auth.keys import KeyRing, authorise
 from serfer.api.http.body import ApiLimits
-from serfer.api.http.envelope import Envelope
-from serfer.api.http.held import HeldBytes
+from serfer.api.http.body_budget import BodyBudget
 from serfer.api.http.problems import OVERLOADED, Problem, problem_of, problem_response
+from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.http.server import FINISH_S
 from serfer.api.http.validation import fault
-from serfer.api.idempotency import Replies
+from serfer.api.idempotency import IdempotencyStore
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.routes.classify import Classifying, classify_router
@@ -65,8 +65,8 @@ def make_app(
     limits = ApiLimits(settings.api_max_body_bytes, settings.api_max_images, settings.api_body_timeout_s)
     coordination = service.store.coordination()
     results = Results(coordination, settings.api_result_ttl_s)
-    replies = Replies(coordination, settings.api_result_ttl_s)
-    classifying = Classifying(service, limits, replies, results, settings.api_deadline_ms)
+    idempotency = IdempotencyStore(coordination, settings.api_result_ttl_s)
+    classifying = Classifying(service, limits, idempotency, results, settings.api_deadline_ms)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -97,10 +97,10 @@ def make_app(
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app, RefusalPace())
-    app.add_middleware(HeldBytes, most=settings.api_held_bytes)
+    app.add_middleware(BodyBudget, max_bytes=settings.api_held_bytes)
     if hosts is not None:
         app.add_middleware(HostCheck, allowed=hosts)
-    app.add_middleware(Envelope, telemetry=telemetry)
+    app.add_middleware(RequestMiddleware, telemetry=telemetry)
     return app
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from serfer.api.http.problems import Problem
-from serfer.api.requests import Once
+from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import DeadlineError
 from storage.coordination import Coordination
 
@@ -27,7 +27,7 @@ class Reply:
     replayed: bool
 
 
-class Replies:
+class IdempotencyStore:
     """Answers by idempotency key, kept in `coordination` for `ttl_s` seconds."""
 
     def __init__(self, coordination: Coordination, ttl_s: float) -> None:
@@ -35,55 +35,57 @@ class Replies:
         self._ttl_s = ttl_s
         self._in_flight: dict[str, asyncio.Future[None]] = {}
 
-    async def check(self, once: Once) -> None:
+    async def check(self, key: IdempotencyKey) -> None:
         """Raise Problem 422 where the key has an answer to another request."""
-        await asyncio.to_thread(self._find, once)
+        await asyncio.to_thread(self._find, key)
 
-    async def once(self, once: Once, answer: Callable[[float], Awaitable[bytes]], deadline_s: float) -> Reply:
+    async def first_answer(
+        self, key: IdempotencyKey, answer: Callable[[float], Awaitable[bytes]], deadline_s: float
+    ) -> Reply:
         """Return the key's answer; where it has none, compute one with `answer(seconds left)` and keep it.
 
         Raises Problem 422 where the key has an answer to another request, DeadlineError, and what `answer` raises.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
-        while (other := self._in_flight.get(once.name)) is not None:
+        while (other := self._in_flight.get(key.name)) is not None:
             # A retry of a request that runs here: its answer is to come.
             await asyncio.wait((other,), timeout=deadline - loop.time())
             if loop.time() >= deadline:
                 raise DeadlineError("no answer by the deadline: the same request still runs")
-        ended = self._in_flight[once.name] = asyncio.get_running_loop().create_future()
+        ended = self._in_flight[key.name] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout_at(deadline):
-                known = await asyncio.to_thread(self._find, once)
+                known = await asyncio.to_thread(self._find, key)
             if known is not None:
                 return Reply(known, replayed=True)
             body = await answer(deadline - loop.time())
             async with asyncio.timeout_at(deadline):
-                return await asyncio.to_thread(self._keep, once, body)
+                return await asyncio.to_thread(self._keep, key, body)
         except TimeoutError:
             raise DeadlineError("no answer by the deadline: the store did not answer in time") from None
         finally:
-            del self._in_flight[once.name]
+            del self._in_flight[key.name]
             ended.set_result(None)
 
-    def _find(self, once: Once) -> bytes | None:
-        entry = self._coordination.get(_key(once))
+    def _find(self, key: IdempotencyKey) -> bytes | None:
+        entry = self._coordination.get(_key(key))
         if entry is None:
             return None
         head, _, body = entry.value.partition(b"\n")
-        if json.loads(head) != once.digest:
+        if json.loads(head) != key.digest:
             raise Problem(
                 HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
             )
         return body
 
-    def _keep(self, once: Once, body: bytes) -> Reply:
+    def _keep(self, key: IdempotencyKey, body: bytes) -> Reply:
         """Set an answer unless another driver was first, and return the key's answer."""
-        value = json.dumps(once.digest).encode() + b"\n" + body
-        if self._coordination.compare_and_set(_key(once), None, value, self._ttl_s):
+        value = json.dumps(key.digest).encode() + b"\n" + body
+        if self._coordination.compare_and_set(_key(key), None, value, self._ttl_s):
             return Reply(body, replayed=False)
-        return Reply(self._find(once) or body, replayed=True)
+        return Reply(self._find(key) or body, replayed=True)
 
 
-def _key(once: Once) -> str:
-    return f"serfer:answer:{once.name}"
+def _key(key: IdempotencyKey) -> str:
+    return f"serfer:answer:{key.name}"

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from drivers.driver import RequestContext
 from serfer.api.http.problems import Problem, problem_of, problem_response
-from serfer.api.service import Question
+from serfer.api.service import ServiceQuery
 
 _KEY = re.compile(r"[!-~]{1,255}")
 _NETWORK_BITS = 64  # of an IPv6 address: what one customer of a provider has
@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
-class Once:
+class IdempotencyKey:
     """An idempotency key of a client's, and the digest of what it asks for with it."""
 
     owner: str
@@ -39,12 +39,12 @@ class Once:
         return hashlib.sha256(f"{len(self.owner)}:{self.owner}:{self.key}".encode()).hexdigest()
 
 
-def question_of(request: Request, model: str, allowed_s: float) -> Question:
+def query_of(request: Request, model: str, allowed_s: float) -> ServiceQuery:
     """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
     state = request.state
     context = RequestContext(getattr(state, "request_id", ""))
     state.deadline = arrival(request) + allowed_s
-    return Question(model, state.deadline, allowed_s, context, client_of(request))
+    return ServiceQuery(model, state.deadline, allowed_s, context, client_of(request))
 
 
 def arrival(request: Request) -> float:
@@ -69,18 +69,20 @@ def client_of(request: Request) -> str:
 
 
 class TimelyResponse(Response):
-    """An answer that is sent by its question's deadline or not at all: after it, a problem 504 goes in its place."""
+    """An answer that is sent by its query's deadline or not at all: after it, a problem 504 goes in its place."""
 
-    def __init__(self, question: Question, body: bytes, media_type: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, query: ServiceQuery, body: bytes, media_type: str, headers: dict[str, str] | None = None
+    ) -> None:
         super().__init__(body, headers=headers, media_type=media_type)
-        self._question = question
+        self._query = query
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless it is too late."""
-        if self._question.left_s > 0:
+        if self._query.left_s > 0:
             await super().__call__(scope, receive, send)
             return
-        error = self._question.late("the answer was written")
+        error = self._query.late("the answer was written")
         scope.setdefault("state", {})["error"] = error
         await problem_response(problem_of(error), Request(scope))(scope, receive, send)
 
@@ -100,7 +102,7 @@ def check_parameters(request: Request, known: Iterable[str]) -> None:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is given more than once")
 
 
-def idempotency_key(request: Request) -> str | None:
+def idempotency_header(request: Request) -> str | None:
     """Return the request's idempotency key, if it has one; raises Problem 422 for a malformed one."""
     values = request.headers.getlist("idempotency-key")
     if not values:

@@ -40,7 +40,7 @@ _UNSOUND = (TaskFailedError, LambdaUnavailableError, StoreUnavailableError)  # t
 
 
 @dataclass(frozen=True)
-class Question:
+class ServiceQuery:
     """What a request asks of a model, and the deadline of its answer, on time.monotonic's clock.
 
     `allowed_s` is the time between the request's arrival and its deadline; `client` names who shares the decoders
@@ -77,7 +77,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answered:
+class ServiceResult:
     """A query's result, and how long it waited for decoders and its turn, in seconds on the pipeline's clock.
 
     An image is decoded before its query's turn has come; here, as in the report, that counts after `admitted`.
@@ -91,7 +91,7 @@ class Answered:
 class Observer(Protocol):
     """Is told of every query's end."""
 
-    def answered(self, model: str, answered: Answered) -> None:
+    def answered(self, model: str, answered: ServiceResult) -> None:
         """Note an answer."""
         ...
 
@@ -141,58 +141,60 @@ class Service:
             raise Problem(HTTPStatus.NOT_FOUND, f"no model {asked[:80]!r} here: there is {', '.join(self.pipelines)}")
         return asked
 
-    def check(self, question: Question) -> None:
+    def check(self, query: ServiceQuery) -> None:
         """Refuse a query that could not be answered in time: Problem 429, DeadlineError where no time is left."""
-        left_s = question.left_s
+        left_s = query.left_s
         if left_s <= 0:
-            raise question.late("nothing was begun")
+            raise query.late("nothing was begun")
         if not self.admission.promised:
             self.admission.check(left_s)
-            self.decoders.slots.check(question.client, left_s)
+            self.decoders.slots.check(query.client, left_s)
 
-    async def classify(self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int) -> Answered:
+    async def classify(
+        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
+    ) -> ServiceResult:
         """Answer what a query's images show.
 
         Raises Problem 429 where there is no room, DeadlineError, ImageError that names the image, else as
         `Pipeline.ask`.
         """
-        return await self._observed(question, self._classify(question, images, names, top_k))
+        return await self._observed(query, self._classify(query, images, names, top_k))
 
-    async def run(self, question: Question, batch: Any) -> Answered:  # noqa: ANN401 - as Pipeline.run's
+    async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as Pipeline.run's
         """Return what the network makes of an array, as `Pipeline.submit` takes it; raises as `classify` does."""
-        pipeline = self.pipelines[question.model]
+        pipeline = self.pipelines[query.model]
 
         def begin(left_s: float) -> Future[Result]:
-            return pipeline.submit(batch, deadline_s=left_s, context=question.context)
+            return pipeline.submit(batch, deadline_s=left_s, context=query.context)
 
-        return await self._observed(question, self._in_turn(question, begin))
+        return await self._observed(query, self._in_turn(query, begin))
 
-    async def _observed(self, question: Question, work: Coroutine[Any, Any, Answered]) -> Answered:
+    async def _observed(self, query: ServiceQuery, work: Coroutine[Any, Any, ServiceResult]) -> ServiceResult:
         """Await a query's answer, and note how it ended."""
         try:
             answered = await work
         except Problem:
             raise  # whom it refuses the admission counts
         except BaseException as error:
-            self._observer.failed(question.model, error)
+            self._observer.failed(query.model, error)
             throttled = isinstance(
                 error, LambdaThrottledError
             )  # which says that there are too many, not that one is ill
             self._doubtful = self._doubtful or (isinstance(error, _UNSOUND) and not throttled)
             raise
         self._doubtful = False
-        self._observer.answered(question.model, answered)
+        self._observer.answered(query.model, answered)
         return answered
 
     async def _classify(
-        self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int
-    ) -> Answered:
-        pipeline = self.pipelines[question.model]
+        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
+    ) -> ServiceResult:
+        pipeline = self.pipelines[query.model]
         check_images(images, names, top_k)
-        key, kept = await self._kept(question, images, names, top_k)
+        key, kept = await self._kept(query, images, names, top_k)
         if kept is not None:
-            return Answered(kept, kept.split[0], 0.0)
-        self.check(question)
+            return ServiceResult(kept, kept.split[0], 0.0)
+        self.check(query)
 
         def begin(left_s: float) -> Future[Result]:
             return pipeline.submit_pixels(
@@ -201,24 +203,24 @@ class Service:
                 top_k=top_k,
                 deadline_s=left_s,
                 decoded_s=decoded.busy_s,
-                context=question.context,
+                context=query.context,
                 key=key,
             )
 
         with ExitStack() as place:
 
             def admit() -> None:
-                place.enter_context(self.admission.place(question.left_s))
+                place.enter_context(self.admission.place(query.left_s))
 
-            async with question.in_time("its images were not decoded"):
-                decoded = await self.decoders.decode(images, names, pipeline.recipe, question.client, admit)
-            return await self._in_turn(question, begin, decoded)
+            async with query.in_time("its images were not decoded"):
+                decoded = await self.decoders.decode(images, names, pipeline.recipe, query.client, admit)
+            return await self._in_turn(query, begin, decoded)
 
     async def _kept(
-        self, question: Question, images: Sequence[bytes], names: Sequence[str], top_k: int
+        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
     ) -> tuple[str | None, Result | None]:
         """Return what the answer is kept under, if answers are, and the one that is kept."""
-        pipeline = self.pipelines[question.model]
+        pipeline = self.pipelines[query.model]
         if not pipeline.caches:
             return None, None
 
@@ -226,39 +228,39 @@ class Service:
             key = pipeline.cache_key(images)
             return key, pipeline.cached(key, names, top_k)
 
-        async with question.in_time("it was looked up"):
+        async with query.in_time("it was looked up"):
             return await asyncio.get_running_loop().run_in_executor(self._threads, find)
 
     async def _in_turn(
-        self, question: Question, begin: Callable[[float], Future[Result]], decoded: Decoded | None = None
-    ) -> Answered:
+        self, query: ServiceQuery, begin: Callable[[float], Future[Result]], decoded: Decoded | None = None
+    ) -> ServiceResult:
         """Wait for a turn, begin a query in a thread, and wait for it; whoever stops waiting cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
         async with AsyncExitStack() as turn:
-            async with question.in_time("it waited for its turn"):
+            async with query.in_time("it waited for its turn"):
                 try:
-                    queued_s = await turn.enter_async_context(self.admission.turn(question.left_s))
+                    queued_s = await turn.enter_async_context(self.admission.turn(query.left_s))
                 except DeadlineError:  # of the time that was left, which no client knows
-                    raise question.late("it waited for its turn") from None
+                    raise query.late("it waited for its turn") from None
             admitted = time.monotonic() - busy_s
-            async with question.in_time("it was running"):
-                result = await self._begun(question, begin)
-        return Answered(result, admitted, queued_s + waited_s)
+            async with query.in_time("it was running"):
+                result = await self._begun(query, begin)
+        return ServiceResult(result, admitted, queued_s + waited_s)
 
-    async def _begun(self, question: Question, begin: Callable[[float], Future[Result]]) -> Result:
+    async def _begun(self, query: ServiceQuery, begin: Callable[[float], Future[Result]]) -> Result:
         def in_time() -> Future[Result]:
-            left_s = question.left_s
+            left_s = query.left_s
             if left_s <= 0:
-                raise question.late("it waited for its turn")
+                raise query.late("it waited for its turn")
             return begin(left_s)
 
         started = self._threads.submit(in_time)
         try:
-            query = await asyncio.wrap_future(started)
+            running = await asyncio.wrap_future(started)
         except asyncio.CancelledError:
             started.add_done_callback(_cancel)  # what it begins must not go on
             raise
-        return await asyncio.wrap_future(query)
+        return await asyncio.wrap_future(running)
 
     def drain(self) -> None:
         """Say from now on that no new queries should come; those that come all the same are answered."""

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import httpx
 
-from serfer.client.conversation import Clock, Exchange, Retries, Steps, T, Try
-from serfer.client.messages import Asked, Image, Reply, unreadable, upload
+from serfer.client.conversation import Clock, Conversation, Retries, Steps, T, Try
+from serfer.client.messages import Image, QueryOptions, Reply, unreadable, upload
 from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
 from serfer.core.served import JobStatus, ServedModel, ServedReport
 
@@ -52,9 +52,9 @@ class Client:
         clock: Clock | None = None,
     ) -> None:
         self._base_url = _checked_url(base_url)
-        self._exchange = _exchange(api_key, timeout_s, retries, clock)
+        self._conversation = _conversation(api_key, timeout_s, retries, clock)
         http = httpx.Client(base_url=self._base_url, headers=_headers(api_key), transport=transport)
-        self._wire = _Wire(http, sleep, self._exchange.clock.monotonic)
+        self._wire = _Wire(http, sleep, self._conversation.clock.monotonic)
 
     def classify(
         self,
@@ -72,8 +72,8 @@ class Client:
         `explain` adds the timeline. `names` are what the report calls the images: their files' names, unless given. All
         tries of a call have the same idempotency key, so that the service answers once.
         """
-        asked = Asked(model, top_k, deadline_ms, explain, idempotency_key)
-        return self._wire.run(self._exchange.classify(upload(images, names), asked))
+        options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key)
+        return self._wire.run(self._conversation.classify(upload(images, names), options))
 
     def submit(
         self,
@@ -86,16 +86,18 @@ class Client:
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand in what `classify` takes, and return the job that answers it, without waiting for it."""
-        asked = Asked(model, top_k, deadline_ms, idempotency_key=idempotency_key)
-        return Job(self._wire.run(self._exchange.submit(upload(images, names), asked)), self._wire, self._exchange)
+        options = QueryOptions(model, top_k, deadline_ms, idempotency_key=idempotency_key)
+        return Job(
+            self._wire.run(self._conversation.submit(upload(images, names), options)), self._wire, self._conversation
+        )
 
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""
-        return self._wire.run(self._exchange.models())
+        return self._wire.run(self._conversation.models())
 
     def ready(self) -> bool:
         """Return whether the service takes queries now; raises ServiceUnavailableError where nothing answers."""
-        return self._wire.run(self._exchange.ready())
+        return self._wire.run(self._conversation.ready())
 
     def close(self) -> None:
         """Close the connections."""
@@ -126,7 +128,7 @@ class AsyncClient:
         clock: Clock | None = None,
     ) -> None:
         self._base_url = _checked_url(base_url)
-        self._exchange = _exchange(api_key, timeout_s, retries, clock)
+        self._conversation = _conversation(api_key, timeout_s, retries, clock)
         http = httpx.AsyncClient(base_url=self._base_url, headers=_headers(api_key), transport=transport)
         self._wire = _AsyncWire(http, sleep)
 
@@ -142,9 +144,9 @@ class AsyncClient:
         idempotency_key: str | None = None,
     ) -> ServedReport:
         """Classify images as `Client.classify` does."""
-        asked = Asked(model, top_k, deadline_ms, explain, idempotency_key)
+        options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key)
         body = await asyncio.to_thread(upload, images, names)
-        return await self._wire.run(self._exchange.classify(body, asked))
+        return await self._wire.run(self._conversation.classify(body, options))
 
     async def submit(
         self,
@@ -157,17 +159,17 @@ class AsyncClient:
         idempotency_key: str | None = None,
     ) -> AsyncJob:
         """Hand images in as `Client.submit` does."""
-        asked = Asked(model, top_k, deadline_ms, idempotency_key=idempotency_key)
+        options = QueryOptions(model, top_k, deadline_ms, idempotency_key=idempotency_key)
         body = await asyncio.to_thread(upload, images, names)
-        return AsyncJob(await self._wire.run(self._exchange.submit(body, asked)), self._wire, self._exchange)
+        return AsyncJob(await self._wire.run(self._conversation.submit(body, options)), self._wire, self._conversation)
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""
-        return await self._wire.run(self._exchange.models())
+        return await self._wire.run(self._conversation.models())
 
     async def ready(self) -> bool:
         """Return whether the service takes queries now; raises ServiceUnavailableError where nothing answers."""
-        return await self._wire.run(self._exchange.ready())
+        return await self._wire.run(self._conversation.ready())
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -189,11 +191,11 @@ class Job:
 
     id: str
     _wire: _Wire = field(repr=False)
-    _exchange: Exchange = field(repr=False)
+    _conversation: Conversation = field(repr=False)
 
     def status(self) -> JobStatus:
         """Look how far it is."""
-        return self._wire.run(self._exchange.status(self.id))
+        return self._wire.run(self._conversation.status(self.id))
 
     def result(self, timeout_s: float | None = None) -> ServedReport:
         """Wait for its result, at most `timeout_s` or as long as the client's calls may take.
@@ -201,11 +203,11 @@ class Job:
         Raises what `classify` raises, RequestRefusedError when the service keeps it no longer, and
         ServiceDeadlineError when the time is up: it goes on, and may be asked again.
         """
-        return self._wire.run(self._exchange.result(self.id, timeout_s))
+        return self._wire.run(self._conversation.result(self.id, timeout_s))
 
     def cancel(self) -> None:
         """Let what still runs of it end."""
-        self._wire.run(self._exchange.cancel(self.id))
+        self._wire.run(self._conversation.cancel(self.id))
 
 
 @dataclass(frozen=True)
@@ -214,19 +216,19 @@ class AsyncJob:
 
     id: str
     _wire: _AsyncWire = field(repr=False)
-    _exchange: Exchange = field(repr=False)
+    _conversation: Conversation = field(repr=False)
 
     async def status(self) -> JobStatus:
         """Look how far it is."""
-        return await self._wire.run(self._exchange.status(self.id))
+        return await self._wire.run(self._conversation.status(self.id))
 
     async def result(self, timeout_s: float | None = None) -> ServedReport:
         """Wait for its result as `Job.result` does."""
-        return await self._wire.run(self._exchange.result(self.id, timeout_s))
+        return await self._wire.run(self._conversation.result(self.id, timeout_s))
 
     async def cancel(self) -> None:
         """Let what still runs of it end."""
-        await self._wire.run(self._exchange.cancel(self.id))
+        await self._wire.run(self._conversation.cancel(self.id))
 
 
 class _Wire:
@@ -317,10 +319,10 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return plain if api_key is None else {**plain, "X-API-Key": api_key}
 
 
-def _exchange(api_key: str | None, timeout_s: float, retries: int, clock: Clock | None) -> Exchange:
+def _conversation(api_key: str | None, timeout_s: float, retries: int, clock: Clock | None) -> Conversation:
     if retries < 0:
         raise UsageError(f"retries must be 0 or more, not {retries}")
-    return Exchange(timeout_s, Retries(retries), clock or Clock(), api_key or "")
+    return Conversation(timeout_s, Retries(retries), clock or Clock(), api_key or "")
 
 
 def _request(step: Try) -> dict[str, Any]:

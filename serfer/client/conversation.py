@@ -20,8 +20,8 @@ from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
 from serfer.client.messages import (
-    Asked,
     Call,
+    QueryOptions,
     Reply,
     Upload,
     failure,
@@ -90,7 +90,7 @@ class Retries:
         return Backoff(self.base_s, self.longest_s).wait(attempt, chance)
 
 
-class Exchange:
+class Conversation:
     """The conversations of a client, each within `timeout_s`; `secret` is kept out of errors."""
 
     def __init__(self, timeout_s: float, retries: Retries, clock: Clock, secret: str) -> None:
@@ -99,14 +99,14 @@ class Exchange:
         self._retries = retries
         self._secret = secret
 
-    def classify(self, upload: Upload, asked: Asked) -> Steps[ServedReport]:
+    def classify(self, upload: Upload, options: QueryOptions) -> Steps[ServedReport]:
         """Have images classified."""
-        reply = yield from self._answer(asked.call(upload, HTTPStatus.OK, {}))
+        reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}))
         return read_report(reply)
 
-    def submit(self, upload: Upload, asked: Asked) -> Steps[str]:
+    def submit(self, upload: Upload, options: QueryOptions) -> Steps[str]:
         """Hand images in, and return the id under which their result will be found."""
-        call = asked.call(upload, HTTPStatus.ACCEPTED, {"Prefer": "respond-async"})
+        call = options.call(upload, HTTPStatus.ACCEPTED, {"Prefer": "respond-async"})
         reply = yield from self._answer(call)
         return read_status(reply).id
 

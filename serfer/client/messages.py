@@ -65,7 +65,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryOptions:
     """What a query asks for besides its images; None leaves it to the service."""
 
     model: str | None

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 import serfer
-from serfer.api.http.held import HeldBytes
-from serfer.api.service import Question
+from serfer.api.http.body_budget import BodyBudget
+from serfer.api.service import ServiceQuery
 from tests.api.conftest import png
 from tests.e2e.small import CLASSES, SIZE
 
@@ -131,14 +131,14 @@ class TestRefusals:
     @pytest.mark.parametrize("path", ["/v1/classify?deadline_ms=20000", "/v2/models/small/infer"])
     def test_an_answer_that_is_ready_after_the_deadline_is_a_504(self, http, service, monkeypatch, path):
         """By the service's own clock: the deadline passes between the query's end and the answer's head."""
-        usual_left, usual_noted, answered = Question.left_s, service._observer.answered, []
+        usual_left, usual_noted, answered = ServiceQuery.left_s, service._observer.answered, []
 
         def note(*noted):
             usual_noted(*noted)
             answered.append(noted)
 
         monkeypatch.setattr(service._observer, "answered", note)
-        monkeypatch.setattr(Question, "left_s", property(lambda it: -1.0 if answered else usual_left.fget(it)))
+        monkeypatch.setattr(ServiceQuery, "left_s", property(lambda it: -1.0 if answered else usual_left.fget(it)))
         pixels = [0] * (SIZE * SIZE * 3)
         body = {"inputs": [{"name": "image", "shape": [1, SIZE, SIZE, 3], "datatype": "UINT8", "data": pixels}]}
         reply = http.post(path, **({"json": body} if "v2" in path else {"files": {"image": png()}}))
@@ -246,27 +246,25 @@ class TestResults:
     def test_what_a_result_to_come_holds_in_memory_counts(self, app, http, service, monkeypatch):
         """As long as its query waits; whoever sends more is told so, and room comes back when it ends."""
         may_end = threading.Event()
-        asked = service.pipelines["small"].ask
-        monkeypatch.setattr(
-            service.pipelines["small"], "ask", lambda *args, **kw: may_end.wait(60) and asked(*args, **kw)
-        )
+        pipeline = service.pipelines["small"]
+        submit = pipeline.submit_pixels
+        monkeypatch.setattr(pipeline, "submit_pixels", lambda *args, **kw: may_end.wait(60) and submit(*args, **kw))
         http.get("/healthz")
-        held = middleware(app, HeldBytes)
-        before = held.held
+        budget = middleware(app, BodyBudget)
+        before = budget.reserved
         reply = self.later(http)
-        assert held.held - before > len(png())
-        held.most = held.held
+        assert budget.reserved - before > len(png())
+        budget.max_bytes = budget.reserved
         assert "hold all the memory" in problem(http.post("/v1/classify", files={"image": ("a", png())}), 429)
         may_end.set()
         self.ended(http, reply)
-        while held.held > before:
+        while budget.reserved > before:
             pass
 
     def test_what_was_promised_is_answered_and_more_is_refused_at_once(self, http, service, monkeypatch):
-        may_begin, ask = threading.Event(), service.pipelines["small"].ask
-        monkeypatch.setattr(
-            service.pipelines["small"], "ask", lambda *args, **known: may_begin.wait(60) and ask(*args, **known)
-        )
+        may_begin, pipeline = threading.Event(), service.pipelines["small"]
+        submit = pipeline.submit_pixels
+        monkeypatch.setattr(pipeline, "submit_pixels", lambda *args, **kw: may_begin.wait(60) and submit(*args, **kw))
         headers = {"Prefer": "respond-async"}
         with ThreadPoolExecutor(20) as threads:
             sent = [

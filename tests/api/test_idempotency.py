@@ -3,12 +3,12 @@ import asyncio
 import pytest
 
 from serfer.api.http.problems import Problem
-from serfer.api.idempotency import Replies
-from serfer.api.requests import Once, digest_of
+from serfer.api.idempotency import IdempotencyStore
+from serfer.api.requests import IdempotencyKey, digest_of
 from serfer.core.errors import DeadlineError
 from storage.memory import MemoryStore
 
-ASKED = Once("alice", "key-1", digest_of([b"a picture"]))
+ASKED = IdempotencyKey("alice", "key-1", digest_of([b"a picture"]))
 
 
 class Answers:
@@ -27,7 +27,7 @@ class Answers:
 
 
 def both_drivers(store):
-    return Replies(store.coordination(), 60.0), Replies(store.coordination(), 60.0)
+    return IdempotencyStore(store.coordination(), 60.0), IdempotencyStore(store.coordination(), 60.0)
 
 
 def test_two_drivers_that_compute_the_same_query_give_one_answer():
@@ -36,8 +36,8 @@ def test_two_drivers_that_compute_the_same_query_give_one_answer():
             first, second = both_drivers(store)
             slow, quick = Answers(b"slow"), Answers(b"quick")
             waiting = [
-                asyncio.create_task(first.once(ASKED, slow, 60.0)),
-                asyncio.create_task(second.once(ASKED, quick, 60.0)),
+                asyncio.create_task(first.first_answer(ASKED, slow, 60.0)),
+                asyncio.create_task(second.first_answer(ASKED, quick, 60.0)),
             ]
             while not (slow.computed and quick.computed):  # noqa: ASYNC110 - they look into the store in threads
                 await asyncio.sleep(0.001)
@@ -58,11 +58,11 @@ def test_an_answer_that_failed_is_tried_anew():
         with MemoryStore() as store:
             first, second = both_drivers(store)
             with pytest.raises(Problem, match="not now"):
-                await first.once(ASKED, fails, 60.0)
+                await first.first_answer(ASKED, fails, 60.0)
             answers = Answers(b"answer")
             answers.may_end.set()
-            assert (await second.once(ASKED, answers, 60.0)).replayed is False
-            assert (await first.once(ASKED, answers, 60.0)).replayed is True
+            assert (await second.first_answer(ASKED, answers, 60.0)).replayed is False
+            assert (await first.first_answer(ASKED, answers, 60.0)).replayed is True
             assert answers.computed == 1
 
     asyncio.run(check())
@@ -74,10 +74,10 @@ def test_whoever_waits_for_one_that_gives_up_computes_it():
             replies, _ = both_drivers(store)
             given_up, answers = Answers(b"x"), Answers(b"answer")
             answers.may_end.set()
-            leaving = asyncio.create_task(replies.once(ASKED, given_up, 60.0))
+            leaving = asyncio.create_task(replies.first_answer(ASKED, given_up, 60.0))
             while not given_up.computed:  # noqa: ASYNC110 - it looks into the store in a thread
                 await asyncio.sleep(0.001)
-            staying = asyncio.create_task(replies.once(ASKED, answers, 60.0))
+            staying = asyncio.create_task(replies.first_answer(ASKED, answers, 60.0))
             await asyncio.sleep(0)
             leaving.cancel()
             assert (await staying).body == b"answer"
@@ -90,11 +90,11 @@ def test_whoever_waits_for_the_same_request_waits_no_longer_than_its_own_deadlin
         with MemoryStore() as store:
             replies, _ = both_drivers(store)
             running = Answers(b"x")
-            first = asyncio.create_task(replies.once(ASKED, running, 60.0))
+            first = asyncio.create_task(replies.first_answer(ASKED, running, 60.0))
             while not running.computed:  # noqa: ASYNC110 - it looks into the store in a thread
                 await asyncio.sleep(0.001)
             with pytest.raises(DeadlineError, match="the same request still runs"):
-                await replies.once(ASKED, Answers(b"y"), 0.01)
+                await replies.first_answer(ASKED, Answers(b"y"), 0.01)
             running.may_end.set()
             assert (await first).body == b"x"
 
@@ -108,11 +108,11 @@ def test_a_key_belongs_to_its_owner():
             for owner in ("alice", "bob"):
                 answers = Answers(owner.encode())
                 answers.may_end.set()
-                found = await replies.once(Once(owner, "key-1", ASKED.digest), answers, 60.0)
+                found = await replies.first_answer(IdempotencyKey(owner, "key-1", ASKED.digest), answers, 60.0)
                 assert (found.body, found.replayed) == (owner.encode(), False)
 
     asyncio.run(check())
 
 
 def test_owner_and_key_never_run_into_each_other():
-    assert Once("a", "bc", "").name != Once("ab", "c", "").name
+    assert IdempotencyKey("a", "bc", "").name != IdempotencyKey("ab", "c", "").name

@@ -172,7 +172,7 @@ class TestPrivacy:
             assert word.lower() not in seen
 
     def test_nor_does_it_where_we_have_a_bug(self, http, stream, lines, service, monkeypatch):
-        def bug(question, images, names, top_k):  # noqa: ARG001 - as Service.classify
+        def bug(query, images, names, top_k):  # noqa: ARG001 - as Service.classify
             raise ValueError(f"cannot use {names}")
 
         monkeypatch.setattr(service, "classify", bug)

@@ -11,7 +11,7 @@ from serfer.api.app import make_app
 from serfer.api.http.problems import Problem
 from serfer.api.observability.metrics import Metrics, outcome
 from serfer.api.observability.telemetry import Telemetry
-from serfer.api.service import Answered
+from serfer.api.service import ServiceResult
 from serfer.core.errors import (
     DeadlineError,
     ImageError,
@@ -51,7 +51,7 @@ def answered(target="serverless", **changes):
     values = {"stages": stages, "store": store, "retries": 2, "hedges": 1, "restarts": 0, **changes}
     values |= {"model": "small", "weights": "given", "untrained": False}
     report = QueryReport(images=(), latency_ms=40.0, cost_usd=0.5, plan="digest", target=target, **values)
-    return Answered(SimpleNamespace(report=report), admitted=1.0, queued_s=0.25)
+    return ServiceResult(SimpleNamespace(report=report), admitted=1.0, queued_s=0.25)
 
 
 class TestQueries:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from serfer.api.http.problems import Problem
-from serfer.api.requests import Once
+from serfer.api.requests import IdempotencyKey
 from serfer.api.routes.results import Results, new_job
 from serfer.core.errors import StoreUnavailableError
 from storage.coordination import InterceptedCoordination
@@ -139,7 +139,7 @@ def test_a_job_that_shows_no_progress_asks_the_store_hardly_anything(monkeypatch
 
 def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every_driver():
     async def check():
-        shared, once = coordination(), Once("", "1", "digest")
+        shared, once = coordination(), IdempotencyKey("", "1", "digest")
         first, second = Results(shared, 600.0), Results(shared, 600.0)
         state = await begin(first, at_once, once)
         assert state["id"] not in once.name
@@ -150,7 +150,7 @@ def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every
         elsewhere = await begin(Results(coordination(), 600.0), at_once, once)
         assert elsewhere["id"] != state["id"]
         with pytest.raises(Problem, match="came with another request"):
-            await begin(second, at_once, Once("", "1", "another"))
+            await begin(second, at_once, IdempotencyKey("", "1", "another"))
 
     run(check)
 
@@ -191,7 +191,7 @@ def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
         raise RuntimeError
 
     async def check():
-        shared, once, ran = coordination(), Once("", "1", "digest"), []
+        shared, once, ran = coordination(), IdempotencyKey("", "1", "digest"), []
 
         async def counted(_):
             ran.append(1)

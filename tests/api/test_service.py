@@ -12,7 +12,7 @@ from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import Decoded
 from serfer.api.decoding.fair_slots import FairSlots
 from serfer.api.http.problems import Problem, problem_of
-from serfer.api.service import Question, Service
+from serfer.api.service import Service, ServiceQuery
 from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
 from serfer.pipeline.health import Health
 from tests.api.conftest import Observed
@@ -59,8 +59,8 @@ class NoDecoders:
         return Decoded(images, 0.0, 0.0)
 
 
-def question(deadline_s=60.0):
-    return Question("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"))
+def query(deadline_s=60.0):
+    return ServiceQuery("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"))
 
 
 async def until(condition):
@@ -84,7 +84,7 @@ def service(pipeline, observed):
 
 
 def classify(service, **changes):
-    return asyncio.create_task(service.classify(question(**changes), [b"x"], ["x"], 1))
+    return asyncio.create_task(service.classify(query(**changes), [b"x"], ["x"], 1))
 
 
 class TestQueries:

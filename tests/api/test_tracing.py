@@ -15,7 +15,7 @@ from serfer.api.app import make_app
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
 from serfer.api.observability.tracing import Tracing, open_tracing
-from serfer.api.service import Answered
+from serfer.api.service import ServiceResult
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.report import StoreCounts
 from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
@@ -155,7 +155,7 @@ def test_every_attempt_of_a_task_is_told(tracing, exporter):
     answer = SimpleNamespace(query="q", stages=[run], ended=1.9)
     result = SimpleNamespace(report=report, answer=answer, split=(0.9, 1.0), answered=2.0)
     with tracing.request({"headers": [], "method": "POST"}):
-        tracing.answered("small", Answered(result, 0.8, 0.1))
+        tracing.answered("small", ServiceResult(result, 0.8, 0.1))
     tasks = [span for span in exporter.get_finished_spans() if span.name == "task 0"]
     assert [task.attributes["serfer.outcome"] for task in tasks] == ["throttled", "given up", "answered"]
     assert [task.status.status_code for task in tasks] == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.UNSET]

@@ -9,7 +9,7 @@ import serfer
 from drivers.driver import NO_CONTEXT
 from drivers.target import InstanceAnswer
 from serfer.api.observability.timeline import served_report
-from serfer.api.service import Answered
+from serfer.api.service import ServiceResult
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
@@ -81,7 +81,7 @@ def test_pictures_are_classified_and_their_answer_is_explained_and_traced(open_w
     answers = pipeline.classify([examples / "chelsea.png"], top_k=2)
     assert len(answers[0].predictions) == 2
     result = pipeline.last
-    report = served_report(Answered(result, result.split[0], 0.0), pipeline.plan, pipeline.facts, explain=True)
+    report = served_report(ServiceResult(result, result.split[0], 0.0), pipeline.plan, pipeline.facts, explain=True)
     assert (report.target, report.timeline.tasks) == ("gpu", ())
     spans = trace_events(pipeline.plan, [TracedQuery.of("q", result)])
     assert [event["args"] for event in spans if event["ph"] == "X"] == [{"from": "gpu"}]

@@ -82,7 +82,7 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     service, telemetry = make_service(pipelines, settings)
     opened.callback(service.decoders.end)
     app = make_app(service, settings, keys, telemetry)
-    app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside the envelope
+    app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside RequestMiddleware
     return app
 
 

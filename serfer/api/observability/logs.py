@@ -16,8 +16,8 @@ from http import HTTPStatus
 from typing import Any, TextIO
 
 from serfer.api.http.problems import Problem
-from serfer.api.observability.record import CURRENT, Record
-from serfer.api.service import Answered
+from serfer.api.observability.request_record import CURRENT, RequestRecord
+from serfer.api.service import ServiceResult
 from serfer.core.errors import InputError, SerferError, UsageError
 
 _log = logging.getLogger("serfer.api")
@@ -89,7 +89,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return fields
 
 
-def log_request(fields: dict[str, Any], record: Record, error: BaseException | None) -> None:
+def log_request(fields: dict[str, Any], record: RequestRecord, error: BaseException | None) -> None:
     """Write the line of an answered request; `fields` has at least its route and status."""
     status = fields["status"]
     level = logging.INFO
@@ -114,25 +114,25 @@ def write(level: int, event: str, fields: dict[str, Any]) -> None:
 class QueryLog:
     """Notes how queries end: in their request's line, or in one of their own where that is written already."""
 
-    def answered(self, model: str, answered: Answered) -> None:
+    def answered(self, model: str, answered: ServiceResult) -> None:
         """Note an answer."""
-        record = CURRENT.get() or Record("", open=False)
+        record = CURRENT.get() or RequestRecord("", open=False)
         record.model, record.answered = model, answered
         self._tell(logging.INFO, record)
 
     def failed(self, model: str, error: BaseException) -> None:
         """Note a query without an answer."""
-        record = CURRENT.get() or Record("", open=False)
+        record = CURRENT.get() or RequestRecord("", open=False)
         record.model, record.error = model, error
         self._tell(logging.WARNING, record)
 
-    def _tell(self, level: int, record: Record) -> None:
+    def _tell(self, level: int, record: RequestRecord) -> None:
         if not record.open:
             error = reason(record.error) if record.error else {}
             write(level, "query", {"request_id": record.request_id, **query_fields(record), **error})
 
 
-def query_fields(record: Record) -> dict[str, Any]:
+def query_fields(record: RequestRecord) -> dict[str, Any]:
     """Return what a line says of a request's query: nothing where there was none."""
     if record.answered is None:
         return {"model": record.model} if record.model else {}

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from serfer import __version__
 from serfer.api.http.problems import Problem
-from serfer.api.service import Answered, Service
+from serfer.api.service import Service, ServiceResult
 from serfer.core.errors import (
     DeadlineError,
     InputError,
@@ -70,7 +70,7 @@ class Metrics:
         for model, plan in plans.items():
             build.labels(__version__, model, plan).set(1)
 
-    def answered(self, model: str, answered: Answered) -> None:
+    def answered(self, model: str, answered: ServiceResult) -> None:
         """Count an answered query."""
         self._queries.answered(model, answered)
 
@@ -114,7 +114,7 @@ class _Queries:
         self.hedges = Counter("serfer_hedges", "Late tasks that got a duplicate.", registry=registry)
         self.restarts = Counter("serfer_restarts", "Queries restarted after lost or altered pieces.", registry=registry)
 
-    def answered(self, model: str, answered: Answered) -> None:
+    def answered(self, model: str, answered: ServiceResult) -> None:
         report = answered.result.report
         self.queries[model, report.target, "answered"].inc()
         self.seconds[(model,)].observe(report.latency_ms / 1000)

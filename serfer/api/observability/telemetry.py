@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from serfer.api.observability.logs import QueryLog
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.tracing import Tracing, open_tracing
-from serfer.api.service import Answered
+from serfer.api.service import ServiceResult
 from serfer.pipeline.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Is told of every query's end by the service, and of every request's by the envelope."""
+    """Is notified of every query's end by the service, and of every request's by the middleware."""
 
     metrics: Metrics
     tracing: Tracing | None = None
     _log: QueryLog = field(default_factory=QueryLog)
 
-    def answered(self, model: str, answered: Answered) -> None:
+    def answered(self, model: str, answered: ServiceResult) -> None:
         """Note an answer."""
         self.metrics.answered(model, answered)
         self._log.answered(model, answered)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from drivers.driver import Answer
-from serfer.api.service import Answered
+from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.plan import Plan
@@ -18,7 +18,7 @@ from serfer.core.wire import Report
 _MS_PER_S = 1000
 
 
-def served_report(answered: Answered, plan: Plan, facts: LambdaFacts, *, explain: bool) -> ServedReport:
+def served_report(answered: ServiceResult, plan: Plan, facts: LambdaFacts, *, explain: bool) -> ServedReport:
     """Return a query's report as it is handed out, its timeline counted from when the request asked to come in."""
     result = answered.result
     timeline = _timeline(answered, plan, facts) if explain else None
@@ -42,7 +42,7 @@ def _progress(name: str, tasks: int, run: StageRun | None, zero: float) -> Stage
     return StageProgress(name, tasks, sum(tiles), _ms(run.started, zero), ended, tiles)
 
 
-def _timeline(answered: Answered, plan: Plan, facts: LambdaFacts) -> Timeline:
+def _timeline(answered: ServiceResult, plan: Plan, facts: LambdaFacts) -> Timeline:
     result, zero = answered.result, answered.admitted - answered.queued_s
     return Timeline(
         queue_ms=round(answered.queued_s * _MS_PER_S, 3),

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from serfer.api.service import Answered
+from serfer.api.service import ServiceResult
 from serfer.core.run import Attempt, Failure, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.settings import tracing_wanted
@@ -68,7 +68,7 @@ class Tracing:
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             span.set_status(self._trace.StatusCode.ERROR)
 
-    def answered(self, model: str, answered: Answered) -> None:
+    def answered(self, model: str, answered: ServiceResult) -> None:
         """Make the spans of an answered query, under the span of the request that is being answered."""
         if self._trace.get_current_span().get_span_context().trace_flags.sampled:
             _Query(self._tracer, self._trace, model, answered).make()
@@ -87,7 +87,7 @@ class Tracing:
 class _Query:
     """One answered query's spans; times of its clock become times of day as both clocks stand now."""
 
-    def __init__(self, tracer: Any, trace: Any, model: str, answered: Answered) -> None:  # noqa: ANN401 - the SDK's
+    def __init__(self, tracer: Any, trace: Any, model: str, answered: ServiceResult) -> None:  # noqa: ANN401 - the SDK's
         self._tracer = tracer
         self._trace = trace
         self._model = model

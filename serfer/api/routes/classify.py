@@ -15,25 +15,25 @@ from fastapi.responses import JSONResponse
 
 from serfer.api.admission import using
 from serfer.api.http.body import ApiLimits
-from serfer.api.http.held import Hold
+from serfer.api.http.body_budget import BodyReservation
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
-from serfer.api.idempotency import Replies
+from serfer.api.idempotency import IdempotencyStore
 from serfer.api.observability.timeline import progress, served_report
 from serfer.api.requests import (
-    Once,
+    IdempotencyKey,
     TimelyResponse,
     check_parameters,
     digest_of,
-    idempotency_key,
-    question_of,
+    idempotency_header,
+    query_of,
     unless_gone,
     wants_async,
 )
 from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.routes.results import Results, Watch, new_job
-from serfer.api.service import Question, Service
+from serfer.api.service import Service, ServiceQuery
 from serfer.core.run import StageRun
 from serfer.core.served import JobStatus, ServedReport, StageProgress
 
@@ -49,28 +49,28 @@ class Classifying:
 
     service: Service
     limits: ApiLimits
-    replies: Replies
+    idempotency: IdempotencyStore
     results: Results
     deadline_ms: int
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ClassifyRequest:
     """One classify request, checked but for its images."""
 
     request: Request
-    question: Question
+    query: ServiceQuery
     top_k: int
     explain: bool
     key: str | None
 
-    def once(self, images: Sequence[Upload]) -> Once | None:
+    def idempotency_key(self, images: Sequence[Upload]) -> IdempotencyKey | None:
         """Return what makes this request the same as another one with its idempotency key."""
         if self.key is None:
             return None
-        query = f"{self.question.model} {self.top_k} {self.explain}".encode()
+        parameters = f"{self.query.model} {self.top_k} {self.explain}".encode()
         parts = [part for image in images for part in (image.name.encode(errors="surrogatepass"), image.data)]
-        return Once(owner(self.request), self.key, digest_of([query, *parts]))
+        return IdempotencyKey(owner(self.request), self.key, digest_of([parameters, *parts]))
 
 
 def owner(request: Request) -> str:
@@ -105,12 +105,12 @@ def classify_router(routes: Classifying) -> APIRouter:
     ) -> Response:
         """Classify the images of one request, as one query."""
         check_parameters(request, _PARAMETERS)
-        asked = _asked(routes, request, top_k=top_k, model=model, deadline_ms=deadline_ms, explain=explain)
-        service.check(asked.question)  # before the body is read
-        images = await read_images(request, routes.limits, asked.question.left_s)
+        parsed = _parse(routes, request, top_k=top_k, model=model, deadline_ms=deadline_ms, explain=explain)
+        service.check(parsed.query)  # before the body is read
+        images = await read_images(request, routes.limits, parsed.query.left_s)
         if wants_async(request):
-            return await _later(routes, asked, images)
-        return await unless_gone(request, _now(routes, asked, images))
+            return await _later(routes, parsed, images)
+        return await unless_gone(request, _now(routes, parsed, images))
 
     @router.get(
         "/results/{result_id}",
@@ -138,55 +138,59 @@ def classify_router(routes: Classifying) -> APIRouter:
     return router
 
 
-def _asked(
+def _parse(
     routes: Classifying, request: Request, *, top_k: int, model: str | None, deadline_ms: int | None, explain: bool
-) -> _Asked:
+) -> _ClassifyRequest:
     name = routes.service.name(model)
-    question = question_of(request, name, (deadline_ms or routes.deadline_ms) / _MS_PER_S)
-    return _Asked(request, question, top_k, explain, idempotency_key(request))
+    query = query_of(request, name, (deadline_ms or routes.deadline_ms) / _MS_PER_S)
+    return _ClassifyRequest(request, query, top_k, explain, idempotency_header(request))
 
 
-async def _now(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:
-    once, headers = asked.once(images), {}
-    if once is None:
-        body = await _answer(routes, asked, images)
+async def _now(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
+    idempotency_key, headers = parsed.idempotency_key(images), {}
+    if idempotency_key is None:
+        body = await _answer(routes, parsed, images)
     else:
-        reply = await routes.replies.once(once, lambda _: _answer(routes, asked, images), asked.question.left_s)
+        reply = await routes.idempotency.first_answer(
+            idempotency_key, lambda _: _answer(routes, parsed, images), parsed.query.left_s
+        )
         body, headers = reply.body, {"Idempotent-Replayed": "true"} if reply.replayed else {}
-    return TimelyResponse(asked.question, body, "application/json", headers)
+    return TimelyResponse(parsed.query, body, "application/json", headers)
 
 
-async def _answer(routes: Classifying, asked: _Asked, images: Sequence[Upload], watch: Watch | None = None) -> bytes:
+async def _answer(
+    routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
+) -> bytes:
     """Return the body of the answer; whoever watches wants it explained."""
-    question = replace(asked.question, context=replace(asked.question.context, watch=watch))
+    query = replace(parsed.query, context=replace(parsed.query.context, watch=watch))
     data, names = [image.data for image in images], [image.name for image in images]
-    answered = await routes.service.classify(question, data, names, asked.top_k)
-    asked.request.state.answered = answered
-    pipeline = routes.service.pipelines[question.model]
-    report = served_report(answered, pipeline.plan, pipeline.facts, explain=asked.explain or watch is not None)
+    answered = await routes.service.classify(query, data, names, parsed.top_k)
+    parsed.request.state.answered = answered
+    pipeline = routes.service.pipelines[query.model]
+    report = served_report(answered, pipeline.plan, pipeline.facts, explain=parsed.explain or watch is not None)
     return json.dumps(report.as_dict(), allow_nan=False).encode()
 
 
-async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -> Response:
-    question, once = asked.question, asked.once(images)
-    if once is not None:
-        await routes.replies.check(once)
-    job = new_job(owner(asked.request), question.model, once, time.time() + question.left_s)
-    place = routes.service.admission.reserve(question.left_s)  # what is promised is not refused afterwards
-    hold: Hold = asked.request.state.hold
+async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
+    query, idempotency_key = parsed.query, parsed.idempotency_key(images)
+    if idempotency_key is not None:
+        await routes.idempotency.check(idempotency_key)
+    job = new_job(owner(parsed.request), query.model, idempotency_key, time.time() + query.left_s)
+    place = routes.service.admission.reserve(query.left_s)  # what is promised is not refused afterwards
+    body: BodyReservation = parsed.request.state.body_reservation
 
     async def work(watch: Watch) -> dict[str, Any]:
         with using(place):
-            found: dict[str, Any] = json.loads(await _answer_once(routes, asked, images, once, watch))
+            found: dict[str, Any] = json.loads(await _answer_once(routes, parsed, images, idempotency_key, watch))
         return found
 
     def ended() -> None:
         place.release()
-        hold.give_back()
+        body.release()
 
-    hold.keep()
+    body.keep()
     try:
-        state = await routes.results.begin(job, work, _progress_of(routes, question.model), ended)
+        state = await routes.results.begin(job, work, _progress_of(routes, query.model), ended)
     except BaseException:
         ended()
         raise
@@ -196,12 +200,18 @@ async def _later(routes: Classifying, asked: _Asked, images: Sequence[Upload]) -
 
 
 async def _answer_once(
-    routes: Classifying, asked: _Asked, images: Sequence[Upload], once: Once | None, watch: Watch
+    routes: Classifying,
+    parsed: _ClassifyRequest,
+    images: Sequence[Upload],
+    idempotency_key: IdempotencyKey | None,
+    watch: Watch,
 ) -> bytes:
     """Return the answer's body, which a request that waits for it, with the same key, gets as well."""
-    if once is None:
-        return await _answer(routes, asked, images, watch)
-    answer = await routes.replies.once(once, lambda _: _answer(routes, asked, images, watch), asked.question.left_s)
+    if idempotency_key is None:
+        return await _answer(routes, parsed, images, watch)
+    answer = await routes.idempotency.first_answer(
+        idempotency_key, lambda _: _answer(routes, parsed, images, watch), parsed.query.left_s
+    )
     return answer.body
 
 

@@ -34,9 +34,9 @@ from serfer.api.http.inference_models import (
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.api.http.validation import first_fault
-from serfer.api.requests import TimelyResponse, question_of, unless_gone
+from serfer.api.requests import TimelyResponse, query_of, unless_gone
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
-from serfer.api.service import Answered, Question, Service
+from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.core.plan import Plan
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
 
@@ -213,11 +213,11 @@ async def _infer(routes: Inferring, request: Request) -> Response:
     signature = signature_of(plan, routes.limits.max_images)
     service.admission.check(MAX_DEADLINE_S)  # before the body is read: its deadline is in there
     inference = await _read(routes, request, signature)
-    question = question_of(request, name, _deadline_s(routes, inference.parameters))
-    answered = await unless_gone(request, service.run(question, inference.array))
+    query = query_of(request, name, _deadline_s(routes, inference.parameters))
+    answered = await unless_gone(request, service.run(query, inference.array))
     request.state.answered = answered
-    async with question.in_time("the answer was written"):
-        return await asyncio.to_thread(_answer, request, question, inference, plan, answered)
+    async with query.in_time("the answer was written"):
+        return await asyncio.to_thread(_answer, request, query, inference, plan, answered)
 
 
 async def _read(routes: Inferring, request: Request, signature: Signature) -> Inference:
@@ -255,9 +255,11 @@ def _deadline_s(routes: Inferring, parameters: RequestParameters) -> float:
     return min([*asked, MAX_DEADLINE_S] if asked else [routes.deadline_ms / _MS_PER_S])
 
 
-def _answer(request: Request, question: Question, inference: Inference, plan: Plan, answered: Answered) -> Response:
+def _answer(
+    request: Request, query: ServiceQuery, inference: Inference, plan: Plan, answered: ServiceResult
+) -> Response:
     """Return the response to a request, compressed if the client wants that; what an instance answered says how."""
-    named: dict[str, Any] = {"model_name": question.model, "model_version": VERSION}
+    named: dict[str, Any] = {"model_name": query.model, "model_version": VERSION}
     if served := answered.result.served:
         named["parameters"] = {"batch": served.batch, "computed_ms": round(served.computed_ms, 3)}
     form = signature_of(plan, 1).gives
@@ -268,4 +270,4 @@ def _answer(request: Request, question: Question, inference: Inference, plan: Pl
     coding = accepted(request.headers, len(body))
     if coding:
         body, headers["Content-Encoding"] = compress(body, coding), coding
-    return TimelyResponse(question, body, "application/json" if header is None else BINARY, headers)
+    return TimelyResponse(query, body, "application/json" if header is None else BINARY, headers)

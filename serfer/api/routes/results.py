@@ -27,7 +27,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from serfer.api.http.problems import Problem, problem_of
-from serfer.api.requests import Once
+from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import SerferError
 from serfer.core.run import StageRun
 from serfer.core.served import StageProgress
@@ -44,7 +44,7 @@ Watch = Callable[[Sequence[StageRun]], None]
 class Job:
     """A query to run later: its id and owner, a digest of its request, and its deadline on the clock.
 
-    `once` is the name of its idempotency key, empty where it has none; jobs of one name are one job.
+    `key_name` is the name of its idempotency key, empty where it has none; jobs of one name are one job.
     """
 
     id: str
@@ -52,7 +52,7 @@ class Job:
     model: str
     digest: str
     deadline: float
-    once: str = ""
+    key_name: str = ""
 
     @property
     def key(self) -> str:
@@ -60,9 +60,9 @@ class Job:
         return f"serfer:result:{hashlib.sha256(f'{len(self.owner)}:{self.owner}:{self.id}'.encode()).hexdigest()}"
 
 
-def new_job(owner: str, model: str, once: Once | None, deadline: float) -> Job:
+def new_job(owner: str, model: str, idempotency_key: IdempotencyKey | None, deadline: float) -> Job:
     """Return a job with an id that cannot be guessed."""
-    name, digest = (once.name, once.digest) if once else ("", "")
+    name, digest = (idempotency_key.name, idempotency_key.digest) if idempotency_key else ("", "")
     return Job(secrets.token_hex(16), owner, model, digest, deadline, name)
 
 
@@ -233,9 +233,12 @@ class Results:
 
     async def _named(self, job: Job) -> Job:
         """Return the job with the id that its idempotency key has; the first job of a key gives its own."""
-        if not job.once:
+        if not job.key_name:
             return job
-        key, left_s = f"serfer:result-id:{job.once}", max(0.0, job.deadline - self._clock()) + _GRACE_S + self._ttl_s
+        key, left_s = (
+            f"serfer:result-id:{job.key_name}",
+            max(0.0, job.deadline - self._clock()) + _GRACE_S + self._ttl_s,
+        )
 
         def known() -> str:
             if self._coordination.compare_and_set(key, None, job.id.encode(), left_s):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from serfer.api.service import Answered
+from serfer.api.service import ServiceResult
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """A request's id and its query, if it came to one; once it is answered, `open` is False.
 
     `error` is why its query has no answer.
@@ -17,9 +17,9 @@ class Record:
 
     request_id: str
     model: str = ""
-    answered: Answered | None = None
+    answered: ServiceResult | None = None
     error: BaseException | None = None
     open: bool = True
 
 
-CURRENT: ContextVar[Record | None] = ContextVar("serfer_request", default=None)
+CURRENT: ContextVar[RequestRecord | None] = ContextVar("serfer_request", default=None)

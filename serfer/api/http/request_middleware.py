@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serfer.api.http.problems import Problem, problem_of, problem_response
 from serfer.api.observability.logs import log_request
-from serfer.api.observability.record import CURRENT, Record
+from serfer.api.observability.request_record import CURRENT, RequestRecord
 from serfer.api.observability.telemetry import Telemetry
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -30,7 +30,7 @@ _CAREFUL = (
 )
 
 
-class Envelope:
+class RequestMiddleware:
     """The outermost middleware."""
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
@@ -102,7 +102,7 @@ class _Exchange:
         self.status = self.bytes_in = self.bytes_out = 0
         self.scope = scope
         self.state: dict[str, Any] = scope.setdefault("state", {})
-        self.record = Record(_request_id(scope))
+        self.record = RequestRecord(_request_id(scope))
         self.state["request_id"] = self.record.request_id
         self.state["arrived"] = time.monotonic() - _waited_s(scope)  # deadlines count from here
         self._receive = receive

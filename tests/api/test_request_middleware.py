@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect, Request
 
-from serfer.api.http.envelope import Envelope
+from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
 from tests.api.logged import logged
@@ -57,7 +57,7 @@ def app(metrics):
     async def gone():
         raise ClientDisconnect
 
-    app.add_middleware(Envelope, telemetry=Telemetry(metrics))
+    app.add_middleware(RequestMiddleware, telemetry=Telemetry(metrics))
     return app
 
 
@@ -181,7 +181,7 @@ class TestBugs:
         ask(app, "/v1/bug", "POST")
         [line] = lines()
         assert (line["level"], line["error"], line["status"]) == ("error", "KeyError", 500)
-        assert any("test_envelope.py" in frame and "bug" in frame for frame in line["traceback"])
+        assert any("test_request_middleware.py" in frame and "bug" in frame for frame in line["traceback"])
         assert "secret" not in "".join(frame for frame in line["traceback"] if "raise" not in frame)
 
     def test_a_bug_after_the_response_began_ends_there(self, metrics, lines):
@@ -189,7 +189,7 @@ class TestBugs:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             raise ValueError
 
-        answer = ask(Envelope(late, Telemetry(metrics)), "/x")
+        answer = ask(RequestMiddleware(late, Telemetry(metrics)), "/x")
         assert (answer.status, answer.body) == (200, b"")
         assert lines()[0]["error"] == "ValueError"
 
@@ -220,7 +220,7 @@ class TestAccounts:
             await send({"type": "http.response.body", "body": b"ab", "more_body": True})
             await send({"type": "http.response.body", "body": b"c"})
 
-        ask(Envelope(reader, Telemetry(metrics)), "/x", body=b"12345")
+        ask(RequestMiddleware(reader, Telemetry(metrics)), "/x", body=b"12345")
         assert (lines()[0]["bytes_in"], lines()[0]["bytes_out"]) == (5, 3)
         assert metrics.registry.get_sample_value("serfer_http_request_bytes_total", {"route": "other"}) == 5.0
 
@@ -241,5 +241,5 @@ class TestAccounts:
         async def other(scope, receive, send):  # noqa: ARG001 - an application
             seen.append(scope["type"])
 
-        asyncio.run(Envelope(other, Telemetry(metrics))({"type": "lifespan"}, None, None))
+        asyncio.run(RequestMiddleware(other, Telemetry(metrics))({"type": "lifespan"}, None, None))
         assert seen == ["lifespan"]

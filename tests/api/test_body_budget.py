@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from serfer.api.http.held import HeldBytes
+from serfer.api.http.body_budget import BodyBudget
 from serfer.api.http.problems import Problem
 
 
@@ -10,7 +10,7 @@ class Requests:
     """An application that reads its body, and runs until it is told to end."""
 
     def __init__(self, most):
-        self.app = HeldBytes(self.answer, most)
+        self.app = BodyBudget(self.answer, most)
         self.end = asyncio.Event()
         self.read = []
 

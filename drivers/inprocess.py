@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from drivers.invoker import to_failure
+from serfer.core.errors import UsageError
 from serfer.core.run import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError
 
@@ -50,7 +51,7 @@ class InProcessInvoker:
     async def start(self, function: str, task: Task) -> Failure | None:  # noqa: ARG002 - a contract
         """Let a thread run the task when one is free."""
         if self._events is None:
-            raise AssertionError("an invoker that starts events is given a handler of events")
+            raise UsageError("this invoker was given no handler of events")
         self._threads.submit(self._events, task)
         return None
 

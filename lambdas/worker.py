@@ -143,12 +143,13 @@ class Worker:
         return [replace(one, shared=shared) if isinstance(one, Report) else one for one in ordered]
 
     def reply(self, task: Task) -> None:
-        """Run an event's task and put what became of it under its reply key, where the poll driver looks for it.
+        """Run an event's task and put its result under its reply key, which the poll driver polls.
 
-        An error that is put there is not raised: Lambda would retry the event, minutes later.
+        An error that is put there is not raised: Lambda would retry the event, minutes later. Raises InputError for a
+        task that is not an event.
         """
         if task.reply is None:
-            raise AssertionError("only events have a reply key")
+            raise InputError("the task is not an event: it has no reply key")
         try:
             result: Report | TaskError = self.run(task)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver has to know

@@ -134,8 +134,7 @@ def _print_answer(plan: Plan, report: QueryReport, delta: Difference | None) -> 
     store = report.store
     out.print(
         f"{report.latency_ms:.0f} ms; store: {byte_size(store.bytes_put)} written, {byte_size(store.bytes_get)} read, "
-        f"{store.exists} polls; {report.retries} retries"
-        + (f", {report.restarts} new beginnings" if report.restarts else "")
+        f"{store.exists} polls; {report.retries} retries" + (f", {report.restarts} restarts" if report.restarts else "")
     )
     out.print(
         f"${report.cost_usd:.8f} on Lambda (${report.cost_usd * _QUERIES:.2f} for a million such queries): "

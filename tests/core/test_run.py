@@ -398,7 +398,7 @@ def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
     assert isinstance(finishes(run.handle(last, now))[0].error, UnavailableError)
 
 
-def test_being_throttled_has_a_bound_of_its_own_and_is_told_apart():
+def test_being_throttled_has_a_bound_and_an_error_of_its_own():
     """A driver function that waits for room keeps an environment from the stages that would give it back."""
     run, _ = started(tiles=(1,), deadline=1e6, throttled_attempts=2)
     wakes_at = wakes(run.handle(failed(0, 0, FailureKind.FAILED_IN_CODE, "StoreUnavailableError"), 1.0))

@@ -56,21 +56,21 @@ def test_the_terms_of_a_plan_are_its_predictions():
     assert one_by_one.passing_s == pytest.approx(0.13)
 
 
-class TestPatience:
+class TestQueueJumps:
     batching = Batching({3: BatchTerms(image_s=0.01, rest_s=1.0)}, most=8, passing_s=0.5)
 
-    def test_is_for_as_many_queries_as_an_invocation_takes_besides(self):
+    def test_are_as_many_queries_as_an_invocation_takes_besides(self):
         assert self.batching.max_queue_jumps(3, 1, left_s=100.0) == 7
         assert self.batching.max_queue_jumps(3, 3, left_s=100.0) == 1
 
-    def test_is_none_where_nobody_else_fits(self):
+    def test_are_0_if_no_other_fits(self):
         assert self.batching.max_queue_jumps(3, 5, left_s=100.0) == 0
         assert self.batching.max_queue_jumps(3, 500, left_s=100.0) == 0
 
-    def test_is_less_the_less_time_is_left(self):
+    def test_are_fewer_the_less_time_is_left(self):
         assert [self.batching.max_queue_jumps(3, 1, left) for left in (4.5, 3.0, 2.0, 1.9, 1.0, 0.0, -5.0)] == [
             3, 2, 1, 0, 0, 0, 0,
         ]  # fmt: skip
 
-    def test_is_bounded_by_room_alone_where_nothing_is_predicted(self):
+    def test_are_bounded_by_room_alone_without_predictions(self):
         assert replace(self.batching, passing_s=0.0).max_queue_jumps(3, 1, left_s=2.0) == 7

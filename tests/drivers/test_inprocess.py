@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from drivers.inprocess import InProcessInvoker
-from serfer.core.errors import StoreUnavailableError
+from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.report import StoreCounts
 from serfer.core.run import FailureKind
 from serfer.core.wire import Report, Task, TaskError
@@ -124,3 +124,13 @@ class TestShared:
 
         assert invoke_shared(handler, None) == [REPORT, REPORT]
         assert seen == [TASK, TASK]
+
+
+def test_without_a_handler_of_events_none_can_be_started():
+    async def main():
+        invoker = InProcessInvoker(lambda _: REPORT, 1)
+        with pytest.raises(UsageError, match="events"):
+            await invoker.start("f", TASK)
+        await invoker.close()
+
+    asyncio.run(main())

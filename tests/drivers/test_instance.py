@@ -222,7 +222,7 @@ def test_a_connection_that_was_closed_meanwhile_is_no_fault(plan):
         (500, FaultKind.INVALID),
     ],
 )
-def test_a_refusal_is_told_from_what_is_wrong(plan, status, kind):
+def test_each_status_has_its_kind_of_fault(plan, status, kind):
     found, _ = ask_canned({INFERS: answer("{}", "Location: http://127.0.0.1:1/", status=f"{status} X")}, plan)
     assert (found.kind, str(status) in found.message) == (kind, True)
 
@@ -249,7 +249,7 @@ def test_a_refusal_is_told_from_what_is_wrong(plan, status, kind):
         b"10000\r\n" + b"x" * 65536 + b"\r\nffff\r\n" + b"x" * 65535,
     ],
 )
-def test_an_answer_that_is_none_is_wrong(plan, said):
+def test_an_invalid_answer_is_a_fault(plan, said):
     found, _ = ask_canned({INFERS: said}, plan)
     assert found.kind is FaultKind.INVALID, found
 

@@ -117,7 +117,7 @@ def test_a_function_that_does_not_exist_is_unreachable_by_name(runtime):
     assert "nobody" in failure.message
 
 
-def test_functions_by_other_names_are_asked_and_told_of_by_those(runtime):
+def test_functions_are_invoked_and_reported_by_their_deployed_names(runtime):
     names = {"plan-f": "answer:live", "plan-g": "nobody:live"}
 
     async def main():

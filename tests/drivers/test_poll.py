@@ -98,19 +98,19 @@ def test_a_task_ends_with_its_report_and_its_reply_is_gone(store):
     assert store.keys == {output_key(QUERY, 1, 2)}
 
 
-def test_replies_of_many_tasks_are_looked_for_together(store):
+def test_replies_of_many_tasks_are_polled_together(store):
     assert len(ask(store, times=50)) == 50
     assert max(map(len, store.looks)) >= 25
     assert sum(map(len, store.looks)) < 50 * 4
 
 
-def test_looking_backs_off(store):
+def test_polling_backs_off(store):
     [failure] = ask(store, lambda *_: "silent", timeout_s=40.0, backoff=Backoff(1.0, 10.0))
     assert failure.kind is FailureKind.TIMED_OUT
     assert len(store.looks) == 6, "after 1, 2, 4, 8, 10 and 10 s"
 
 
-def test_a_task_that_begins_while_others_are_waited_for_is_looked_for_in_time(store):
+def test_a_task_that_begins_while_others_are_awaited_is_polled_in_time(store):
     async def main():
         events = Events(store, lambda task, _: "silent" if task.tile == 0 else None)
         invoker = PollInvoker(events, store, Backoff(0.01, PATIENCE, factor=1000.0))
@@ -137,12 +137,12 @@ def test_a_refused_event_is_a_failure_at_once(store):
 
 
 @pytest.mark.parametrize("reply", [b"\x01", b"\xc1", b"\x80"])
-def test_a_reply_that_is_none_is_a_failure(store, reply):
+def test_an_invalid_reply_is_a_failure(store, reply):
     [failure] = ask(store, lambda *_: reply)
     assert (failure.kind, failure.error_type) == (FailureKind.FAILED_IN_CODE, "InputError")
 
 
-def test_a_store_that_goes_away_for_a_while_is_asked_again():
+def test_polling_goes_on_when_the_store_comes_back():
     class Shaky(LookedAt):
         def exists(self, keys):
             found = super().exists(keys)

@@ -696,7 +696,7 @@ class TestLostPieces:
         assert answer.overheads.restarts == 1
         assert store.keys == set()
 
-    def test_a_store_that_loses_everything_is_told_of(self, store):
+    def test_a_store_that_loses_everything_ends_the_query(self, store):
         with pytest.raises(StoreUnavailableError, match="--store") as caught:
             ask(Workers(store, self.losing(1000)), store)
         assert "no value under 'k'" in str(caught.value)
@@ -772,7 +772,7 @@ def test_keys_of_small_queries_share_a_slot_of_a_cluster_and_those_of_large_ones
     assert len({len(task.query.strip("{}")) for task in workers.sent} - {32}) == 0
 
 
-def test_nothing_rides_along_in_answers_that_nobody_waits_for(store):
+def test_with_an_answer_limit_of_0_everything_goes_through_the_store(store):
     answer = ask(Workers(store), store, inline={0, 1}, answer_limit=0)
     assert len(store.ever) == sum(TILES)
     assert [len(output) for output in answer.outputs] == [32]

@@ -1,4 +1,4 @@
-"""The push driver when queries share invocations: fewer of them, and every query is none the wiser."""
+"""The push driver when queries share invocations: fewer of them, and the same answers."""
 
 import asyncio
 import gc
@@ -304,7 +304,7 @@ def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
     assert store.keys == set()
 
 
-def test_an_invoker_that_knows_no_shared_invocations_is_refused(store):
+def test_an_invoker_without_shared_invocations_is_refused(store):
     with pytest.raises(UsageError, match="Workers cannot run several queries' tasks as one"):
         driver(Workers(store), store, batching=BATCHING)
 

@@ -242,7 +242,7 @@ def test_a_task_that_fails_for_good_ends_the_query_with_its_own_error(store, kin
 
 
 @KINDS
-def test_a_failure_of_the_only_tile_of_a_stage_is_told_as_well(store, kind):
+def test_a_failure_of_the_only_tile_of_a_stage_names_it_too(store, kind):
     service = Service(store, {(1, 0): ["ValueError"] * 3}, wide_plan((4, 1)))
     with pytest.raises(TaskFailedError, match="stage 1, tile 0: ValueError: on purpose"):
         ask(service, store, kind)
@@ -250,7 +250,7 @@ def test_a_failure_of_the_only_tile_of_a_stage_is_told_as_well(store, kind):
 
 
 @KINDS
-def test_a_query_whose_pieces_are_lost_begins_anew_under_another_name(store, kind):
+def test_a_query_whose_pieces_are_lost_restarts_under_another_name(store, kind):
     service = Service(store, {(1, 0): ["MissingKeyError"], (2, 1): [None, "MissingKeyError"]})
     answer = ask(service, store, kind)
     assert answer.outputs == [b"0", b"1"]
@@ -288,7 +288,7 @@ def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
 
 
 @KINDS
-def test_nobody_waits_any_more_and_the_execution_is_stopped(store, kind):
+def test_cancelling_a_query_stops_its_execution(store, kind):
     service = Service(store)
     service.hang.clear()
 

@@ -307,7 +307,7 @@ class TestShared:
         good, bad = self.queries(plan, (1, 1), 2)
         assert [type(one) for one in worker.run_shared([good, replace(bad, parts=(b"",) * 3)])][1] is TaskError
 
-    def test_where_everybodys_pieces_are_gone_everybody_is_told(self, worker, plan):
+    def test_if_the_pieces_of_all_are_gone_each_has_an_error(self, worker, plan):
         results = worker.run_shared(self.queries(plan, (1, 1), 1))
         assert [one.error_type for one in results] == ["MissingKeyError"] * 2
 
@@ -650,6 +650,10 @@ class TestOtherPayloads:
         assert report.counts.puts == 1
         assert store.exists([output_key(QUERY, 0, 3)]) == [True]
 
+    def test_a_task_that_is_not_an_event_has_no_reply(self, worker, plan):
+        with pytest.raises(InputError, match="not an event"):
+            worker.reply(task(plan, 0, 3, batch(1)))
+
     def test_a_reply_is_put_again_while_the_store_does_not_answer(self, plan, directory, monkeypatch):
         class Shaky(MemoryStore):
             left = 3
@@ -674,7 +678,7 @@ class TestOtherPayloads:
         with pytest.raises(StoreUnavailableError):
             worker.reply(one)
 
-    def test_an_events_error_is_told_there_and_not_raised(self, worker, plan, store):
+    def test_an_events_error_is_put_there_and_not_raised(self, worker, plan, store):
         one = replace(task(plan, 1, 0), reply=0)
         assert worker.handle(json.loads(encode_task(one))) == {}
         error = unpack_result(verified(store.get(reply_key(QUERY, 1, 0, 0)), reply_key(QUERY, 1, 0, 0)))

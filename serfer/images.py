@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
-from serfer.core.plan import Preprocess, Shape
+from serfer.core.plan import ImageLimits, Preprocess, Shape
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
@@ -31,14 +31,6 @@ BYTES_PER_PIXEL = 20
 _HIGH_BYTE = 257  # 65535 / 255
 _STRIP = 1 << 20  # pixels of 16 or 32 bits that are reduced to 8 at a time
 _PILLOWS_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # it refuses more as soon as it sees the header
-
-
-@dataclass(frozen=True)
-class ImageLimits:
-    """What is accepted: bytes of the file, and pixels of what it decodes to."""
-
-    max_bytes: int = 64 * 1024 * 1024
-    max_pixels: int = 100_000_000
 
 
 @dataclass(frozen=True)

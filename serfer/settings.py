@@ -14,10 +14,10 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from serfer.core.costs.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.plan import ImageLimits
 from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text
-from serfer.images import ImageLimits
 
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -41,12 +41,14 @@ class Settings(BaseSettings):
     max_image_pixels: int = Field(default=100_000_000, gt=0)
     """The largest image that commands and the Python API decode."""
     state_machine: str = Field(
-        default="", pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:\d{12}:stateMachine:[\w.-]{1,80}(:[\w.-]{1,128})?$"
+        default="",
+        pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:[0-9]{12}:stateMachine:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
+        max_length=300,
     )
     """The ARN of the plan's state machine, for `--workers aws --driver stepfunctions` without `--stack`."""
-    function_prefix: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,40}$")
+    function_prefix: str = Field(default="", max_length=40, pattern=r"^[A-Za-z0-9_-]*$")
     """The first part of deployed functions' names: the name of the stack."""
-    function_alias: str = Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
+    function_alias: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_-]*$")
     """The alias of deployed functions."""
     api_max_body_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
     """The largest body of a request."""

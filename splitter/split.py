@@ -13,10 +13,10 @@ import numpy as np
 from serfer.core.costs.aws import AwsFacts, LambdaFacts, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import ModelError, UsageError
-from serfer.core.plan import ACTIVATIONS, PackageLimit, Plan, Preprocess
+from serfer.core.plan import ACTIVATIONS, ImageLimits, PackageLimit, Plan, Preprocess
 from serfer.core.units import MIB
 from serfer.extras import named_extras
-from serfer.images import ImageLimits, check_channels
+from serfer.images import check_channels
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from splitter.head.calibration import Calibration, read_calibration
 from splitter.network.description import read_labels, read_preprocess

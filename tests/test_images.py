@@ -15,9 +15,9 @@ from PIL import Image
 
 from serfer import images
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
-from serfer.core.plan import Preprocess, Shape
+from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
-from serfer.images import ImageLimits, decode_image, image_files, read_image
+from serfer.images import decode_image, image_files, read_image
 
 LIMITS = ImageLimits()
 SHAPE = Shape(3, 24, 32, flat=False)
@@ -348,7 +348,8 @@ class TestRefused:
         code = """
 import resource, sys
 from serfer.core.errors import ImageError
-from serfer.images import ImageLimits, decode_image
+from serfer.core.plan import ImageLimits
+from serfer.images import decode_image
 from serfer.core.plan import Preprocess, Shape
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)
@@ -432,7 +433,8 @@ class TestMalformedFiles:
         code = """
 import resource, sys
 from serfer.core.plan import Preprocess, Shape
-from serfer.images import BYTES_PER_PIXEL, ImageLimits, decode_image
+from serfer.core.plan import ImageLimits
+from serfer.images import BYTES_PER_PIXEL, decode_image
 recipe, shape = Preprocess(None, "nearest", "RGB", 1, (0,) * 3, (1,) * 3), Shape(3, 8, 8, flat=False)
 data = sys.stdin.buffer.read()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

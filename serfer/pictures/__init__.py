@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.plan import Plan, Preprocess
-from serfer.images import ImageLimits, decode_image, read_image
+from serfer.core.plan import ImageLimits, Plan, Preprocess
+from serfer.images import decode_image, read_image
 from serfer.pictures.charts import Chart
 from serfer.pictures.draw_network import network_scene
 from serfer.pictures.draw_tiles import tiles_scene

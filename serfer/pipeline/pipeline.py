@@ -17,10 +17,10 @@ from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Answer, Driver, RequestCont
 from drivers.target import Target
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
-from serfer.core.plan import Plan
+from serfer.core.plan import ImageLimits, Plan
 from serfer.core.report import ImageAnswer, QueryReport
 from serfer.core.wire import MAX_TTL, Crop
-from serfer.images import ImageLimits, Recipe, decode_image, read_image
+from serfer.images import Recipe, decode_image, read_image
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.query import Query, check_batch, check_images, cut_crops, preprocess_of

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.core.plan import Preprocess, Shape
+from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
-from serfer.images import SUFFIXES, ImageLimits, check_channels, decode_image, folder_files, read_image
+from serfer.images import SUFFIXES, check_channels, decode_image, folder_files, read_image
 
 Progress = Callable[[str], None]
 LEAST_CLASSES = 2

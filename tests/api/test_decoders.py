@@ -19,8 +19,8 @@ from serfer.api.decoding import decoders as decoders_module
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, UnavailableError
-from serfer.core.plan import Preprocess, Shape
-from serfer.images import ImageLimits, Recipe, decode_image
+from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.images import Recipe, decode_image
 from tests.api.conftest import png
 
 PREPROCESS = Preprocess(26, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)

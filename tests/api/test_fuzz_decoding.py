@@ -24,8 +24,8 @@ from serfer.api.decoding.fork_server import ForkServer
 from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.problems import Problem
 from serfer.core.errors import ImageError
-from serfer.core.plan import Preprocess, Shape
-from serfer.images import BYTES_PER_PIXEL, ImageLimits, Recipe
+from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.images import BYTES_PER_PIXEL, Recipe
 
 PREPROCESS = Preprocess(10, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
 PIXELS = 1_000_000

@@ -19,6 +19,7 @@ from serfer.core.plan import (
     Artefact,
     Cell,
     Function,
+    ImageLimits,
     Input,
     Operator,
     PackageLimit,
@@ -29,7 +30,6 @@ from serfer.core.plan import (
     Stage,
     Tile,
 )
-from serfer.images import ImageLimits
 from serfer.pictures import SUFFIXES, draw_network, draw_plan, draw_tiles, picture_pixels, text_picture
 from serfer.pictures.anatomy import Area, halo, middle_tile, scaled, tensors, traced, view
 from serfer.pictures.draw_network import network_scene

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from serfer.core.errors import ImageError, InputError, PlanError, UsageError
-from serfer.core.plan import Preprocess, Shape
+from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
-from serfer.images import ImageLimits, decode_image
+from serfer.images import decode_image
 from splitter.head import calibration
 from splitter.head.calibration import Calibration, read_calibration
 

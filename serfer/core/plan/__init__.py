@@ -43,7 +43,7 @@ from serfer.core.plan.model import (
     Way,
     stored_bytes,
 )
-from serfer.core.plan.preprocess import CHANNELS, INTERPOLATIONS, Preprocess
+from serfer.core.plan.preprocess import CHANNELS, INTERPOLATIONS, ImageLimits, Preprocess
 from serfer.core.plan.validation import MAX_ELEMENTS, check_sound
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "Cell",
     "Change",
     "Function",
+    "ImageLimits",
     "Input",
     "Operator",
     "PackageLimit",

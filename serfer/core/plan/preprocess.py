@@ -1,4 +1,4 @@
-"""How an image becomes a network's input."""
+"""How an image becomes a network's input, and what an image may be."""
 
 from __future__ import annotations
 
@@ -50,3 +50,11 @@ class Preprocess:
         for index, value in enumerate(values):
             if not least <= value <= _MOST:
                 raise PlanError(f"{name}[{index}] of the preprocessing should be {least:g} to {_MOST:g}, not {value:g}")
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What is accepted: bytes of the file, and pixels of what it decodes to."""
+
+    max_bytes: int = 64 * 1024 * 1024
+    max_pixels: int = 100_000_000

@@ -86,9 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("build", type=Path)
         command.add_argument("environment")
     commands.choices["teardown"].add_argument("--stack", help="another stack than the environment's")
-    asked = commands.choices["smoke"]
-    asked.add_argument("--max-usd", type=float, default=1.0, help="spend no more, by the price model")
-    asked.add_argument("--out", type=Path, default=Path("aws-measured.toml"), help="a file for SERFER_AWS_FILE")
+    smoke_options = commands.choices["smoke"]
+    smoke_options.add_argument("--max-usd", type=float, default=1.0, help="spend no more, by the price model")
+    smoke_options.add_argument("--out", type=Path, default=Path("aws-measured.toml"), help="a file for SERFER_AWS_FILE")
     return parser
 
 

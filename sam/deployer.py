@@ -7,11 +7,12 @@ their actions are confined by region.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sam.deployer_actions import BASE, DEPLOYER_ACTIONS
+from sam.data import read_table
+from serfer.core.structure import structure
 
 _NAMED = {
     "cloudformation": (
@@ -62,6 +63,17 @@ _LINKED = {
 
 
 @dataclass(frozen=True)
+class _Actions:
+    """Actions that every deployment takes, and those by resource type, or by a beginning of types that ends in "::"."""
+
+    base: tuple[str, ...]
+    types: Mapping[str, tuple[str, ...]]
+
+
+ACTIONS = structure(_Actions, read_table("deployer_actions"), "deployer_actions.toml")
+
+
+@dataclass(frozen=True)
 class Target:
     """Stacks that are deployed to the regions of an account, whose number is `account`.
 
@@ -87,21 +99,20 @@ class Target:
 
 def actions(types: Iterable[str]) -> list[str]:
     """Return what deploying, updating and removing resources of these types takes; raises KeyError for unknown ones."""
-    return sorted({*BASE, *(action for kind in set(types) for action in needed(kind))})
+    return sorted({*ACTIONS.base, *(action for kind in set(types) for action in needed(kind))})
 
 
 def needed(kind: str) -> tuple[str, ...]:
     """Return the actions that one type of resource takes; raises KeyError for an unknown one."""
-    if kind in DEPLOYER_ACTIONS:
-        return DEPLOYER_ACTIONS[kind]
+    if kind in ACTIONS.types:
+        return ACTIONS.types[kind]
     family = kind[: kind.rindex("::") + 2]
-    return DEPLOYER_ACTIONS[family]
+    return ACTIONS.types[family]
 
 
 def unlisted(types: Iterable[str]) -> list[str]:
     """Return the types that the table of actions does not have."""
-    known = {*DEPLOYER_ACTIONS}
-    return sorted({kind for kind in types if not {kind, kind[: kind.rindex("::") + 2]} & known})
+    return sorted({kind for kind in types if not {kind, kind[: kind.rindex("::") + 2]} & ACTIONS.types.keys()})
 
 
 def statements(types: Collection[str], target: Target) -> list[dict[str, Any]]:
@@ -148,25 +159,25 @@ def _statement_of(action: str, target: Target) -> str:
 
 
 def _statement(name: str, found: list[str], types: Collection[str], target: Target) -> dict[str, Any]:
-    said: dict[str, Any] = {"Sid": name[0].upper() + name[1:], "Effect": "Allow", "Action": found}
+    statement: dict[str, Any] = {"Sid": name[0].upper() + name[1:], "Effect": "Allow", "Action": found}
     roles = target.arns(_NAMED["iam"][0])
     if name == "iamPass":
-        return {**said, "Resource": roles, "Condition": _equals("iam:PassedToService", _of(_ASSUMED_BY, types))}
+        return {**statement, "Resource": roles, "Condition": _equals("iam:PassedToService", _of(_ASSUMED_BY, types))}
     if name == "iamLinked":
-        return {**said, "Resource": "*", "Condition": _equals("iam:AWSServiceName", _of(_LINKED, types))}
+        return {**statement, "Resource": "*", "Condition": _equals("iam:AWSServiceName", _of(_LINKED, types))}
     if name == "iamBounded":
         bounded = [action for action in found if action != _UNBOUND]  # which would lift the boundary
         return {
-            **said,
+            **statement,
             "Action": bounded,
             "Resource": roles,
             "Condition": _equals("iam:PermissionsBoundary", target.boundaries),
         }
     if name in _NAMED:
-        return {**said, "Resource": sorted({arn for pattern in _NAMED[name] for arn in target.arns(pattern)})}
+        return {**statement, "Resource": sorted({arn for pattern in _NAMED[name] for arn in target.arns(pattern)})}
     if name == "unnamed":
-        return {**said, "Resource": "*"}
-    return {**said, "Resource": "*", "Condition": _equals("aws:RequestedRegion", target.regions)}
+        return {**statement, "Resource": "*"}
+    return {**statement, "Resource": "*", "Condition": _equals("aws:RequestedRegion", target.regions)}
 
 
 def _equals(key: str, values: Sequence[str]) -> dict[str, Any]:

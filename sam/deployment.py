@@ -27,7 +27,7 @@ _MOST_TEMPLATE_BYTES = 16 * 1024 * 1024
 _DIGEST12 = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PLANS = 2
-_ADVICE = "write it anew with serfer package"
+_ADVICE = "write it again with serfer package"
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ def _check_section(file: Path, section: str, named: Any) -> None:  # noqa: ANN40
     """Raise InputError where a section's names are not texts, or stand for anything but objects."""
     if not isinstance(named, dict):
         raise InputError(f"{file}: {section} should be an object: {_ADVICE}")
-    for name, said in named.items():
-        if not isinstance(name, str) or not isinstance(said, dict):
+    for name, resource in named.items():
+        if not isinstance(name, str) or not isinstance(resource, dict):
             raise InputError(f"{file}: {section}: {name!r:.80} should be a text that names an object: {_ADVICE}")
-        kind, properties = said.get("Type"), said.get("Properties", {})
+        kind, properties = resource.get("Type"), resource.get("Properties", {})
         if section == "Resources" and not (isinstance(kind, str) and isinstance(properties, dict)):
             raise InputError(f"{file}: {name:.80} should have a Type and Properties: {_ADVICE}")
 

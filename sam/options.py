@@ -1,4 +1,4 @@
-"""What can be chosen for a deployment, and which choices go together."""
+"""The choices of a deployment, which of them go together, and what its resources are called."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sam.names import check_name
 from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
 
+STACK = "${AWS::StackName}"
+LIVE = "live"
+"""The alias of a function's published version, where SnapStart wants one."""
+MOST_LETTERS = 30
+"""Of a deployment's name: a cache's may have 40, and stacks add -prod to it."""
+_NAME = re.compile(rf"[a-z](?:[a-z0-9]|-(?!-)){{0,{MOST_LETTERS - 1}}}(?<!-)")
 RECORD = "deployment.json"
 TEMPLATE = "template.yaml"
 DRIVERS = ("function", "fleet")
@@ -19,6 +25,49 @@ ARCHITECTURES = ("x86_64", "arm64")
 _OLD_RUNTIME = "python3.11"
 _GPU_TYPE = re.compile(r"g\d[a-z]*\.[a-z0-9]{1,12}")
 _MOST_GPUS = 100
+
+
+def digest12(plan: Plan) -> str:
+    """Return what a plan is called in a deployment."""
+    return plan.digest[:12]
+
+
+def function_id(digest: str, stage: int, number: int) -> str:
+    """Return the logical id of a stage's function."""
+    return f"Function{digest}S{stage}N{number}"
+
+
+def weights_id(digest: str, stage: int, number: int) -> str:
+    """Return the logical id of the layer with a function's weights."""
+    return f"Weights{digest}S{stage}N{number}"
+
+
+def machine_id(digest: str) -> str:
+    """Return the logical id of a plan's state machine."""
+    return f"Machine{digest}"
+
+
+def pool_name(digest: str) -> str:
+    """Return what the Auto Scaling group of a plan's instances is called, as Fn::Sub takes it."""
+    return f"{STACK}-gpu-{digest}"
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError for a name that AWS would refuse for a stack, or for anything that is named after one.
+
+    A deployment's stacks are its name with an environment: NAME-prod.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r} cannot be a deployment's: at most {MOST_LETTERS} lower-case letters, digits and single "
+            "hyphens, a letter first and no hyphen last"
+        )
+
+
+def default_name(model: str) -> str:
+    """Return a stack's name for a model: serfer-MODEL, with what AWS would refuse left out."""
+    words = "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in model.lower()).split()
+    return "-".join(["serfer", *words])[:MOST_LETTERS].rstrip("-")
 
 
 def is_build(directory: Path) -> bool:

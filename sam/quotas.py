@@ -1,4 +1,4 @@
-"""What AWS would refuse, told before anything is built; and where SAM CLI is."""
+"""What AWS would refuse, reported before anything is built; and where SAM CLI is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of SAM CLI for a deployment: what `sam build` and `sam deploy --config-env dev|prod` are told.
+"""The settings of SAM CLI for a deployment: what `sam build` and `sam deploy --config-env dev|prod` read.
 
 The file is the user's once they have altered it: packaging again then leaves it as it is.
 """
@@ -72,7 +72,7 @@ def samconfig(options: Options) -> bytes:
 
 @dataclass(frozen=True)
 class StackSettings:
-    """What SAM CLI is told of one environment: its stack, that stack's region, and the template's parameters."""
+    """The settings of SAM CLI for one environment: its stack, that stack's region, and the template's parameters."""
 
     environment: str
     stack: str
@@ -99,9 +99,9 @@ def stacks(directory: Path, region: str | None) -> list[StackSettings]:
     try:
         environments = tomllib.loads((read_samconfig(directory) or b"").decode("utf-8"))
         found = [
-            _settings(name, said, region)
-            for name, said in environments.items()
-            if isinstance(said, dict) and "stack_name" in said.get("deploy", {}).get("parameters", {})
+            _settings(name, tables, region)
+            for name, tables in environments.items()
+            if isinstance(tables, dict) and "stack_name" in tables.get("deploy", {}).get("parameters", {})
         ]
     except (ValueError, AttributeError, TypeError) as error:
         raise InputError(
@@ -110,10 +110,10 @@ def stacks(directory: Path, region: str | None) -> list[StackSettings]:
     return [one for one in found if one.region]
 
 
-def _settings(environment: str, said: Mapping[str, Any], region: str | None) -> StackSettings:
+def _settings(environment: str, tables: Mapping[str, Any], region: str | None) -> StackSettings:
     """Read an environment; raises ValueError, AttributeError or TypeError for what SAM CLI does not write."""
-    deploy = said["deploy"]["parameters"]
-    shared = said.get("global", {}).get("parameters", {})
+    deploy = tables["deploy"]["parameters"]
+    shared = tables.get("global", {}).get("parameters", {})
     name, place = deploy["stack_name"], deploy.get("region", shared.get("region", region or ""))
     if not (isinstance(name, str) and name and isinstance(place, str)):
         raise TypeError
@@ -122,8 +122,8 @@ def _settings(environment: str, said: Mapping[str, Any], region: str | None) -> 
 
 def _overrides(value: str | Sequence[str]) -> dict[str, str]:
     """Return parameters as SAM CLI reads them: 'Name="value" ...', or a list of such texts."""
-    words = shlex.split(value if isinstance(value, str) else " ".join(value))
-    return {name: text for name, _, text in (word.partition("=") for word in words)}
+    assignments = shlex.split(value if isinstance(value, str) else " ".join(value))
+    return {name: text for name, _, text in (word.partition("=") for word in assignments)}
 
 
 def read_samconfig(directory: Path) -> bytes | None:

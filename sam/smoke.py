@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from sam.cost.bill import Bill
-from sam.cost.build_cost import price_build
+from sam.cost.bill import Bill, price_build
 from sam.deployment import load_current_plan, load_deployment
 from sam.measure import Sample, dump_facts, facts_of
 from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
@@ -191,20 +190,20 @@ def _deploy(run: Smoke) -> None:
     _sam(run, "deploy", "--config-env", environment, *own)
 
 
-def _sam(run: Smoke, *words: str) -> None:
+def _sam(run: Smoke, *arguments: str) -> None:
     """Run SAM CLI, its output on stderr; raises UnavailableError where it fails."""
     if not _SAM.exists():
         raise UnavailableError(f"{_SAM} is missing: run make setup")
     variables = {**os.environ, "SAM_CLI_TELEMETRY": "0"}
-    done = subprocess.run([str(_SAM), *words], cwd=run.order.build, env=variables, stdout=sys.stderr, check=False)  # noqa: S603
+    done = subprocess.run([str(_SAM), *arguments], cwd=run.order.build, env=variables, stdout=sys.stderr, check=False)  # noqa: S603
     if done.returncode:
-        raise UnavailableError(f"sam {words[0]} ended with {done.returncode}: what it says above says why")
+        raise UnavailableError(f"sam {arguments[0]} ended with {done.returncode}: what it says above says why")
 
 
 def _ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: ANN401 - same
     """Ask the REST API with the stack's first key; raises WrongAnswerError for another plan, or answers that differ."""
     if run.plan.preprocess is None:
-        say("the plan does not say how an image becomes its input: the REST API is not asked")
+        say("the plan does not say how an image becomes its input: the REST API is not queried")
         return
     outputs, gateway = _outputs(run, session), session.client("apigateway")
     key = gateway.get_api_key(apiKey=outputs["ApiKeyId"], includeValue=True)["value"]

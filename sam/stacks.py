@@ -16,7 +16,7 @@ from typing import Any
 from botocore.exceptions import ClientError, WaiterError
 
 from sam.deployment import Deployment
-from sam.names import function_id
+from sam.options import function_id
 from serfer.core.errors import UnavailableError, UsageError
 
 TAG = "serfer:stack"

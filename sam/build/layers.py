@@ -18,18 +18,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lambdas.artefacts import IN_LAYER
-from sam.build.contents import CONTENTS
 from sam.build.pins import GPU, lock_file
 from sam.build.tree import Built, built, link_tree, seal
 from sam.build.wheels import unpack, wheels
-from sam.names import digest12, function_id, weights_id
-from sam.options import Options
+from sam.options import Options, digest12, function_id, weights_id
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
 from serfer.packaging import compiling
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import link
+from serfer.packaging.manifest import CONTENTS
 
 WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
 _COMPILE_S = 600
@@ -165,8 +164,8 @@ def _compile(python: Path, root: Path) -> None:
     environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=_COMPILE_S)  # noqa: S603
     if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise UnavailableError(f"{python} could not compile a layer: {' '.join(words):.300}")
+        last_lines = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise UnavailableError(f"{python} could not compile a layer: {' '.join(last_lines):.300}")
 
 
 def _version(python: Path) -> str | None:

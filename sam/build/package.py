@@ -3,7 +3,7 @@
     plan directory ─┐   ┌ template.yaml        what there will be: the plan's functions, store, drivers, alarms
     pinned wheels ──┼──▶│ layers/, driver/     code: the workers' layer, the drivers' layer, the plans that drivers read
     our own code ───┘   │ plans/DIGEST/        one generation: its functions, their weights, its state machine
-                        │ samconfig.toml       what SAM CLI is told; the user's once they altered it
+                        │ samconfig.toml       settings of SAM CLI; the user's once they altered it
                         └ deployment.json, sbom.cdx.json
 
 Where a deployment of the same name lies in the directory already, its plan stays in the new one as the previous
@@ -35,15 +35,13 @@ from sam.deployment import (
     load_packaged_plan,
     plan_directory,
 )
-from sam.names import digest12
-from sam.options import RECORD, TEMPLATE, Options, is_build
+from sam.options import RECORD, TEMPLATE, Options, digest12, is_build
 from sam.quotas import check_deployable, check_template
 from sam.samconfig import FILE as SAMCONFIG
 from sam.samconfig import read_samconfig, samconfig
 from sam.stacks import our_stack
 from sam.template.functions import state_machine
-from sam.template.pools import SCENARIO
-from sam.template.template import dump, make_template
+from sam.template.template import SCENARIO, dump, make_template
 from serfer import __version__
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import Plan
@@ -160,7 +158,7 @@ def _earlier_of(
 
     Raises UsageError for a stack that is missing, is not ours, or has another store.
     """
-    import boto3  # noqa: PLC0415 - only where a stack is asked for
+    import boto3  # noqa: PLC0415 - only for --previous-of
 
     session = boto3.session.Session(region_name=options.region)
     try:
@@ -279,7 +277,7 @@ class _Writer:
 
     def _pool(self, plan: Plan, directory: Path) -> None:
         """Write what a plan's pool is used by, and the graph of the whole network, whose weights the stages have."""
-        assert self.profile is not None  # noqa: S101 - whoever calls has looked
+        assert self.profile is not None  # noqa: S101 - the caller has checked
         place = plan_directory(self.build, digest12(plan))
         scenario = make_scenario(plan, self.options, self.settings.facts(), self.profile)
         (place / SCENARIO).write_text(scenario, encoding="utf-8")

@@ -43,6 +43,6 @@ def dump(pinned: tuple[Pin, ...]) -> str:
         "# Made by `python -m sam.build.relock` from requirements.txt: each wheel of each runtime and architecture."
     ]
     for pin in pinned:
-        words = [f"{pin.name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))]
-        lines.append(" \\\n    ".join(words))
+        parts = [f"{pin.name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))]
+        lines.append(" \\\n    ".join(parts))
     return "\n".join(lines) + "\n"

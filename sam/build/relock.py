@@ -14,10 +14,10 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from sam.build.contents import CONTENTS
 from sam.build.pins import GPU, Pin, dump, lock_file
 from sam.build.wheels import download
 from sam.options import ARCHITECTURES, RUNTIMES
+from serfer.packaging.manifest import CONTENTS
 
 _GPU_RUNTIME, _GPU_ARCHITECTURE = "onnxruntime-gpu", "x86_64"
 _REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"

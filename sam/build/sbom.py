@@ -24,8 +24,7 @@ from packaging.utils import canonicalize_name
 
 from sam.build.pins import GPU, LAYERS, lock_file
 from sam.build.wheels import Wheel, wheels
-from sam.names import digest12
-from sam.options import Options
+from sam.options import Options, digest12
 from serfer import __version__
 from serfer.core.plan import Plan
 

@@ -69,7 +69,7 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def settle(directory: Path) -> None:
-    """Give a directory and all in it the modes and times that every one has, whoever writes it and when."""
+    """Set the modes and times of a directory and all in it to constants, so that equal contents are equal bytes."""
     for path in (*directory.rglob("*"), directory):
         path.chmod(0o755 if path.is_dir() else 0o644)
         os.utime(path, (_EPOCH, _EPOCH))

@@ -33,7 +33,7 @@ _UNREACHABLE = re.compile(
     r"Retrying \(|Connection|Max retries|Temporary failure|Could not fetch|timed out", re.IGNORECASE
 )
 _TIMEOUT_S = 1800
-_SHOWN = 300  # characters of pip's last words
+_SHOWN = 300  # characters of pip's output
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Wheel:
 
 
 def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wheel, ...]:
-    """Return the wheels that a lock file pins, in its order, downloaded when first asked for.
+    """Return the wheels that a lock file pins, in its order, downloaded when first needed.
 
     They lie below `cache`. Raises UnavailableError where pip cannot reach its index, UsageError for a runtime and
     architecture that some wheel does not exist for.
@@ -108,16 +108,16 @@ def download(requirements: Path, runtime: str, architecture: str, directory: Pat
         raise _refusal(done.stderr, runtime, architecture)
 
 
-def _refusal(words: str, runtime: str, architecture: str) -> Exception:
-    """Return the error that says what pip's last words mean; they may hold an index's password, and go no further."""
-    missing = _NO_WHEEL.search(words)
-    if missing and not _UNREACHABLE.search(words):
+def _refusal(output: str, runtime: str, architecture: str) -> Exception:
+    """Return the error that says what pip's output means; it may hold an index's password, which is not repeated."""
+    missing = _NO_WHEEL.search(output)
+    if missing and not _UNREACHABLE.search(output):
         return UsageError(
             f"pip's package index (PIP_INDEX_URL) has no wheel of {missing[1]} for --runtime {runtime} --architecture "
             f"{architecture}: choose others, or another index"
         )
-    errors = " ".join(line for line in words.splitlines() if line.startswith("ERROR"))
-    shown = _CREDENTIALS.sub("//", errors or words)[-_SHOWN:].strip()
+    errors = " ".join(line for line in output.splitlines() if line.startswith("ERROR"))
+    shown = _CREDENTIALS.sub("//", errors or output)[-_SHOWN:].strip()
     return UnavailableError(
         f"pip could not bring the wheels for {runtime} on {architecture}: connect once to a package index "
         f"(PIP_INDEX_URL), then they are in the cache: {' '.join(shown.split())}"

@@ -1,6 +1,6 @@
 """What a deployment costs: an idle month, a thousand queries, a burst, and months of several loads.
 
-What stands comes from the template (sam/cost/fixed.py), what a query uses from the cost model (sam/cost/marginal.py).
+Fixed costs come from the template (sam/cost/fixed.py), marginal costs from the cost model (sam/cost/marginal.py).
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from sam.cost import registry
-from sam.cost.fixed import SECONDS_A_MONTH, Line, standing
+from sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
 from sam.cost.marginal import Deployed, Usage, query_usage
-from sam.options import DRIVERS, ENGINES, STORES, Options
-from sam.template.intrinsics import resources
-from sam.template.parameters import check_parameters
+from sam.deployment import load_current_plan, load_deployment, load_template
+from sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
+from sam.template.intrinsics import check_parameters, resources
+from sam.template.template import make_template
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
-from serfer.core.errors import UsageError
+from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 
 LOADS = (1_000, 100_000, 10_000_000)
-"""Queries a month, where nobody says otherwise."""
+"""Queries a month, by default."""
 _MOST_QUERIES = 10**12
 _AT_ONCE = 16  # queries that a driver of a fleet takes at once: SERFER_API_IN_FLIGHT's default
 _EMAIL = "AlarmEmail"
@@ -36,7 +38,7 @@ Template = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Month:
-    """A month of so many queries, spread evenly; `lines` are what stands and what the queries use."""
+    """A month of so many queries, spread evenly; `lines` are fixed costs and what the queries use."""
 
     queries: int
     cold_share: float
@@ -84,7 +86,7 @@ class Bill:
             if found.options.drivers == "fleet"
             else f"a driver function of {found.driver_mb:,} MB waits for its query and is billed for all of it"
         )
-        said = [
+        notes = [
             "us-east-1's prices, on demand, without any free tier: not even the first ten alarms are subtracted",
             fleet,
             f"an environment is kept warm {facts.functions.kept_warm:.0f} s, so rare queries find none",
@@ -92,16 +94,16 @@ class Bill:
             "one image a query, each month's queries evenly at random, no retries, duplicates or health checks",
         ]
         if self.alarms_usd:
-            said.append(f"no alarms: they cost ${self.alarms_usd:.2f} a month where {_EMAIL} is given")
-        said += self._of_pool()
+            notes.append(f"no alarms: they cost ${self.alarms_usd:.2f} a month where {_EMAIL} is given")
+        notes += self._of_pool()
         if found.options.snapstart:
-            said.append("a start from a snapshot takes as long as one without: what it saves was not measured")
+            notes.append("a start from a snapshot takes as long as one without: what it saves was not measured")
         if found.plan.store.partition("+")[0] not in _SPLIT_FOR[found.options.store]:
             better = _SPLIT_FOR[found.options.store][0]
-            said.append(
+            notes.append(
                 f"the plan was split for {found.plan.store}; serfer split --store {better} may find a better one"
             )
-        return (*said, "D AWS's documentation, M measured, S a third party, K common knowledge, U your own file")
+        return (*notes, "D AWS's documentation, M measured, S a third party, K common knowledge, U your own file")
 
     @property
     def _gpu_usd(self) -> float | None:
@@ -115,11 +117,11 @@ class Bill:
         if pool is None:
             return []
         usd = self._gpu_usd or 0.0
-        said = (
+        note = (
             f"a GPU instance, {pool.instance_type}, costs ${usd:.4f} an hour while it is on, its disk apart; at most "
             f"{pool.most} are, ${pool.most * usd:.2f} an hour; what they take from functions is not subtracted"
         )
-        return [said]
+        return [note]
 
     def tag(self, line: Line) -> str:
         """Return how well a line's price is known: D, B, M, S, K, or U for a user's own."""
@@ -201,7 +203,7 @@ def bill(
     if burst < 1 or any(not 1 <= load <= _MOST_QUERIES for load in loads):
         raise UsageError(f"--queries-a-month and --burst are 1 to {_MOST_QUERIES:,} queries")
     check_parameters(template.get("Parameters") or {}, parameters or {})
-    idle = standing(template, found.facts, parameters, found.options.region)
+    idle = fixed_costs(template, found.facts, parameters, found.options.region)
     idle += registry.lines(found.options, found.facts, template, parameters)
     if packed_bytes:
         gigabytes = packed_bytes / _GB
@@ -213,10 +215,12 @@ def bill(
 
 
 def _alarms_usd(found: Deployed, template: Template, parameters: Mapping[str, str]) -> float:
-    """Return the dollars a month that the alarms would cost which nobody asked for."""
-    told = standing(template, found.facts, {**parameters, _EMAIL: "someone@example.org"}, found.options.region)
-    return sum(line.usd for line in told) - sum(
-        line.usd for line in standing(template, found.facts, parameters, found.options.region)
+    """Return the dollars a month that alarms would cost, which are not in the template without an address."""
+    with_alarms = fixed_costs(
+        template, found.facts, {**parameters, _EMAIL: "someone@example.org"}, found.options.region
+    )
+    return sum(line.usd for line in with_alarms) - sum(
+        line.usd for line in fixed_costs(template, found.facts, parameters, found.options.region)
     )
 
 
@@ -309,3 +313,42 @@ def markdown(rows: Sequence[Row], loads: Sequence[int] = LOADS) -> str:
         for row in rows
     ]
     return "\n".join([head, *body])
+
+
+def price_build(
+    build: Path,
+    facts: AwsFacts,
+    *,
+    burst: int,
+    loads: Sequence[int] | None = None,
+    cold_share: float | None = None,
+    parameters: Mapping[str, str] | None = None,
+) -> Bill:
+    """Price what BUILD holds, with its template's own parameters unless others are given.
+
+    Raises InputError where BUILD is unusable, UsageError for loads and parameters that cannot be.
+    """
+    deployment, template = load_deployment(build), load_template(build)
+    plan = load_current_plan(build, deployment)
+    try:
+        return bill(
+            deployed(plan, deployment.options, facts, template),
+            template,
+            burst=burst,
+            loads=loads or LOADS,
+            cold_share=cold_share,
+            packed_bytes=sum(deployment.bytes.values()),
+            parameters=parameters,
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A template is free in form, and is its owner's to alter; ours has a test that each of its resources is priced.
+        raise InputError(
+            f"{build / TEMPLATE} has something altered that cannot be priced ({error}): package again"
+        ) from error
+
+
+def compare_build(build: Path, facts: AwsFacts, loads: Sequence[int] | None = None) -> list[Row]:
+    """Price BUILD's plan with every choice of drivers, store and engine, everything else as it was packaged."""
+    deployment = load_deployment(build)
+    plan = load_current_plan(build, deployment)
+    return compare(plan, facts, deployment.options, lambda options: make_template(options, [plan]), loads or LOADS)

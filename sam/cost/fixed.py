@@ -1,4 +1,4 @@
-"""What stands in a deployment and bills by the hour or by the month, whether queries come or not.
+"""Fixed monthly costs: what a deployment has that bills by the hour or by the month, whether queries come or not.
 
 Nothing is listed twice: the resources are those of the template itself. Each type is either priced here or said to
 cost nothing by itself; a test holds every template that SerFer writes against both lists.
@@ -10,77 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sam.data import read_table
 from sam.template.intrinsics import Properties, resources
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError
+from serfer.core.structure import structure
 
 SECONDS_A_MONTH = HOURS_A_MONTH * 3600
 _MB_PER_GB = 1024
 _ZONES = 2  # of an endpoint or a balancer whose subnets are not known
-_ROOT_GB = 8  # of an Amazon Linux image whose disk nobody chose
+_ROOT_GB = 8  # of an Amazon Linux image whose disk size was not chosen
 
-FREE = frozenset(
-    {
-        "AWS::ApiGateway::Account",
-        "AWS::ApiGateway::ApiKey",
-        "AWS::ApiGateway::Deployment",
-        "AWS::ApiGateway::Method",
-        "AWS::ApiGateway::RequestValidator",
-        "AWS::ApiGateway::Resource",
-        "AWS::ApiGateway::RestApi",
-        "AWS::ApiGateway::Stage",
-        "AWS::ApiGateway::UsagePlan",
-        "AWS::ApiGateway::UsagePlanKey",
-        "AWS::ApiGateway::GatewayResponse",
-        "AWS::AutoScaling::LifecycleHook",
-        "AWS::AutoScaling::ScalingPolicy",
-        "AWS::AutoScaling::ScheduledAction",
-        "AWS::CloudFormation::WaitConditionHandle",
-        "AWS::EC2::InternetGateway",
-        "AWS::EC2::LaunchTemplate",
-        "AWS::EC2::NetworkAcl",
-        "AWS::EC2::NetworkAclEntry",
-        "AWS::EC2::Route",
-        "AWS::EC2::RouteTable",
-        "AWS::EC2::SecurityGroup",
-        "AWS::EC2::SecurityGroupEgress",
-        "AWS::EC2::SecurityGroupIngress",
-        "AWS::EC2::Subnet",
-        "AWS::EC2::SubnetNetworkAclAssociation",
-        "AWS::EC2::SubnetRouteTableAssociation",
-        "AWS::EC2::VPC",
-        "AWS::EC2::VPCGatewayAttachment",
-        "AWS::ElastiCache::User",
-        "AWS::ElastiCache::UserGroup",
-        "AWS::ElasticLoadBalancingV2::Listener",
-        "AWS::ElasticLoadBalancingV2::ListenerRule",
-        "AWS::ElasticLoadBalancingV2::TargetGroup",
-        "AWS::IAM::InstanceProfile",
-        "AWS::IAM::ManagedPolicy",
-        "AWS::IAM::Policy",
-        "AWS::IAM::Role",
-        "AWS::KMS::Alias",
-        "AWS::Lambda::Alias",
-        "AWS::Lambda::EventInvokeConfig",
-        "AWS::Lambda::Permission",
-        "AWS::Logs::LogGroup",
-        "AWS::Logs::ResourcePolicy",
-        "AWS::S3::Bucket",
-        "AWS::S3::BucketPolicy",
-        "AWS::S3Express::BucketPolicy",
-        "AWS::S3Express::DirectoryBucket",
-        "AWS::SNS::Subscription",
-        "AWS::SNS::Topic",
-        "AWS::SNS::TopicPolicy",
-        "AWS::SSM::Parameter",
-        "AWS::Serverless::Api",
-        "AWS::Serverless::LayerVersion",
-        "AWS::Serverless::StateMachine",
-        "AWS::StepFunctions::StateMachine",
-        "AWS::WAFv2::WebACLAssociation",
-    }
-)
+FREE = frozenset(structure(tuple[str, ...], read_table("free_types")["types"], "free_types.toml"))
 """Types that cost nothing by themselves: what is done with them, or stands in them, is priced elsewhere."""
 
 
@@ -110,7 +52,7 @@ class _Stack:
         return Line(item, quantity, unit, quantity * getattr(self.facts.services, name), f"services.{name}")
 
 
-def standing(
+def fixed_costs(
     template: Mapping[str, Any],
     facts: AwsFacts,
     parameters: Mapping[str, Any] | None = None,
@@ -131,8 +73,8 @@ def standing(
 
 
 def unpriced(template: Mapping[str, Any]) -> list[str]:
-    """Return the types of a template's resources of which nobody said what they cost."""
-    kinds = {said["Type"] for said in (template.get("Resources") or {}).values()}
+    """Return the types of a template's resources that are neither priced nor free."""
+    kinds = {resource["Type"] for resource in (template.get("Resources") or {}).values()}
     return sorted(kinds - FREE - set(_PRICED))
 
 
@@ -161,7 +103,7 @@ def _balancer(stack: _Stack, properties: Properties) -> list[Line]:
 def _machines(stack: _Stack, properties: Properties) -> list[Line]:
     """Price the least number of machines that a group has, with their disks and public addresses."""
     count = int(properties.get("MinSize", 0))
-    if not count:  # a pool, which is empty while nobody asks
+    if not count:  # a pool, which is empty while there is no load
         return []
     launched = _launched(stack, properties)
     kind = str(launched.get("InstanceType"))
@@ -194,8 +136,8 @@ def _warm_pool(stack: _Stack, properties: Properties) -> list[Line]:
 
 def _launched(stack: _Stack, group: Properties) -> Properties:
     """Return what a group's machines are like."""
-    said = (group.get("LaunchTemplate") or {}).get("LaunchTemplateId") or {}
-    name = said.get("Ref") if isinstance(said, dict) else None
+    template = (group.get("LaunchTemplate") or {}).get("LaunchTemplateId") or {}
+    name = template.get("Ref") if isinstance(template, dict) else None
     _, properties = stack.resources.get(str(name), ("", {}))
     data: Properties = properties.get("LaunchTemplateData", {})
     return data

@@ -1,7 +1,7 @@
-"""What routing reckons with in a deployment that has a GPU pool: scenario.toml, beside each plan that drivers follow.
+"""What routing assumes in a deployment that has a GPU pool: scenario.toml, beside each plan that drivers follow.
 
 What a query costs and how long it takes on functions is the cost model's; what an instance costs stands in aws.toml;
-how fast it is has been measured on one by `serfer tune`: nobody assumes speeds.
+how fast it is has been measured on one by `serfer tune`: speeds are never assumed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
     if file is None:
         raise UsageError(_MISSING.format(pool.instance_type))
     if slo_ms is None:
-        raise UsageError("--gpu-slo-ms is missing: the --slo-ms that serfer tune was told")
+        raise UsageError("--gpu-slo-ms is missing: the --slo-ms that serfer tune was given")
     price = facts.instances.get(pool.instance_type)
     if price is None:
         raise UsageError(
@@ -89,7 +89,7 @@ def _table(file: Path) -> dict[str, object]:
 
 
 def check_pool(plan: Plan, options: Options, profile: Profile | None) -> None:
-    """Raise UsageError where a pool cannot serve a plan, or where nobody measured how fast it is."""
+    """Raise UsageError where a pool cannot serve a plan, or where its speed was not measured."""
     if options.gpu is None:
         return
     if profile is None:

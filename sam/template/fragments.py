@@ -1,9 +1,9 @@
-"""Hand-written parts of a template, sam/template/parts/*.yaml: read, filled in and put together.
+"""Hand-written parts of a template, sam/template/parts/*.yaml: read, rendered and merged.
 
 Beside a template's own sections a part may have
     Statements: {RoleOrEndpoint: [statement, ...]}      what is appended to that resource's policy, if it is there
-    Environment: {NAME: value}                          what stage functions and drivers are told
-    DriverEnvironment: {NAME: value}                    what only drivers are told
+    Environment: {NAME: value}                          variables of stage functions and drivers
+    DriverEnvironment: {NAME: value}                    variables of drivers alone
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def parse(source: str) -> Part:
     return part
 
 
-def load(name: str, words: Mapping[str, Any]) -> Part:
-    """Return a part with its words filled in: `@name@` in a string, or in place of the whole string."""
-    part: Part = fill(_parsed(name), words)
+def load(name: str, variables: Mapping[str, Any]) -> Part:
+    """Return a part with its variables filled in: `@name@` in a string, or in place of the whole string."""
+    part: Part = render(_parsed(name), variables)
     return part
 
 
@@ -65,30 +65,30 @@ def _parsed(name: str) -> Part:
     return parse(text(f"{name}.yaml"))
 
 
-def fill(value: Any, words: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any YAML value
-    """Return a copy of a value with its words filled in; raises KeyError for a word that nobody knows."""
+def render(value: Any, variables: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any YAML value
+    """Return a copy of a value with its variables filled in; raises KeyError for an unknown one."""
     if isinstance(value, dict):
-        return {fill(key, words): fill(item, words) for key, item in value.items()}
+        return {render(key, variables): render(item, variables) for key, item in value.items()}
     if isinstance(value, list):
-        return [fill(item, words) for item in value]
+        return [render(item, variables) for item in value]
     if not isinstance(value, str):
         return value
     if whole := _WORD.fullmatch(value):
-        return words[whole[1]]
-    return _WORD.sub(lambda found: str(words[found[1]]), value)
+        return variables[whole[1]]
+    return _WORD.sub(lambda found: str(variables[found[1]]), value)
 
 
-def script(name: str, words: Mapping[str, Any]) -> str:
-    """Return what an instance runs when it starts, with its words filled in.
+def script(name: str, variables: Mapping[str, Any]) -> str:
+    """Return what an instance runs when it starts, with its variables filled in.
 
     `@fetch@` defines how it fetches its code, `@logs@` what becomes of its log.
     """
     shared = {part: text(f"user-data-{part}.sh").rstrip() for part in ("fetch", "logs")}
-    found: str = fill(text(name), {**words, **shared})
+    found: str = render(text(name), {**variables, **shared})
     return found
 
 
-def put_together(parts: Iterable[Part]) -> Part:
+def merge(parts: Iterable[Part]) -> Part:
     """Return all parts as one; what stands under one name in two of them is a mistake and raises ValueError."""
     whole: Part = {"Statements": {}}
     for part in parts:

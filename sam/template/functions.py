@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
-from sam.names import LIVE, STACK, digest12, function_id, machine_id, weights_id
-from sam.options import Options
+from sam.options import LIVE, STACK, Options, digest12, function_id, machine_id, weights_id
 from sam.template.fragments import Part
 from sam.template.policies import allow
 from serfer import __version__
@@ -21,7 +20,7 @@ _STACK = {"Ref": "AWS::StackName"}
 
 
 def generation(plan: Plan, options: Options, environment: Mapping[str, Any], timeout_s: int) -> Part:
-    """Return the resources of a plan and what they may do; `environment` is what its functions are told."""
+    """Return the resources of a plan and what they may do; `environment` are the variables of its functions."""
     digest = digest12(plan)
     resources: dict[str, Any] = {}
     for stage, number in plan.functions:
@@ -154,6 +153,6 @@ def _target(function: str, options: Options) -> Part:
     return {"Ref": f"{function}.Alias"} if options.snapstart else {"Fn::GetAtt": [function, "Arn"]}
 
 
-def _plain(words: str) -> str:
+def _plain(variables: str) -> str:
     """Return text as any AWS description takes it."""
-    return "".join(char if char.isascii() and (char.isalnum() or char in " -._") else "-" for char in words)[:100]
+    return "".join(char if char.isascii() and (char.isalnum() or char in " -._") else "-" for char in variables)[:100]

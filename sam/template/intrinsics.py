@@ -1,9 +1,13 @@
-"""What a template makes with given parameters: its intrinsic functions, as far as they are known before deploying."""
+"""Parameters and intrinsic functions of a template, checked and evaluated as far as is possible before deploying."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from serfer.core.errors import UsageError
 
 _NOTHING = object()  # what AWS::NoValue leaves
 _MOST_DEPTH = 64
@@ -20,7 +24,7 @@ class Scope:
 
     def __init__(self, template: Mapping[str, Any], parameters: Mapping[str, Any], region: str) -> None:
         declared = template.get("Parameters") or {}
-        defaults = {name: _default(said) for name, said in declared.items()}
+        defaults = {name: _default(parameter) for name, parameter in declared.items()}
         self._values = {"AWS::Region": region, "AWS::NoValue": _NOTHING, **defaults, **parameters}
         self._conditions: Mapping[str, Any] = template.get("Conditions") or {}
         self._held: dict[str, bool] = {}
@@ -77,9 +81,9 @@ class Scope:
         return place
 
 
-def _default(said: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a parameter's value
-    value = said.get("Default", "")
-    several = str(said.get("Type", "")).startswith(("CommaDelimitedList", "List<"))
+def _default(parameter: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a parameter's value
+    value = parameter.get("Default", "")
+    several = str(parameter.get("Type", "")).startswith(("CommaDelimitedList", "List<"))
     return [item.strip() for item in value.split(",")] if several and isinstance(value, str) else value
 
 
@@ -90,10 +94,39 @@ def resources(
     scope = Scope(template, parameters or {}, region)
     shared = template.get("Globals") or {}
     found = {}
-    for name, said in (template.get("Resources") or {}).items():
-        if "Condition" in said and not scope.holds(said["Condition"]):
+    for name, resource in (template.get("Resources") or {}).items():
+        if "Condition" in resource and not scope.holds(resource["Condition"]):
             continue
-        kind = said["Type"]
+        kind = resource["Type"]
         given = shared.get(kind.removeprefix("AWS::Serverless::"), {}) if kind.startswith("AWS::Serverless::") else {}
-        found[name] = (kind, scope.resolved({**given, **(said.get("Properties") or {})}))
+        found[name] = (kind, scope.resolved({**given, **(resource.get("Properties") or {})}))
     return found
+
+
+def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    """Raise UsageError for a value that a template's parameter does not take, or a parameter that there is not."""
+    if unknown := sorted(set(given) - set(declared)):
+        raise UsageError(f"--parameter {unknown[0]} is none of the template's: {', '.join(sorted(declared))}")
+    for name, value in given.items():
+        parameter = declared[name]
+        if wants := _refusal(parameter if isinstance(parameter, Mapping) else {}, value):
+            raise UsageError(f"--parameter {name} {wants}, not {value!r:.60}")
+
+
+def _refusal(parameter: Mapping[str, Any], value: str) -> str | None:
+    """Say what a parameter wants, or None where it takes the value."""
+    allowed = [str(each) for each in parameter.get("AllowedValues", ())]
+    if allowed and value not in allowed:
+        return f"is one of {', '.join(allowed)}"
+    if pattern := parameter.get("AllowedPattern"):
+        return None if re.fullmatch(str(pattern), value) else f"should match {pattern}"
+    if parameter.get("Type") != "Number":
+        return None
+    least, most = float(parameter.get("MinValue", -math.inf)), float(parameter.get("MaxValue", math.inf))
+    try:
+        number = float(value)
+    except ValueError:
+        return "is a number"
+    if math.isfinite(number) and least <= number <= most:
+        return None
+    return f"is a number from {least:g}" + (f" to {most:g}" if math.isfinite(most) else " up")

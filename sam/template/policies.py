@@ -52,7 +52,7 @@ def network_statements(group: str) -> list[Statement]:
     ]
 
 
-def give(resources: Mapping[str, Any], statements: Mapping[str, Sequence[Statement]]) -> None:
+def attach(resources: Mapping[str, Any], statements: Mapping[str, Sequence[Statement]]) -> None:
     """Append statements to the policies of the roles and endpoints that they are for, where these are there.
 
     Raises PlanError where a role's policy becomes longer than IAM takes.

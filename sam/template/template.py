@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from sam.names import LIVE, digest12, machine_id
-from sam.options import Options
+from sam.options import LIVE, GpuPool, Options, digest12, machine_id, pool_name, weights_id
 from sam.template import fragments
 from sam.template.fragments import Part
 from sam.template.functions import generation, vpc
-from sam.template.policies import give, network_statements
-from sam.template.pools import pools, routing
+from sam.template.policies import attach, network_statements
 from serfer import __version__
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
@@ -22,6 +20,8 @@ from serfer.core.plan import Plan
 
 CURRENT = "current"
 """What the parameter Serving says for the plan that was packaged last."""
+SCENARIO = "scenario.toml"
+"""What drivers read of a plan's pool, beside its plan.json (sam/cost/scenario.py)."""
 _CACHES = ("valkey", "redis")
 _CACHE_VERSIONS = {"valkey": "8", "redis": "7"}
 _CACHE_USERS = {"valkey": ("CacheUser",), "redis": ("CacheUser", "NobodyUser")}
@@ -49,18 +49,18 @@ def make_template(
     options.check()
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
-    words = {**_words(options), "burst": driver_room(plans[0], shipped_aws().functions.concurrency)}
-    parts = [fragments.load(name, words) for name in _chosen(options)]
-    environment = fragments.put_together(parts)["Environment"]
+    variables = {**_words(options), "burst": driver_room(plans[0], shipped_aws().functions.concurrency)}
+    parts = [fragments.load(name, variables) for name in _chosen(options)]
+    environment = fragments.merge(parts)["Environment"]
     parts += [generation(plan, options, environment, timeout_s) for plan in plans]
     digests = [digest12(plan) for plan in plans]
     with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
     parts += pools(options, [plan for plan in plans if digest12(plan) in with_pool])
-    whole = fragments.put_together([*parts, _serving(digests, options, with_pool)])
+    whole = fragments.merge([*parts, _serving(digests, options, with_pool)])
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]
     _place(resources, whole["Statements"], options)
-    give(resources, whole["Statements"])
+    attach(resources, whole["Statements"])
     _tell_drivers(resources, {**environment, **whole["DriverEnvironment"]})
     whole |= {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -98,7 +98,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _words(options: Options) -> dict[str, Any]:
-    words: dict[str, Any] = {
+    variables: dict[str, Any] = {
         "architecture": options.architecture,
         "cache_users": [{"Ref": user} for user in _CACHE_USERS.get(options.store, ())],
         "cache_version": _CACHE_VERSIONS.get(options.store),
@@ -111,7 +111,7 @@ def _words(options: Options) -> dict[str, Any]:
         "version": __version__,
         "zone": options.zone,
     }
-    return {**words, "user_data": fragments.script("user-data.sh", words)}
+    return {**variables, "user_data": fragments.script("user-data.sh", variables)}
 
 
 def _chosen(options: Options) -> list[str]:
@@ -142,7 +142,7 @@ def _chosen(options: Options) -> list[str]:
 
 def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) -> Part:
     """Return the parameter that says which plan drivers use, what follows from it, and the outputs that tell."""
-    told: Part = {
+    variables: Part = {
         "SERFER_WORKERS": "aws",
         "SERFER_DRIVER": options.engine,
         "SERFER_FUNCTION_PREFIX": {"Ref": "AWS::StackName"},
@@ -154,13 +154,13 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) 
     }
     if options.gpu:
         routes = [routing(digest, pooled=digest in pooled) for digest in digests]
-        told |= {name: _served([route[name] for route in routes]) for name in routes[0]}
+        variables |= {name: _served([route[name] for route in routes]) for name in routes[0]}
     if options.snapstart:
-        told["SERFER_FUNCTION_ALIAS"] = LIVE
+        variables["SERFER_FUNCTION_ALIAS"] = LIVE
         outputs["Alias"] = {"Description": "The alias by which functions are invoked.", "Value": LIVE}
     if options.by_state_machine:
         machine = _served([{"Ref": machine_id(digest)} for digest in digests])
-        told["SERFER_STATE_MACHINE"] = machine
+        variables["SERFER_STATE_MACHINE"] = machine
         outputs["StateMachine"] = {"Description": "The state machine of the plan that drivers use.", "Value": machine}
     serving = {
         "Type": "String",
@@ -172,7 +172,7 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str]) 
     return {
         "Parameters": {"Serving": serving},
         "Conditions": previous,
-        "DriverEnvironment": told,
+        "DriverEnvironment": variables,
         "Outputs": outputs,
     }
 
@@ -199,4 +199,39 @@ def _tell_drivers(resources: Part, environment: Mapping[str, Any]) -> None:
         return
     lines = [{"Fn::Join": ["", [f"{name}=", value]]} for name, value in environment.items()]
     data = resources["DriverTemplate"]["Properties"]["LaunchTemplateData"]
-    data["UserData"] = fragments.fill(data["UserData"], {"environment": {"Fn::Join": ["\n", lines]}})
+    data["UserData"] = fragments.render(data["UserData"], {"environment": {"Fn::Join": ["\n", lines]}})
+
+
+def pools(options: Options, plans: Iterable[Plan]) -> list[Part]:
+    """Return the parts of a template for the pools of these plans; none where the deployment has no pool."""
+    if options.gpu is None:
+        return []
+    shared = fragments.load(
+        "gpu", {"gpu_most": options.gpu.most, "architecture": options.architecture, "runtime": options.runtime}
+    )
+    return [shared, *(part for plan in plans for part in _pool(plan, options, options.gpu))]
+
+
+def routing(digest: str, *, pooled: bool) -> Part:
+    """Return the variables that tell a driver of a plan's pool, or that it has none."""
+    return {
+        "SERFER_ROUTE": "auto" if pooled else "serverless",
+        "SERFER_INSTANCES": {"Fn::Sub": f"ec2:{pool_name(digest)}"} if pooled else "",
+        "SERFER_SCENARIO_FILE": f"plans/{digest}/{SCENARIO}" if pooled else "",
+    }
+
+
+def _pool(plan: Plan, options: Options, pool: GpuPool) -> list[Part]:
+    digest = digest12(plan)
+    layers = [{"Ref": weights_id(digest, *part)} for part in plan.functions]
+    variables: dict[str, Any] = {
+        "digest": digest,
+        "gpu_group": pool_name(digest),
+        "gpu_type": pool.instance_type,
+        "gpu_warm": pool.warm,
+        "runtime": options.runtime,
+        "weights": {"Fn::Join": [" ", layers]},
+        "weights_layers": layers,
+    }
+    variables["gpu_user_data"] = fragments.script("user-data-gpu.sh", variables)
+    return [fragments.load(name, variables) for name in ("gpu-pool", *(["gpu-warm-pool"] if pool.warm else []))]

@@ -84,7 +84,7 @@ def _cost_of_build(
     parameters: list[str] | None,
     as_json: bool,  # noqa: FBT001 - a command's flag, passed on
 ) -> None:
-    from sam.cost.build_cost import price_build  # noqa: PLC0415 - the command line starts fast
+    from sam.cost.bill import price_build  # noqa: PLC0415 - the command line starts fast
 
     pairs = [text.partition("=") for text in parameters or ()]
     if (wrong := next((name for name, sign, _ in pairs if not (name and sign)), None)) is not None:
@@ -99,8 +99,11 @@ def _cost_of_build(
 
 
 def _compare_costs(build: Path, loads: list[int] | None, as_json: bool) -> None:  # noqa: FBT001 - same
-    from sam.cost.bill import LOADS, markdown  # noqa: PLC0415 - same
-    from sam.cost.build_cost import compare_build  # noqa: PLC0415 - the command line starts fast
+    from sam.cost.bill import (  # noqa: PLC0415 - same
+        LOADS,
+        compare_build,
+        markdown,
+    )
 
     rows = compare_build(build, load_settings().facts(), loads)
     if as_json:

@@ -13,8 +13,7 @@ import typer
 from sam.build.package import package as write
 from sam.cost.scenario import read_profile
 from sam.deployment import Deployment
-from sam.names import default_name
-from sam.options import GpuPool, Options
+from sam.options import GpuPool, Options, default_name
 from sam.quotas import check_deployable, find_sam
 from sam.samconfig import ENVIRONMENTS, FILE, stack_of
 from serfer.cli.shared.display import byte_size, columns, plain

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+
+from serfer.core.structure import structure
 
 _PRUNED_PARTS = frozenset({"tests", "__pycache__", "RECORD"})
 _PRUNED_SUFFIXES = frozenset({".pyi", ".pyc", ".c", ".h", ".pxd", ".pyx", ".md"})
@@ -32,46 +35,20 @@ class Contents:
         return {(name, path) for name, path in files_of(self.packages) if self.keeps(name)}
 
 
-# Each prefix was found by importing without it.
-WORKER = Contents(
-    packages=("lambdas", "serfer.core", "serfer.plan_directory", "storage"),
-    distributions=(
-        *("aws_lambda_powertools", "jmespath", "typing_extensions"),
-        *("botocore", "python-dateutil", "six", "urllib3"),  # a store in S3, and Redis by IAM
-        *("msgpack", "numpy", "onnxruntime", "redis"),
-    ),
-    pruned=(
-        "aws_lambda_powertools/event_handler/",
-        *(
-            f"aws_lambda_powertools/utilities/{name}/"
-            for name in ("batch", "circuit_breaker", "data_classes", "data_masking")
-        ),
-        *(
-            f"aws_lambda_powertools/utilities/{name}/"
-            for name in ("feature_flags", "idempotency", "kafka", "parameters")
-        ),
-        *(f"aws_lambda_powertools/utilities/{name}/" for name in ("parser", "streaming", "validation")),
-        "botocore/data/",
-        "dateutil/zoneinfo/",
-        "numpy/f2py/",
-        "numpy/distutils/",
-        "numpy/random/",
-        "numpy/_core/_simd.",
-        "numpy/_core/include/",
-        "numpy/_core/lib/",
-        "onnxruntime/backend/",
-        "onnxruntime/datasets/",
-        "onnxruntime/quantization/",
-        "onnxruntime/tools/",
-        "onnxruntime/transformers/",
-        "onnxruntime/capi/libonnxruntime.so",
-        "onnxruntime/ThirdPartyNotices.txt",
-        "storage/contract.py",
-        "urllib3/contrib/emscripten/",
-    ),
-    # By these alone S3's address is found. No client of botocore's is made, so no other is read.
-    needed=("botocore/data/partitions.json", "botocore/data/s3/2006-03-01/endpoint-rule-set-1.json.gz"),
-)
+@dataclass(frozen=True)
+class _Packages:
+    worker: Contents
+    driver: Contents
+
+
+def _contents() -> dict[str, Contents]:
+    """Read contents.toml; a driver's package leaves out what a worker's does, and more."""
+    text = Path(__file__).with_name("contents.toml").read_text(encoding="utf-8")
+    listed = structure(_Packages, tomllib.loads(text), "contents.toml")
+    return {
+        "worker": listed.worker,
+        "driver": replace(listed.driver, pruned=listed.worker.pruned + listed.driver.pruned),
+    }
 
 
 def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:
@@ -85,3 +62,8 @@ def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:
             files = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
             found |= {(f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files}
     return found
+
+
+CONTENTS = _contents()
+"""What each package holds, by the name of its layer."""
+WORKER = CONTENTS["worker"]

@@ -1,8 +1,7 @@
 """BUILD directories as `serfer package` writes them, as far as prices and the doctor read them."""
 
 from sam.deployment import Deployment, dump_deployment
-from sam.names import digest12
-from sam.options import RECORD, TEMPLATE, Options
+from sam.options import RECORD, TEMPLATE, Options, digest12
 from sam.samconfig import FILE, samconfig
 from sam.template.template import dump, make_template
 from serfer.core.plan import dump_plan

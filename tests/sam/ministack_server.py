@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sam.names import function_id
+from sam.options import function_id
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port
 

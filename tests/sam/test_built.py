@@ -23,7 +23,7 @@ from botocore.exceptions import ClientError
 
 import serfer
 from sam.build.package import package
-from sam.names import digest12
+from sam.options import digest12
 from serfer.api.auth.keys import add_key
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.sigv4 import Access

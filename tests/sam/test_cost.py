@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from drivers.stepfunctions.asl import compile_plan, local_functions
-from sam.cost.bill import bill, deployed, markdown
-from sam.cost.build_cost import compare_build, price_build
+from sam.cost.bill import bill, compare_build, deployed, markdown, price_build
 from sam.cost.marginal import query_usage, transitions
 from sam.template.template import make_template
 from serfer.cli.main import app

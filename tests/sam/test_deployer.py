@@ -10,8 +10,7 @@ from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from sam import teardown
 from sam.deployer import _UNNAMED as UNNAMED
-from sam.deployer import Target, actions, needed, policies, statements
-from sam.deployer_actions import BASE, DEPLOYER_ACTIONS
+from sam.deployer import ACTIONS, Target, actions, needed, policies, statements
 from tests.sam.offered import FEW, POOL, POOLED, every_template, of_type, template, translated
 
 MOST_MANAGED_CHARACTERS, MOST_POLICIES = 6_144, 10
@@ -150,7 +149,9 @@ def deployed_arns(source, stack):
         "stack",
         f"arn:aws:cloudformation:{REGION}:{ACCOUNT}:stack/{stack}/guid",
         sorted(
-            action for action in BASE if action.startswith("cloudformation:") and not action.endswith("TemplateSummary")
+            action
+            for action in ACTIONS.base
+            if action.startswith("cloudformation:") and not action.endswith("TemplateSummary")
         ),
     )
     transform = f"arn:aws:cloudformation:{REGION}:aws:transform/Serverless-2016-10-31"
@@ -229,7 +230,7 @@ def handlers(kind):
 
 
 def test_the_actions_are_those_of_awss_own_schemas(monkeypatch):
-    """A newer cfn-lint may list more: add them to sam/deployer_actions.py, or below with the property they are for."""
+    """A newer cfn-lint may list more: add them to deployer_actions.toml, or below with the property they are for."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     met = set()
     for source in [*(template(*chosen) for chosen in FEW), template(*POOLED, gpu=POOL), template(snapstart=True)]:
@@ -248,4 +249,4 @@ def test_the_actions_are_those_of_awss_own_schemas(monkeypatch):
 def test_every_type_in_the_table_is_in_some_template():
     used = {kind for _, source in every_template() for kind in types(source)}
     families = {kind[: kind.rindex("::") + 2] for kind in used}
-    assert DEPLOYER_ACTIONS.keys() <= used | families
+    assert ACTIONS.types.keys() <= used | families

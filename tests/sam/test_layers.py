@@ -24,8 +24,7 @@ from sam.build.layers import (
     worker_layer,
 )
 from sam.build.tree import Built, built, seal, tree_digest
-from sam.names import digest12, function_id, weights_id
-from sam.options import RUNTIMES
+from sam.options import RUNTIMES, digest12, function_id, weights_id
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.packaging.manifest import WORKER

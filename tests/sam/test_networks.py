@@ -16,8 +16,7 @@ import pytest
 from sam.build.package import MACHINE, package
 from sam.cost.scenario import Profile
 from sam.deployment import load_deployment
-from sam.names import digest12, weights_id
-from sam.options import ARCHITECTURES, DRIVERS, ENGINES, STORES
+from sam.options import ARCHITECTURES, DRIVERS, ENGINES, STORES, digest12, weights_id
 from sam.template.functions import state_machine
 from sam.template.template import dump, make_template
 from serfer.control.scenario import InstanceType

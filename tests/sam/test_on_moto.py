@@ -16,7 +16,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from sam.names import digest12
+from sam.options import digest12
 from serfer.fleet.provisioner_url import open_provisioner
 from tests.sam.offered import POOL, POOLED, plans, template, translated
 

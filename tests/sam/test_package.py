@@ -15,8 +15,7 @@ from sam.build.package import package
 from sam.build.tree import seal, tree_digest
 from sam.cost.scenario import Profile
 from sam.deployment import load_deployment, load_template
-from sam.names import digest12, function_id
-from sam.options import GpuPool, Options
+from sam.options import GpuPool, Options, digest12, function_id
 from sam.samconfig import stack_of
 from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from drivers.stepfunctions import client
-from sam.names import STACK, digest12
+from sam.options import STACK, digest12
 from serfer.core.errors import MissingKeyError, StoreUnavailableError
 from serfer.core.keys import input_key, output_key, query_id, reply_key
 from serfer.fleet.provisioners import auto_scaling

@@ -2,12 +2,10 @@
 
 import pytest
 
-from sam.cost.bill import bill, deployed
-from sam.cost.build_cost import compare_build, price_build
-from sam.cost.fixed import standing, unpriced
+from sam.cost.bill import bill, compare_build, deployed, price_build
+from sam.cost.fixed import fixed_costs, unpriced
 from sam.deployer import unlisted
-from sam.names import digest12, pool_name
-from sam.options import GpuPool
+from sam.options import GpuPool, digest12, pool_name
 from sam.quotas import check_deployable
 from sam.template.template import make_template
 from serfer.core.costs.aws import shipped_aws
@@ -114,7 +112,7 @@ def test_an_idle_pool_costs_its_endpoints_and_the_disks_of_what_is_kept_warm():
 
 
 def lines(chosen):
-    return standing(make_template(chosen, [small_plan()]), FACTS)
+    return fixed_costs(make_template(chosen, [small_plan()]), FACTS)
 
 
 def test_a_bill_says_what_an_instance_costs_an_hour(tmp_path):

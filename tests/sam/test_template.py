@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sam.names import digest12, function_id, machine_id, weights_id
+from sam.options import digest12, function_id, machine_id, weights_id
 from sam.template import fragments
 from sam.template.functions import state_machine
 from sam.template.template import dump, make_template
@@ -274,9 +274,9 @@ def test_another_version_of_a_model_has_functions_of_its_own():
 
 def test_parts_that_name_the_same_thing_are_a_mistake():
     with pytest.raises(ValueError, match="Resources has A twice"):
-        fragments.put_together([{"Resources": {"A": 1}}, {"Resources": {"A": 1}}])
+        fragments.merge([{"Resources": {"A": 1}}, {"Resources": {"A": 1}}])
     with pytest.raises(KeyError, match="nonsense"):
-        fragments.fill({"a": ["@nonsense@"]}, {})
+        fragments.render({"a": ["@nonsense@"]}, {})
 
 
 def test_short_forms_are_read_as_long_ones():

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from sam.cost.fixed import standing, unpriced
+from sam.cost.fixed import fixed_costs, unpriced
 from sam.deployer import unlisted
 from sam.options import DRIVERS, ENGINES, STORES
 from sam.template.intrinsics import resources
@@ -17,7 +17,7 @@ FACTS = shipped_aws()
 
 
 def usd(template, item, **given):
-    return sum(line.usd for line in standing(template, FACTS, **given) if line.item == item)
+    return sum(line.usd for line in fixed_costs(template, FACTS, **given) if line.item == item)
 
 
 @pytest.mark.parametrize(("drivers", "store", "engine"), [*product(DRIVERS, STORES, ENGINES)])
@@ -35,7 +35,7 @@ def test_a_type_that_nobody_priced_is_told():
 
 def test_a_function_as_driver_with_objects_in_s3_costs_cents_while_idle():
     template = make_template(options(), [small_plan()])
-    assert sum(line.usd for line in standing(template, FACTS)) < 3
+    assert sum(line.usd for line in fixed_costs(template, FACTS)) < 3
 
 
 def test_a_cache_brings_its_least_and_endpoints_in_two_zones():
@@ -47,7 +47,7 @@ def test_a_cache_brings_its_least_and_endpoints_in_two_zones():
 
 def test_a_fleet_brings_machines_disks_a_balancer_and_a_web_acl():
     template = make_template(options(drivers="fleet", architecture="arm64"), [small_plan()])
-    items = {line.item for line in standing(template, FACTS)}
+    items = {line.item for line in fixed_costs(template, FACTS)}
     assert {"drivers, c7g.large", "drivers' disks", "load balancer", "public IPv4 addresses", "web ACL"} <= items
     assert usd(template, "drivers, c7g.large") == pytest.approx(2 * 730 * FACTS.instances["c7g.large"])
     more = usd(template, "drivers, c7g.large", parameters={"MinDrivers": 3})
@@ -66,7 +66,7 @@ def test_snapshots_cost_while_idle_for_each_generation():
 def test_a_machine_without_a_price_is_refused_with_the_setting():
     template = make_template(options(drivers="fleet"), [small_plan()])
     with pytest.raises(InputError, match=r"SERFER_AWS_FILE: instances has no price for 'x9\.huge'"):
-        standing(template, FACTS, {"DriverInstanceType": "x9.huge"})
+        fixed_costs(template, FACTS, {"DriverInstanceType": "x9.huge"})
 
 
 def alarm(**properties):

@@ -1,6 +1,6 @@
 import pytest
 
-from sam.template.parameters import check_parameters
+from sam.template.intrinsics import check_parameters
 from serfer.core.errors import UsageError
 from tests.sam.offered import template
 

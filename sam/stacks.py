@@ -108,14 +108,14 @@ def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - sa
         raise UsageError(
             f"{stack.name} went back to {stack.serving} already: make deploy returns to the current plan of BUILD"
         )
-    if _came_together(formation, stack):
+    if _released_together(formation, stack):
         raise UsageError(
             f"{stack.name} has never served {others[0]}, which came with {stack.serving}: there is no way back"
         )
     return others[0]
 
 
-def _came_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: ANN401 - same
+def _released_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: ANN401 - same
     """Say whether one operation made the functions of all plans: then drivers have used only the current one.
 
     CloudFormation keeps events for 90 days; a plan whose functions are older than that was served.

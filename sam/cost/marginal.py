@@ -158,7 +158,7 @@ def _store(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
     if engine == "poll":  # replies, and the looks for them
         puts, written = puts + tasks, written + tasks * _REPLY_BYTES
         gets, read = gets + tasks, read + tasks * _REPLY_BYTES
-        gets += sum(load.tasks * _looks(_stage_seconds(deployed, load, number)) for number, load in enumerate(loads))
+        gets += sum(load.tasks * _polls(_stage_seconds(deployed, load, number)) for number, load in enumerate(loads))
     if deployed.options.by_state_machine:  # the driver writes the crops
         puts, written = puts + loads[0].tasks, written + float(loads[0].bytes_read.sum())
     store, table = deployed.store, deployed.table
@@ -183,7 +183,7 @@ def _stage_seconds(deployed: Deployed, load: StageLoad, number: int) -> float:
     return float(stage_price(load, memory, deployed.platform(0.0))[0])
 
 
-def _looks(seconds: float) -> int:
+def _polls(seconds: float) -> int:
     """Return how often the poll driver looks for the reply of a task of so many seconds."""
     elapsed, looks = 0.0, 0
     while elapsed < seconds:
@@ -195,7 +195,7 @@ def _looks(seconds: float) -> int:
 def _waiting(deployed: Deployed, loads: list[StageLoad]) -> float:
     """Return the seconds that an engine adds to a query: looks that come late, transitions one after the other."""
     if deployed.options.engine == "poll":
-        late = [POLLING.wait(1 + _looks(_stage_seconds(deployed, load, number))) for number, load in enumerate(loads)]
+        late = [POLLING.wait(1 + _polls(_stage_seconds(deployed, load, number))) for number, load in enumerate(loads)]
         return sum(late) / 2 + len(loads) * 2 * deployed.store.request_latency
     if not deployed.options.by_state_machine:
         return 0.0

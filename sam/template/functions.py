@@ -153,6 +153,6 @@ def _target(function: str, options: Options) -> Part:
     return {"Ref": f"{function}.Alias"} if options.snapstart else {"Fn::GetAtt": [function, "Arn"]}
 
 
-def _plain(variables: str) -> str:
+def _plain(text: str) -> str:
     """Return text as any AWS description takes it."""
-    return "".join(char if char.isascii() and (char.isalnum() or char in " -._") else "-" for char in variables)[:100]
+    return "".join(char if char.isascii() and (char.isalnum() or char in " -._") else "-" for char in text)[:100]

@@ -49,7 +49,7 @@ def make_template(
     options.check()
     if not 1 <= len({digest12(plan) for plan in plans}) == len(plans) <= 2:  # noqa: PLR2004 - current and previous
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
-    variables = {**_words(options), "burst": driver_room(plans[0], shipped_aws().functions.concurrency)}
+    variables = {**_variables(options), "burst": driver_room(plans[0], shipped_aws().functions.concurrency)}
     parts = [fragments.load(name, variables) for name in _chosen(options)]
     environment = fragments.merge(parts)["Environment"]
     parts += [generation(plan, options, environment, timeout_s) for plan in plans]
@@ -61,7 +61,7 @@ def make_template(
     resources = whole["Resources"]
     _place(resources, whole["Statements"], options)
     attach(resources, whole["Statements"])
-    _tell_drivers(resources, {**environment, **whole["DriverEnvironment"]})
+    _set_environment(resources, {**environment, **whole["DriverEnvironment"]})
     whole |= {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Transform": "AWS::Serverless-2016-10-31",
@@ -97,7 +97,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _words(options: Options) -> dict[str, Any]:
+def _variables(options: Options) -> dict[str, Any]:
     variables: dict[str, Any] = {
         "architecture": options.architecture,
         "cache_users": [{"Ref": user} for user in _CACHE_USERS.get(options.store, ())],
@@ -192,7 +192,7 @@ def _place(resources: Part, statements: Part, options: Options) -> None:
         statements["DriverRole"] += network_statements("DriversGroup")
 
 
-def _tell_drivers(resources: Part, environment: Mapping[str, Any]) -> None:
+def _set_environment(resources: Part, environment: Mapping[str, Any]) -> None:
     """Give drivers their environment: a function's variables, or a file of an instance."""
     if "DriverFunction" in resources:
         resources["DriverFunction"]["Properties"]["Environment"]["Variables"].update(environment)

@@ -332,6 +332,7 @@ def test_a_wheel_that_plain_pip_installed_classifies_on_local_workers(elsewhere,
 USER = """
 import numpy as np
 import serfer
+from serfer import Client, Preprocess, SerferError, open, split
 plan = serfer.split("net.onnx", np.zeros((1, 3, 8, 8), np.float32), preprocess="own.toml")
 reveal_type(plan)
 with serfer.open("plan") as pipeline:
@@ -340,6 +341,12 @@ try:
     plan = serfer.split(7, grids=(2, 2), stages="auto")
 except serfer.ModelError as error:
     reveal_type(error)
+with Client("http://localhost:8000") as client:
+    reveal_type(client.classify("image.png"))
+pipeline = open("plan")
+preprocess: Preprocess = plan.preprocess or Preprocess(256, "bicubic", "RGB", 1.0, (0.0,), (1.0,))
+split("net.onnx", preprocess=preprocess)
+raised: list[type[SerferError]] = [serfer.MissingExtraError, serfer.PlanError]
 """
 
 
@@ -353,6 +360,17 @@ def test_a_users_own_file_passes_strict_type_checks(installed, request, tmp_path
     assert done.returncode == 0, done.stdout
     for kind in ("serfer.core.plan.model.Plan", "serfer.core.report.QueryReport", "serfer.core.errors.ModelError"):
         assert f'Revealed type is "{kind}' in done.stdout
+    assert '"serfer.core.served.ServedReport"' in done.stdout
+
+
+@pytest.mark.deploy
+def test_the_client_alone_passes_strict_type_checks(client_wheel, tmp_path):
+    python = environment(tmp_path / "client", client_wheel) / "python"
+    code = "from serfer import Client; reveal_type(Client('http://localhost').classify('image.png'))"
+    check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "-c", code]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert '"serfer.core.served.ServedReport"' in done.stdout
 
 
 def test_continuous_integration_runs_what_the_readme_explains():

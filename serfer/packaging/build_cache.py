@@ -1,4 +1,4 @@
-"""Directories that are made once, appear whole, and go when nobody has asked for them in a week."""
+"""Directories of the cache: built once, published whole by a rename, removed after a week without use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNUSED_S = 7 * 24 * 3600
 
 
 def in_use(target: Path) -> bool:
-    """Say whether a directory is there, and note that it is still wanted."""
+    """Return whether a directory exists, and mark it as used now."""
     try:
         os.utime(target)
     except FileNotFoundError:
@@ -23,7 +23,7 @@ def in_use(target: Path) -> bool:
 
 
 def forget_unused(parent: Path) -> None:
-    """Remove what nobody has asked for in a week, so that a cache does not grow for ever."""
+    """Remove the directories that were not used in a week, so that a cache stays bounded."""
     for directory in parent.iterdir():
         with suppress(OSError):
             if directory.stat().st_mtime < time.time() - _UNUSED_S:
@@ -32,14 +32,14 @@ def forget_unused(parent: Path) -> None:
 
 @contextmanager
 def assembled(target: Path) -> Iterator[Path]:
-    """Give a directory to fill that takes its final name when all went well, and vanishes otherwise."""
+    """Yield an empty directory that is renamed to `target` on success and removed on failure."""
     target.parent.mkdir(parents=True, exist_ok=True)
     forget_unused(target.parent)
     directory = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
     try:
         yield directory
         directory.chmod(0o755)
-        with suppress(OSError):  # another process was faster; its directory is the same
+        with suppress(OSError):  # another process published the same directory first
             directory.rename(target)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

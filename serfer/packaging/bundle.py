@@ -4,7 +4,7 @@
     DIR/numpy, onnxruntime, redis, ...    what it imports, without what a worker never uses
     DIR/plan.json, stage-K/               the plan and this stage's artefacts
 
-Everything in it also works unpacked under /var/task of the python3.11 runtime. torch is never part of it.
+The same files work unpacked under /var/task of the python3.11 runtime. torch is never among them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _ALWAYS = frozenset(map(canonicalize_name, WORKER.distributions))
 def function_directory(
     plan: Plan, plan_directory: Path, stage: int, number: int, cache: Path, plugin: str | None = None
 ) -> Path:
-    """Return the package directory of function `number` of a stage, assembled in `cache` unless it is there already.
+    """Return the package directory of function `number` of a stage, assembled in `cache` unless it exists.
 
-    `plugin` is an installed distribution that it needs besides, with what that requires: that of a plugged-in store.
+    `plugin` is an installed distribution that it needs besides, with its requirements: that of a plugged-in store.
     Raises InputError for a plugin that cannot be packed. Sizes are not checked: a machine has no limit of its own, and
     what goes to AWS is measured where it is packaged.
     """
@@ -53,7 +53,7 @@ def function_directory(
     if in_use(target):
         if all(_same(target / file, plan_directory / file) for file in files):
             return target
-        shutil.rmtree(target)  # somebody has altered it
+        shutil.rmtree(target)  # it was altered
     with assembled(target) as directory:
         shutil.copytree(base, directory, copy_function=link, dirs_exist_ok=True)
         for file in files:
@@ -106,7 +106,7 @@ def _stamp(sources: Sequence[tuple[str, Path]]) -> str:
 
 
 def _required(plugin: str) -> set[str]:
-    """Return a distribution and all that it requires here, as far as it is not in every package anyway."""
+    """Return a distribution and all that it requires here, without what every package has."""
     found: set[str] = set()
     waiting = [plugin]
     while waiting:
@@ -132,7 +132,7 @@ def _dependency_files(distributions: Iterable[str]) -> set[tuple[str, Path]]:
 
 
 def link(source: str, target: str) -> None:
-    """Give a file of the cache a second name, or copy it where the file system cannot."""
+    """Hard-link a file of the cache, or copy it where the file system has no hard links."""
     try:
         os.link(source, target)
     except FileExistsError:

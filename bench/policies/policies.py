@@ -22,7 +22,7 @@ from serfer.core.errors import InputError
 from serfer.settings import load_settings
 from serfer.sim.generators import GENERATORS
 from serfer.sim.service_times import scenario_times
-from serfer.sim.simulate import Closer, Load, Outcome, Terms, judge, policy_names, set_up
+from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
 
 POLICIES: Final = ("break-even", "target-tracking", "serverless", "instances")
 SCALES: Final = ("S", "M")
@@ -40,7 +40,7 @@ class Options:
     """
 
     policies: Sequence[str]
-    terms: Terms
+    run_options: RunOptions
     only: Sequence[str] = ()
     scales: Sequence[str] = SCALES
     seed: int = 0
@@ -52,7 +52,7 @@ class Options:
 class Case:
     """A load in a scenario at a scaling, and the policies to run; small, so that it travels to other processes."""
 
-    load: Load
+    load: LoadSpec
     scenario: Path
     scale: str
     policies: tuple[str, ...]
@@ -61,10 +61,12 @@ class Case:
     def run(self) -> list[Outcome]:
         """Run the policies."""
         options, scenario = self.options, read_scenario(self.scenario)
-        setting = set_up(self.load.read(options.seed), self.scenario.stem, scenario, self.scale)
+        sim_input = prepare(self.load.read(options.seed), self.scenario.stem, scenario, self.scale)
         times = scenario_times(scenario.serverless, load_settings().facts().functions)
-        closer = Closer(times, options.window_s) if options.window_s else None
-        return [each.outcome for each in judge(setting, self.policies, options.terms, options.seed, closer)]
+        detailed = DetailedRun(times, options.window_s) if options.window_s else None
+        return [
+            each.outcome for each in run_policies(sim_input, self.policies, options.run_options, options.seed, detailed)
+        ]
 
 
 def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
@@ -83,7 +85,7 @@ def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
             raise InputError(f"{where}: there are no {what}")
     names = tuple(policy_names(options.policies, read_scenario(worlds[0])))
     return [
-        Case(Load(load, 0.0, math.inf, options.skip_zeros_over_s), world, scale, names, options)
+        Case(LoadSpec(load, 0.0, math.inf, options.skip_zeros_over_s), world, scale, names, options)
         for load in loads
         for world in worlds
         for scale in options.scales
@@ -205,7 +207,7 @@ def command(
     """Run policies on all loads of a folder and all generators, in all scenarios, and compare with the optimum."""
     options = Options(
         policies=policy or POLICIES,
-        terms=Terms(period_s=period_s, overflow=overflow),
+        run_options=RunOptions(period_s=period_s, overflow=overflow),
         only=load or (),
         scales=scale or SCALES,
         seed=seed,

@@ -21,7 +21,7 @@ from bench.core.results import Results, Table, publish
 from bench.core.stamp import this_machine
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policies import POLICIES, make_policy
-from serfer.control.router import Router, Seat
+from serfer.control.router import Endpoint, Router
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.settings import Settings, load_settings
@@ -41,7 +41,7 @@ _SPEED_QUERIES: Final = 400_000
 _TASK_QUERIES: Final = 40_000
 _TURN, _WARM_UP = 20, 3  # queries
 _ROUTED: Final = 50_000
-_SEATS: Final = (0, 1, 10, 100)
+_ENDPOINTS: Final = (0, 1, 10, 100)
 _DAYS_STEPS: Final = 17_280  # steps of 5 s in a day
 CLOSE: Final = {"p50": 0.05, "p99": 0.15}
 
@@ -165,13 +165,13 @@ def _speed(run: QueriesRun, rate: float, queries: int) -> float:
 
 
 def _decisions(scenario: Scenario, progress: Progress) -> Iterator[Speed]:
-    for count in _SEATS:
+    for count in _ENDPOINTS:
         progress(f"timing decisions with {count} instances")
         router = Router(scenario, make_policy("serverless", scenario), max_usd_per_hour=1e6)
-        seats = [Seat(f"i{number}", number % 4) for number in range(count)]
+        endpoints = [Endpoint(f"i{number}", number % 4) for number in range(count)]
         begun = time.process_time()
         for number in range(_ROUTED):
-            router.route(number * 1e-3, seats, number % 100)
+            router.route(number * 1e-3, endpoints, number % 100)
         yield Speed(f"a decision, {count} instances", (time.process_time() - begun) * _US / _ROUTED, "us", "50")
 
 

@@ -115,10 +115,10 @@ def _tell(name: str, url: str, ready: Instance, window_ms: float, *, as_json: bo
     network = ready.network
     if as_json:
         known = {"url": url, "pid": os.getpid(), "model": name, "device": network.device}
-        batching = {"precision": network.precision, "max_batch": network.most, "window_ms": window_ms}
+        batching = {"precision": network.precision, "max_batch": network.max_batch, "window_ms": window_ms}
         print_json({**known, **batching, "loss": ready.loss})
         return
-    how = f"{network.device}, {network.precision}, at most {network.most} images at once"
+    how = f"{network.device}, {network.precision}, at most {network.max_batch} images at once"
     err.print(f"{plain(name)} at {plain(url)} ({how})", soft_wrap=True)
     err.print(f"its answers differ from fp32 on a processor by {ready.loss:.1e} of the logits' range")
 

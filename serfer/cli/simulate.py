@@ -23,7 +23,7 @@ from serfer.sim.generators import describe_generators
 
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario
-    from serfer.sim.simulate import Closer, Judged, Outcome, Setting
+    from serfer.sim.simulate import DetailedRun, Outcome, PolicyRun, SimInput
 
 LEVELS = ("rates", "queries", "tasks")
 HELP = f"""Run routing policies on a load, under a virtual clock (docs/how-to/simulate.md).
@@ -97,7 +97,7 @@ def simulate(
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
     from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
-    from serfer.sim.simulate import Load, Terms, judge, policy_names, set_up  # noqa: PLC0415 - same
+    from serfer.sim.simulate import LoadSpec, RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same
 
     if calibrate is not None or out_file is not None:
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
@@ -111,21 +111,21 @@ def simulate(
     for warning in [*world.warnings(), *_late_decisions(world, period_s)]:
         err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
     names = policy_names(policy or [DEFAULT], world)
-    terms = Terms(period_s, max_usd_per_hour, instance, spot, overflow)
-    terms.applied(world)
+    options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow)
+    options.applied(world)
     with status_line() as progress:
         progress("reading")
-        closer = _closer(level, world.serverless, plan, calibration, window_s)
-        trace = Load(load, from_s, until_s, skip_zeros_over).read(seed)
-        setting = set_up(trace, scenario.stem, world, scale)
-        found = [*judge(setting, names, terms, seed, closer, progress)]
+        detailed = _detailed(level, world.serverless, plan, calibration, window_s)
+        trace = LoadSpec(load, from_s, until_s, skip_zeros_over).read(seed)
+        sim_input = prepare(trace, scenario.stem, world, scale)
+        found = [*run_policies(sim_input, names, options, seed, detailed, progress)]
     if as_json:
         for each in found:
             print_json(each.outcome.as_dict())
     else:
-        _print(setting, [each.outcome for each in found], closer)
+        _print(sim_input, [each.outcome for each in found], detailed)
     if plot is not None:
-        _plot(setting, found, plot)
+        _plot(sim_input, found, plot)
 
 
 def _late_decisions(world: Scenario, period_s: float) -> list[str]:
@@ -133,20 +133,20 @@ def _late_decisions(world: Scenario, period_s: float) -> list[str]:
 
     docs/explanation/policies.md says why.
     """
-    boot_s, advantage = world.instance.boot_s, world.advantage
-    if period_s * advantage <= boot_s:
+    boot_s, price_ratio = world.instance.boot_s, world.price_ratio
+    if period_s * price_ratio <= boot_s:
         return []
-    late = f"a start that comes so late costs up to {advantage:.3g} times its price on Lambda"
+    late = f"a start that comes so late costs up to {price_ratio:.3g} times its price on Lambda"
     return [f"--period-s {period_s:g} is long for instances that boot in {boot_s:g} s: {late}"]
 
 
-def _closer(
+def _detailed(
     level: str, target: LambdaTarget, plan: Path | None, calibration: Path | None, window_s: float
-) -> Closer | None:
+) -> DetailedRun | None:
     """Return how windows are looked at; raises UsageError where a level has not what it needs."""
     from serfer.sim.calibration import published_calibration, read_calibration  # noqa: PLC0415 - same
     from serfer.sim.service_times import scenario_times  # noqa: PLC0415 - same
-    from serfer.sim.simulate import Closer  # noqa: PLC0415 - same
+    from serfer.sim.simulate import DetailedRun  # noqa: PLC0415 - same
     from serfer.sim.tasks import service_times  # noqa: PLC0415 - same
 
     if plan is not None and calibration is not None:
@@ -162,8 +162,8 @@ def _closer(
     if known is None:
         if level == "tasks":
             raise UsageError("--level tasks runs a plan's tasks: give --plan DIR or --calibration FILE")
-        return Closer(scenario_times(target, facts.functions), window_s)
-    return Closer(service_times(known, target), window_s, known if level == "tasks" else None)
+        return DetailedRun(scenario_times(target, facts.functions), window_s)
+    return DetailedRun(service_times(known, target), window_s, known if level == "tasks" else None)
 
 
 def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: int, *, as_json: bool) -> None:
@@ -199,38 +199,38 @@ def _check_plot(plot: Path | None) -> None:
         check_place(plot)
 
 
-def _plot(setting: Setting, found: Sequence[Judged], plot: Path) -> None:
+def _plot(sim_input: SimInput, found: Sequence[PolicyRun], plot: Path) -> None:
     from serfer.pictures.policies import draw_policies  # noqa: PLC0415 - only pictures need it
 
     with status_line() as progress:
         progress("drawing")
-        draw_policies(setting, found, plot)
+        draw_policies(sim_input, found, plot)
     err.print(f"wrote {plain(str(plot))}", soft_wrap=True)
 
 
-def _print(setting: Setting, found: Sequence[Outcome], closer: Closer | None) -> None:
-    trace = setting.trace
+def _print(sim_input: SimInput, found: Sequence[Outcome], detailed: DetailedRun | None) -> None:
+    trace = sim_input.trace
     out.print(
         plain(
-            f"{trace.name} in {setting.scenario_name}: {trace.seconds / 3600:,.1f} h, {trace.mean:,.2f} queries/s on "
-            f"average, {trace.peak:,.2f} at most (rates times {setting.factor:.4g})"
+            f"{trace.name} in {sim_input.scenario_name}: {trace.seconds / 3600:,.1f} h, {trace.mean:,.2f} queries/s on "
+            f"average, {trace.peak:,.2f} at most (rates times {sim_input.factor:.4g})"
         )
     )
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for one in found:
         table.add_column(plain(one.policy), justify="right", no_wrap=True)
-    for name, values in _rows(setting, found):
+    for name, values in _rows(sim_input, found):
         table.add_row(name, *values)
     out.print(table)
     for window in found[0].windows:
         out.print(f"query by query: {window.name}, from {window.begin_s / 3600:,.2f} h to {window.end_s / 3600:,.2f} h")
-    if closer is not None:
-        out.print(plain(f"Lambda's times: {closer.services.source}"))
+    if detailed is not None:
+        out.print(plain(f"Lambda's times: {detailed.services.source}"))
 
 
-def _rows(setting: Setting, found: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
-    slo = f"within {setting.scenario.slo_ms:g} ms"
+def _rows(sim_input: SimInput, found: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
+    slo = f"within {sim_input.scenario.slo_ms:g} ms"
     rows = [
         ("queries", [f"{one.queries:,.0f}" for one in found]),
         ("cost $", [f"{one.cost_usd:,.4f}" for one in found]),

@@ -1,14 +1,14 @@
 """Which waiting queries an instance computes next, when, and which it refuses: pure decisions about one queue.
 
-    arrives ──▶ promise: answered in time behind those that are due before it?   no ──▶ refused at once
-                  │ yes
+    arrives ──▶ predicted_lateness_s, behind the queries that are due before it   above 0 ──▶ refused at once
+                  │
                   ▼
-                waits ──▶ choose, whenever the engine is free ──▶ a batch, by deadlines ──▶ computed
-                            └──▶ who can no longer be answered in time is refused before it costs anything
+                queued ──▶ choose, whenever the engine is free ──▶ a batch, by deadlines ──▶ computed
+                             └──▶ queries that can no longer be answered in time are refused
 
-MArk's batch manager waits until N queries are there or a window W has passed, even where the engine has nothing to do.
-With a window of 0, the default, a free engine starts at once with what there is, and those that come meanwhile are the
-next batch: where load is light nobody waits for company, and where it is heavy batches fill up all the same.
+MArk's batch manager waits until N queries have arrived or a window W has passed, even while the engine is idle. With a
+window of 0, the default, a free engine starts at once with the queries that are queued, and those that arrive meanwhile
+are the next batch: under light load no query waits for others, and under heavy load batches fill up all the same.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from dataclasses import dataclass
 
 from serfer.control.batching import MS_PER_S, Profile
 
-_LEARNS = 0.2  # how much of what was thought of the speed gives way to each observation
-_OUTLIER = 3.0  # a batch that took that many times what was predicted counts as one that took so many times
-_SPARE = 1.5  # times a batch's time is left to its first deadline, at least, when it stops waiting for more
+_LEARNS = 0.2  # the weight of each observation in the moving average
+_OUTLIER = 3.0  # observations are clipped to this many times the prediction
+_SPARE = 1.5  # a batch stops waiting for more queries this many times its own time before its first deadline
 
 
 @dataclass(frozen=True)
 class Batching:
-    """At most `most` images at once; a free engine waits `window_s` for that many, counted from the oldest query."""
+    """At most `max_batch` images at once; a free engine waits for so many until `window_s` after the oldest arrival."""
 
-    most: int
+    max_batch: int
     window_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Waiting:
+class QueuedQuery:
     """A query in the queue, in seconds on one clock; more `images` than fit into a batch are computed in several.
 
-    `trial`: it came when nothing else was there, and is computed even if it is predicted to be late. Only trying shows
-    whether a prediction still holds.
+    A `probe` arrived at an idle engine and is computed even if it is predicted to be late: only its time shows whether
+    the prediction still holds.
     """
 
     arrived: float
     images: int
     deadline: float
-    trial: bool = False
+    probe: bool = False
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a free engine does: compute `batch` now, refuse `late`, and with no batch look again at `look_at`.
+class Dispatch:
+    """What a free engine does: compute `batch` now, refuse `late`, and without a batch decide again at `look_at`.
 
-    Both are indices into the queue. With neither a batch nor a time there is nothing to do until a query comes.
+    Both are indices into the queue. With neither a batch nor a time there is nothing to do until a query arrives.
     """
 
     batch: tuple[int, ...] = ()
@@ -57,77 +57,79 @@ class Step:
     look_at: float | None = None
 
 
-class Pace:
-    """Predicts what batches take: as in a profile, times how much slower or faster the machine was lately."""
+class ServiceTimeEstimator:
+    """Predicts the seconds that batches take: a profile, scaled by how fast the machine was lately."""
 
-    def __init__(self, profile: Profile, most: int) -> None:
+    def __init__(self, profile: Profile, max_batch: int) -> None:
         self._profile = profile
-        self._most = most
+        self._max_batch = max_batch
         self._scale = 1.0
 
     def seconds(self, images: int) -> float:
-        """Return how long so many images take: in full batches, and one more for those that are left over."""
-        full, rest = divmod(images, self._most)
-        ms = full * self._profile.batch_ms(self._most) + (self._profile.batch_ms(rest) if rest else 0.0)
+        """Return how many seconds so many images take, in full batches and one for the rest."""
+        full, rest = divmod(images, self._max_batch)
+        ms = full * self._profile.batch_ms(self._max_batch) + (self._profile.batch_ms(rest) if rest else 0.0)
         return ms * self._scale / MS_PER_S
 
     def learn(self, images: int, seconds: float) -> None:
-        """Take note of how long a batch took."""
+        """Observe how many seconds a batch took."""
         ratio = min(max(seconds / self.seconds(images), 1 / _OUTLIER), _OUTLIER)
         self._scale *= 1 + _LEARNS * (ratio - 1)
 
-    def steady(self, seconds: float) -> int:
+    def sustained_batch(self, seconds: float) -> int:
         """Return the largest batch of which two, one after the other, fit into so many seconds; at least 1."""
-        low, high = 1, self._most
+        low, high = 1, self._max_batch
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if 2 * self.seconds(middle) <= seconds else (low, middle - 1)
         return low
 
 
-def promise(query: Waiting, ahead: int, free_at: float, now: float, pace: Pace) -> float:
-    """Predict by how many seconds a query will be late: more than 0, and it should be refused at once.
+def predicted_lateness_s(
+    query: QueuedQuery, ahead: int, free_at: float, now: float, times: ServiceTimeEstimator
+) -> float:
+    """Predict by how many seconds a query will be late; above 0, it should be refused at once.
 
-    `ahead` are the images that are due before it, `free_at` is when the engine is done with what it computes. Batches
-    count as large as those that can follow each other within the query's time: so its own may fill up, and it is still
-    in time. Those that are due after it may be pushed back.
+    `ahead` are the images that are due before it, `free_at` is when the engine has finished its current batch. Batches
+    count as large as those that can follow each other within the query's time, so that its own may fill up and it is
+    still in time. Queries that are due after it may be delayed.
     """
-    size = pace.steady(query.deadline - now)
-    before = ahead // size * pace.seconds(size)
-    own = max(pace.seconds(size), pace.seconds(query.images))
+    size = times.sustained_batch(query.deadline - now)
+    before = ahead // size * times.seconds(size)
+    own = max(times.seconds(size), times.seconds(query.images))
     return max(now, free_at) + before + own - query.deadline
 
 
-def choose(queue: Sequence[Waiting], now: float, batching: Batching, pace: Pace) -> Step:
-    """Decide what an engine that is free does now: those whose deadlines come first go first."""
-    late = tuple(number for number, query in enumerate(queue) if _is_late(query, now, pace))
+def choose(queue: Sequence[QueuedQuery], now: float, batching: Batching, times: ServiceTimeEstimator) -> Dispatch:
+    """Decide what a free engine does now: earliest deadline first."""
+    late = tuple(number for number, query in enumerate(queue) if _is_late(query, now, times))
     left = sorted(set(range(len(queue))) - set(late), key=lambda number: (queue[number].deadline, number))
     if not left:
-        return Step(late=late)
-    batch, images = _gathered(queue, left, now, batching.most, pace)
-    if len(batch) == len(left) and images < batching.most:
+        return Dispatch(late=late)
+    batch, images = _gathered(queue, left, now, batching.max_batch, times)
+    if len(batch) == len(left) and images < batching.max_batch:
         oldest = min(queue[number].arrived for number in left)
-        look_at = min(oldest + batching.window_s, queue[left[0]].deadline - _SPARE * pace.seconds(images))
+        look_at = min(oldest + batching.window_s, queue[left[0]].deadline - _SPARE * times.seconds(images))
         if look_at > now:
-            return Step(late=late, look_at=look_at)
-    return Step(batch, late)
+            return Dispatch(late=late, look_at=look_at)
+    return Dispatch(batch, late)
 
 
-def _is_late(query: Waiting, now: float, pace: Pace) -> bool:
-    return now >= query.deadline or (not query.trial and now + pace.seconds(query.images) > query.deadline)
+def _is_late(query: QueuedQuery, now: float, times: ServiceTimeEstimator) -> bool:
+    return now >= query.deadline or (not query.probe and now + times.seconds(query.images) > query.deadline)
 
 
 def _gathered(
-    queue: Sequence[Waiting], order: Sequence[int], now: float, most: int, pace: Pace
+    queue: Sequence[QueuedQuery], order: Sequence[int], now: float, max_batch: int, times: ServiceTimeEstimator
 ) -> tuple[tuple[int, ...], int]:
-    """Return the queries that run together, and their images: never so many that the first one would be late."""
+    """Return the queries of a batch and their images, as many as keep the first one in time."""
     first = queue[order[0]]
     batch, images = [order[0]], first.images
     for number in order[1:]:
         together = images + queue[number].images
-        if together > most:
+        if together > max_batch:
             continue  # a smaller one may still fit
-        if now + pace.seconds(together) > first.deadline:
+        if now + times.seconds(together) > first.deadline:
             break
         batch.append(number)
         images = together

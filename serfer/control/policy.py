@@ -7,26 +7,25 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How many instances should be on, whether they boot or serve, and why, in a few words for logs and counters."""
+class DesiredReplicas:
+    """How many instances should be on, booting or serving, and why, in a few words for logs and counters."""
 
     instances: int
     reason: str
 
 
 class Policy(Protocol):
-    """Says how many instances there should be, told the load as time goes by.
+    """Decides how many instances there should be, from the load over time.
 
-    It holds what it has learnt and nothing else: no clock, no view of the fleet. Whoever asks makes it so, and says so
-    where he can't.
+    It holds what it has learnt and nothing else: no clock, no view of the fleet. The caller starts and stops instances.
     """
 
     name: str
 
-    def observe(self, elapsed_s: float, rate: float) -> Wanted:
-        """Take note that queries came at `rate` per second for the `elapsed_s` seconds up to now, and decide anew."""
+    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
+        """Observe a load of `rate` queries/s over the `elapsed_s` seconds up to now, and decide."""
         ...
 
     def resume(self, instances: int) -> None:
-        """Go on from so many instances that are on already: those that a controller before this one started."""
+        """Go on from so many instances that are on already, started by an earlier controller."""
         ...

@@ -117,7 +117,7 @@ class Scenario:
         return self.instances[0]
 
     @property
-    def advantage(self) -> float:
+    def price_ratio(self) -> float:
         """c: Lambda's price over the instance's, at the instance's full load."""
         return self.serverless.usd_per_query * self.instance.qps / self.instance.usd_per_s
 

@@ -9,12 +9,12 @@ from serfer.control.scenario import Scenario, parse_scenario
 from serfer.core.errors import InputError
 from serfer.files import read_text
 
-_MOST_SCENARIO_BYTES = 64 * 1024
+_MAX_SCENARIO_BYTES = 64 * 1024
 
 
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario's TOML file; raises InputError that names the file and the key."""
-    text = read_text(path, _MOST_SCENARIO_BYTES)
+    text = read_text(path, _MAX_SCENARIO_BYTES)
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drivers.instance.client import InstanceClient
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from serfer.control.scenario import S_PER_HOUR
 from serfer.fleet.leader import Leader, end_instances
 from serfer.fleet.log_events import log_event
@@ -167,7 +167,7 @@ class Controller:
         self._pool.elsewhere = self._view.in_flight
         usd = self._paid.since(self._view, now)
         if usd > 0:
-            self._pool.router.spending.pay(now, usd)
+            self._pool.router.budget_limiter.pay(now, usd)
 
     def _resume(self) -> None:
         """Report to the policy, once, the instances that were on before this driver started."""
@@ -177,13 +177,13 @@ class Controller:
             if staying:
                 self._pool.router.policy.resume(staying)
 
-    async def _wanted(self, now: float, elapsed_s: float, rate: float, on: int) -> Wanted:
+    async def _wanted(self, now: float, elapsed_s: float, rate: float, on: int) -> DesiredReplicas:
         """Decide how many instances there should be; the policy runs in a thread, since queries go on meanwhile."""
         router = self._pool.router
         wanted = await asyncio.to_thread(router.policy.observe, elapsed_s, rate)
         return router.afford(now, elapsed_s, wanted, on)
 
-    def _act(self, now: float, wanted: Wanted, *, leads: bool, busy: frozenset[str]) -> None:
+    def _act(self, now: float, wanted: DesiredReplicas, *, leads: bool, busy: frozenset[str]) -> None:
         """Start the leader's work where this driver leads, unless the last one is still in flight."""
         if not leads:
             self._leader = None
@@ -203,7 +203,7 @@ class Controller:
             )
         self.work = asyncio.create_task(self._lead(self._leader, now, wanted, busy))
 
-    async def _lead(self, leader: Leader, now: float, wanted: Wanted, busy: frozenset[str]) -> None:
+    async def _lead(self, leader: Leader, now: float, wanted: DesiredReplicas, busy: frozenset[str]) -> None:
         with self._survived("provisioner"):
             members = await self._provisioner.members()
             if self._fleet is None:  # none was published: these are an earlier fleet's
@@ -229,7 +229,7 @@ class Controller:
 
         await asyncio.gather(*(probe(client) for client in self._pool.down()))
 
-    def _note(self, now: float, wanted: Wanted, *, leads: bool, own_usd: float) -> None:
+    def _note(self, now: float, wanted: DesiredReplicas, *, leads: bool, own_usd: float) -> None:
         """Keep the status for metrics, and log it where it changed."""
         before = self.status
         self.status = Status(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from drivers.instance.client import InstanceClient
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from serfer.fleet.log_events import log_event
 from serfer.fleet.provisioners.provisioner import Member, Provisioner
 from serfer.fleet.reconciler import Actions, Reconciler
@@ -51,7 +51,7 @@ class Leader:
         return FleetState(self._registry.driver, listed, len(listed), "found when the first driver came")
 
     async def work(
-        self, now: float, members: Sequence[Member], wanted: Wanted, busy: Collection[str]
+        self, now: float, members: Sequence[Member], wanted: DesiredReplicas, busy: Collection[str]
     ) -> FleetState | None:
         """Reconcile the instances with `wanted`, and return the published state, None where this driver leads no more.
 
@@ -66,7 +66,7 @@ class Leader:
         await self._carry_out(actions, wanted)
         return fleet
 
-    async def _carry_out(self, actions: Actions, wanted: Wanted) -> None:
+    async def _carry_out(self, actions: Actions, wanted: DesiredReplicas) -> None:
         """Stop and start instances; the first failure is raised when all have been tried."""
         outcomes = await asyncio.gather(
             *(self._stop(name, wanted) for name in actions.stop),
@@ -77,12 +77,12 @@ class Leader:
             if isinstance(error, BaseException):
                 raise error
 
-    async def _start(self, count: int, wanted: Wanted) -> None:
+    async def _start(self, count: int, wanted: DesiredReplicas) -> None:
         await self._provisioner.start(count)
         self._changes["started"] += count
         log_event(logging.INFO, "pool starts instances", count=count, wanted=wanted.instances, reason=wanted.reason)
 
-    async def _stop(self, name: str, wanted: Wanted) -> None:
+    async def _stop(self, name: str, wanted: DesiredReplicas) -> None:
         if not await self._provisioner.stop(name):
             return  # it stays, or is ending already: neither is a change
         self._changes["stopped"] += 1

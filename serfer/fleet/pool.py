@@ -23,7 +23,7 @@ from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from drivers.instance.client import Fault, FaultKind, InstanceClient
 from drivers.instance.open_inference import Inferred
 from drivers.target import InstanceAnswer
-from serfer.control.router import SERVERLESS, Reason, Router, Seat
+from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
 from serfer.fleet.log_events import log_event
@@ -103,7 +103,7 @@ class Pool:
         """
         deadline, images = self._clock() + deadline_s, len(batch)
         self._images += images
-        decision = self.router.route(self._clock(), self._seats(), self._in_flight + self.elsewhere, images)
+        decision = self.router.route(self._clock(), self._router_endpoints(), self._in_flight + self.elsewhere, images)
         if not decision.targets:
             raise self._refusal(decision.reason, images)
         if decision.targets[0] == SERVERLESS:
@@ -150,10 +150,10 @@ class Pool:
             endpoint.listed and not endpoint.down for endpoint in list(self._endpoints.values())
         )  # the metrics' thread calls it
 
-    def _seats(self) -> list[Seat]:
+    def _router_endpoints(self) -> list[Endpoint]:
         """Return what the router may choose from; other drivers are assumed to have sent as much as this one."""
         return [
-            Seat(endpoint.name, endpoint.waiting * self.drivers)
+            Endpoint(endpoint.name, endpoint.waiting * self.drivers)
             for endpoint in self._endpoints.values()
             if endpoint.listed and not endpoint.down
         ]
@@ -172,8 +172,8 @@ class Pool:
                 self._pay(len(query.batch))
                 return None
             tried.add(target)
-            left = [seat for seat in self._seats() if seat.name not in tried]
-            target = min(left, key=lambda seat: seat.waiting).name if left else None
+            left = [endpoint for endpoint in self._router_endpoints() if endpoint.name not in tried]
+            target = min(left, key=lambda endpoint: endpoint.waiting).name if left else None
         raise self._refusal(Reason.CEILING if query.spare else Reason.NO_INSTANCE, len(query.batch))
 
     async def _send(self, endpoint: _Endpoint, query: _Query) -> InstanceAnswer | None:
@@ -245,7 +245,7 @@ class Pool:
         scenario = self.router.scenario
         if reason is Reason.CEILING:
             usd = images * scenario.serverless.usd_per_query
-            wait_s = self.router.spending.wait_s(self._clock(), usd)
+            wait_s = self.router.budget_limiter.wait_s(self._clock(), usd)
             return CeilingError(
                 "the dollars that an hour may cost are spent (--max-usd-per-hour)", retry_after_s=wait_s
             )

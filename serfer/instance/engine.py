@@ -1,6 +1,6 @@
 """Dynamic batching: a thread computes batches of the whole network while the event loop gathers the next ones.
 
-    run ──▶ promise? ──▶ normalised (a thread) ──▶ queue ──▶ choose ──▶ computed (the engine's thread) ──▶ answers
+    run ──▶ in time? ──▶ normalised (a thread) ──▶ queue ──▶ choose ──▶ computed (the engine's thread) ──▶ answers
                │ no                                  ▲         │ late          │
                └──▶ OverloadedError                  └─────────┼───────────────┘ free again: choose
                                                                └──▶ OverloadedError
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from drivers.driver import RequestContext
 from drivers.target import InstanceAnswer
-from serfer.control.dispatch import Batching, Pace, Waiting, choose, promise
+from serfer.control.dispatch import Batching, QueuedQuery, ServiceTimeEstimator, choose, predicted_lateness_s
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.instance.network import Array, Network
 from serfer.pipeline.reference import normalised
 
-MOST_HELD = 1024 * 1024 * 1024  # bytes of images, as float32, that may wait
+MAX_HELD = 1024 * 1024 * 1024  # bytes of images, as float32, that may wait
 _FLOAT_BYTES, _MS_PER_S = 4, 1000.0
 _CLOSING = "the instance is closing"
 _FULL_S = 1.0  # what is refused because memory is full may come again then
@@ -47,7 +47,7 @@ class Counts:
 class _Entry:
     """A query in the queue, its images, and the answer to come."""
 
-    query: Waiting
+    query: QueuedQuery
     images: Array
     answer: asyncio.Future[InstanceAnswer] = field(repr=False)
 
@@ -59,14 +59,21 @@ class Engine:
     """
 
     def __init__(
-        self, plan: Plan, network: Network, batching: Batching, pace: Pace, *, name: str, most_held: int = MOST_HELD
+        self,
+        plan: Plan,
+        network: Network,
+        batching: Batching,
+        times: ServiceTimeEstimator,
+        *,
+        name: str,
+        most_held: int = MAX_HELD,
     ) -> None:
         self.counts = Counts()
         self.trouble = ""
         self._plan = plan
         self._network = network
         self._batching = batching
-        self._pace = pace
+        self._times = times
         self._name = name
         self._most_held = most_held
         self._queue: list[_Entry] = []
@@ -89,7 +96,7 @@ class Engine:
         not, TaskFailedError where the network fails.
         """
         now = self._now()
-        query = Waiting(now, len(batch), now + deadline_s, trial=self._computing is None and not self.waiting)
+        query = QueuedQuery(now, len(batch), now + deadline_s, probe=self._computing is None and not self.waiting)
         self._check_room(query, batch)
         try:
             async with asyncio.timeout_at(query.deadline):
@@ -113,7 +120,7 @@ class Engine:
         if self._closed:
             raise UnavailableError(_CLOSING)
 
-    def _check_room(self, query: Waiting, batch: NDArray[Any]) -> None:
+    def _check_room(self, query: QueuedQuery, batch: NDArray[Any]) -> None:
         """Refuse a query that would be late, or for which there is no memory."""
         self._check_open()
         image_bytes = batch[0].size * _FLOAT_BYTES
@@ -122,15 +129,15 @@ class Engine:
             raise OverloadedError(
                 "the queries that wait hold all the memory that there is for them", retry_after_s=_FULL_S
             )
-        if query.trial:
+        if query.probe:
             return
         before = [entry.query.images for entry in self._queue if entry.query.deadline <= query.deadline]
-        late_s = promise(query, sum(before) + self._preparing, self._free_at, self._now(), self._pace)
+        late_s = predicted_lateness_s(query, sum(before) + self._preparing, self._free_at, self._now(), self._times)
         if late_s > 0:
             self.counts.refused += 1
             raise _overloaded(late_s)
 
-    async def _answer(self, query: Waiting, batch: NDArray[Any]) -> InstanceAnswer:
+    async def _answer(self, query: QueuedQuery, batch: NDArray[Any]) -> InstanceAnswer:
         images: Array = batch
         if batch.dtype == np.uint8:
             self._preparing += query.images
@@ -156,21 +163,21 @@ class Engine:
         if self._computing is not None or self._closed:
             return
         now, queue = self._now(), self._queue
-        step = choose([entry.query for entry in queue], now, self._batching, self._pace)
-        late, batch = [queue[number] for number in step.late], [queue[number] for number in step.batch]
+        dispatch = choose([entry.query for entry in queue], now, self._batching, self._times)
+        late, batch = [queue[number] for number in dispatch.late], [queue[number] for number in dispatch.batch]
         gone = {*late, *batch}
         self._queue = [entry for entry in queue if entry not in gone]
         for entry in late:
             self.counts.refused += 1
-            _fail(entry, _overloaded(self._pace.seconds(entry.query.images)))
+            _fail(entry, _overloaded(self._times.seconds(entry.query.images)))
         if batch:
             self._computing = asyncio.get_running_loop().create_task(self._compute(batch, now))
-        elif step.look_at is not None:
-            self._timer = asyncio.get_running_loop().call_at(step.look_at, self._look)
+        elif dispatch.look_at is not None:
+            self._timer = asyncio.get_running_loop().call_at(dispatch.look_at, self._look)
 
     async def _compute(self, batch: Sequence[_Entry], now: float) -> None:
         count = sum(entry.query.images for entry in batch)
-        self._free_at = now + self._pace.seconds(count)
+        self._free_at = now + self._times.seconds(count)
         try:
             logits, seconds = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, batch)
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's have no base of their own
@@ -179,7 +186,7 @@ class Engine:
                 _fail(entry, TaskFailedError(self.trouble))
         else:
             self.trouble = ""
-            self._pace.learn(count, seconds)
+            self._times.learn(count, seconds)
             self.counts.batches += 1
             self.counts.images += count
             self._hand_out(batch, logits, seconds * _MS_PER_S)

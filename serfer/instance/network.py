@@ -44,16 +44,16 @@ class Hardware:
 
 
 class Network:
-    """Computes batches of at most `most` images; larger ones in parts. One call at a time keeps its device busy.
+    """Computes batches of at most `max_batch` images; larger ones in parts. One call at a time keeps its device busy.
 
     A GPU's libraries search for their fastest kernels anew for each shape that they meet, so there a batch is padded
     with zeros to one of few sizes.
     """
 
-    def __init__(self, session: Any, device: str, precision: str, most: int) -> None:  # noqa: ANN401 - ONNX Runtime's
+    def __init__(self, session: Any, device: str, precision: str, max_batch: int) -> None:  # noqa: ANN401 - ONNX Runtime's
         self.device = device
         self.precision = precision
-        self.most = most
+        self.max_batch = max_batch
         self._session = session
         self._input = session.get_inputs()[0].name
         self.pads = device == "cuda"
@@ -61,11 +61,11 @@ class Network:
     @property
     def sizes(self) -> list[int]:
         """The batches worth measuring: 1, 2, 4, ... and the largest; on a GPU, those to which others are padded."""
-        return padded_sizes(self.most) if self.pads else doubled_sizes(self.most)
+        return padded_sizes(self.max_batch) if self.pads else doubled_sizes(self.max_batch)
 
     def run(self, batch: Array) -> Array:
         """Return the (N, K) float32 logits of (N, C, H, W) float32."""
-        parts = [self._part(batch[at : at + self.most]) for at in range(0, len(batch), self.most)]
+        parts = [self._part(batch[at : at + self.max_batch]) for at in range(0, len(batch), self.max_batch)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _part(self, batch: Array) -> Array:
@@ -76,15 +76,15 @@ class Network:
         return logits[:count]
 
 
-def doubled_sizes(most: int) -> list[int]:
-    """Return 1, 2, 4, ... and `most`."""
-    return [*(1 << power for power in range((most - 1).bit_length())), most]
+def doubled_sizes(largest: int) -> list[int]:
+    """Return 1, 2, 4, ... and `largest`."""
+    return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
-def padded_sizes(most: int) -> list[int]:
-    """Return 1, 2, 3, 4, 6, 8, 12, ... and `most`: no batch is padded by more than a third of what it becomes."""
-    doubled = doubled_sizes(most)
-    return sorted({*doubled, *(size * 3 // 2 for size in doubled if size > 1 and size * 3 // 2 < most)})
+def padded_sizes(largest: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12, ... and `largest`: no batch is padded by more than a third of what it becomes."""
+    doubled = doubled_sizes(largest)
+    return sorted({*doubled, *(size * 3 // 2 for size in doubled if size > 1 and size * 3 // 2 < largest)})
 
 
 def load_whole(directory: Path) -> Plan:
@@ -94,7 +94,7 @@ def load_whole(directory: Path) -> Plan:
     return plan
 
 
-def open_network(plan: Plan, directory: Path, hardware: Hardware, most: int) -> Network:
+def open_network(plan: Plan, directory: Path, hardware: Hardware, max_batch: int) -> Network:
     """Load the whole network of a plan directory.
 
     Raises UnavailableError where there is no such device, ModelError for a network that has no fp16 form, InputError
@@ -108,7 +108,7 @@ def open_network(plan: Plan, directory: Path, hardware: Hardware, most: int) -> 
         if hardware.device == "cuda":
             raise UnavailableError(f"--device cuda: ONNX Runtime could not load CUDA's libraries: {_INSTALL}")
         device = "cpu"
-    return Network(session, device, hardware.precision, most)
+    return Network(session, device, hardware.precision, max_batch)
 
 
 def processors() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from drivers.driver import NO_CONTEXT
-from serfer.control.dispatch import Batching, Pace
+from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.core.errors import SerferError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
@@ -24,7 +24,10 @@ from serfer.settings import Settings
 from storage import open_store
 from storage.store import Store
 
-_MOST = {"cpu": 16, "cuda": 64}  # images at once: beyond, processors gain little, and a GPU's memory is not ours alone
+_MAX_BATCH = {
+    "cpu": 16,
+    "cuda": 64,
+}  # more gains little on a CPU; a GPU's memory may be shared
 _LARGEST_WINDOW_MS = 60_000.0
 _MS_PER_S = 1000.0
 _REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's best: batches will correct it
@@ -35,16 +38,16 @@ _TRIAL_S = 30.0
 class InstanceChoices:
     """How an instance computes: on what, how many images at once, how long a free engine waits for them.
 
-    `most` of None is what suits the device. Raises UsageError.
+    `max_batch` of None is what suits the device. Raises UsageError.
     """
 
     hardware: Hardware
-    most: int | None = None
+    max_batch: int | None = None
     window_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.most is not None and not 1 <= self.most <= MAX_BATCH:
-            raise UsageError(f"--max-batch is 1 to {MAX_BATCH}, not {self.most}")
+        if self.max_batch is not None and not 1 <= self.max_batch <= MAX_BATCH:
+            raise UsageError(f"--max-batch is 1 to {MAX_BATCH}, not {self.max_batch}")
         if not 0 <= self.window_ms <= _LARGEST_WINDOW_MS:
             raise UsageError(f"--window-ms is 0 to {_LARGEST_WINDOW_MS:g}, not {self.window_ms:g}")
 
@@ -73,16 +76,16 @@ def open_instance(
     progress(f"comparing {network.device}'s answers with the unsplit network's")
     loss = compare(plan, directory, network).error
     measured = profile(plan, network, _REPEATS, budget_s=_BUDGET_S, of=min, progress=progress).tidied()
-    batching = Batching(network.most, choices.window_ms / _MS_PER_S)
-    engine = Engine(plan, network, batching, Pace(measured, network.most), name=network.device)
+    batching = Batching(network.max_batch, choices.window_ms / _MS_PER_S)
+    engine = Engine(plan, network, batching, ServiceTimeEstimator(measured, network.max_batch), name=network.device)
     return Instance(_pipeline(plan, engine, settings), engine, network, loss)
 
 
 def _loaded(plan: Plan, directory: Path, choices: InstanceChoices) -> Network:
-    most = choices.most or max(_MOST.values())
-    network = open_network(plan, directory, choices.hardware, most)
-    if choices.most is None:
-        network.most = _MOST[network.device]
+    max_batch = choices.max_batch or max(_MAX_BATCH.values())
+    network = open_network(plan, directory, choices.hardware, max_batch)
+    if choices.max_batch is None:
+        network.max_batch = _MAX_BATCH[network.device]
     return network
 
 

@@ -32,8 +32,8 @@ from serfer.sim.service_times import Quantiles
 from serfer.sim.traces import Floats
 
 FORMAT: Final = 1
-_MOST_BYTES: Final = 16 * 1024 * 1024
-_MOST_TASKS: Final = 4096
+_MAX_BYTES: Final = 16 * 1024 * 1024
+_MAX_TASKS: Final = 4096
 _MS: Final = 1000.0
 _WARM_UP: Final = 8  # queries that do not count
 _PUBLISHED_ROWS: Final = 2000
@@ -65,8 +65,8 @@ class Calibration:
 
     def __post_init__(self) -> None:
         tasks = sum(map(len, self.functions))
-        if not 1 <= tasks <= _MOST_TASKS or len(self.functions) != len(self.memory_mb) or not all(self.functions):
-            raise InputError(f"a calibration has 1 to {_MOST_TASKS:,} tasks, and a memory for each stage")
+        if not 1 <= tasks <= _MAX_TASKS or len(self.functions) != len(self.memory_mb) or not all(self.functions):
+            raise InputError(f"a calibration has 1 to {_MAX_TASKS:,} tasks, and a memory for each stage")
         rows = (*self.service_ms, *self.overhead_ms)
         if not self.driver_ms or not len(self.service_ms) == len(self.overhead_ms) == len(self.driver_ms):
             raise InputError("a calibration's service_ms, overhead_ms and driver_ms have as many queries, 1 at least")
@@ -77,8 +77,8 @@ class Calibration:
         values = (*self.driver_ms, *self.cold_ms, *self.memory_mb, *(value for row in rows for value in row))
         if not all(0 <= value <= _LONGEST_MS for value in values):  # nor is any NaN
             raise InputError(f"a calibration's times are 0 to {_LONGEST_MS:g} ms")
-        if any(not 0 <= number < _MOST_TASKS for stage in self.functions for number in stage):
-            raise InputError(f"a calibration's functions are numbers from 0 to {_MOST_TASKS - 1:,}")
+        if any(not 0 <= number < _MAX_TASKS for stage in self.functions for number in stage):
+            raise InputError(f"a calibration's functions are numbers from 0 to {_MAX_TASKS - 1:,}")
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def summary_of(calibration: Calibration) -> Summary:
 
 def read_calibration(path: Path) -> Calibration:
     """Read a calibration's JSON file; raises InputError that names the file and what is wrong."""
-    text = read_text(path, _MOST_BYTES)
+    text = read_text(path, _MAX_BYTES)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -242,12 +242,12 @@ def _functions(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 def published_calibration(plan: Plan, facts: AwsFacts, store: str = "redis", seed: int = 0) -> Calibration:
     """Return what the cost model predicts of a plan on AWS, invocations drawn as aws.toml has them."""
-    platform, chance = Platform.over(facts, store), np.random.default_rng(seed)
+    platform, rng = Platform.over(facts, store), np.random.default_rng(seed)
     loads = [plan_load(plan, number) for number in range(len(plan.stages))]
     plan_s = [task_seconds(load, stage.memory_mb, platform) for load, stage in zip(loads, plan.stages, strict=True)]
     service = np.tile(np.concatenate([np.atleast_1d(each) for each in plan_s]) * _MS, (_PUBLISHED_ROWS, 1))
     functions = platform.functions
-    tails = chance.exponential(functions.invoke_tail, service.shape)
+    tails = rng.exponential(functions.invoke_tail, service.shape)
     overhead = (functions.invoke_floor + tails) * _MS
     colds = [cold_seconds(load.weight_bytes, platform) * _MS for load in loads]
     carried = sum(float((load.carried_in + load.carried_out).sum()) for load in loads)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 
 from serfer.core.errors import UsageError
-from serfer.sim.traces import MOST_ROWS, Floats, Trace
+from serfer.sim.traces import MAX_ROWS, Floats, Trace
 
 _S_PER_HOUR, _H_PER_DAY = 3600.0, 24.0
 _LARGEST: Final = 1e9
@@ -27,7 +27,7 @@ Parameters = Mapping[str, float]
 class LoadGenerator:
     """A kind of load: what it is, its parameters with what they are by default, and its level at each row.
 
-    `level` takes the parameters, the rows' beginnings in seconds and a source of chance, and returns queries a second.
+    `level` takes the parameters, the rows' beginnings in seconds and a source of rng, and returns queries a second.
     `noisy` says whether counts vary around the level.
     """
 
@@ -37,17 +37,17 @@ class LoadGenerator:
     noisy: bool = True
 
 
-def _steady(given: Parameters, times: Floats, chance: Generator) -> Floats:
-    del chance
+def _steady(given: Parameters, times: Floats, rng: Generator) -> Floats:
+    del rng
     return np.full(times.shape, given["rate"])
 
 
-def _switching(given: Parameters, times: Floats, chance: Generator) -> Floats:
+def _switching(given: Parameters, times: Floats, rng: Generator) -> Floats:
     """Go to and fro between two levels, each held for exponentially distributed times; begin in the low one."""
     level, now, high = np.full(times.shape, given["low"]), 0.0, False
     end, row_s = float(times[-1]), given["row_s"]
     while now <= end:
-        stay = max(row_s, chance.exponential(given["high_s"] if high else given["low_s"]))
+        stay = max(row_s, rng.exponential(given["high_s"] if high else given["low_s"]))
         if high:
             begin, until = np.searchsorted(times, (now, now + stay))
             level[begin:until] = given["high"]
@@ -55,17 +55,17 @@ def _switching(given: Parameters, times: Floats, chance: Generator) -> Floats:
     return level
 
 
-def _daily(given: Parameters, times: Floats, chance: Generator) -> Floats:
+def _daily(given: Parameters, times: Floats, rng: Generator) -> Floats:
     """Follow a sine over the day, highest at `peak_hour`."""
-    del chance
+    del rng
     hours = times / _S_PER_HOUR - given["peak_hour"]
     return np.asarray(given["mean"] * (1 + given["swing"] * np.cos(2 * math.pi * hours / _H_PER_DAY)))
 
 
-def _crowds(given: Parameters, times: Floats, chance: Generator) -> Floats:
+def _flash_crowds(given: Parameters, times: Floats, rng: Generator) -> Floats:
     """Rise steeply to `peak` at random times, and fade: linearly over `rise_s`, then exponentially with `fade_s`."""
     level = np.full(times.shape, given["base"])
-    for begin in chance.uniform(0.0, float(times[-1]), int(given["crowds"])):
+    for begin in rng.uniform(0.0, float(times[-1]), int(given["crowds"])):
         since = times - begin
         rising = np.clip(since / given["rise_s"], 0.0, 1.0)
         fading = np.exp(-np.maximum(since - given["rise_s"], 0.0) / given["fade_s"])
@@ -73,9 +73,9 @@ def _crowds(given: Parameters, times: Floats, chance: Generator) -> Floats:
     return level
 
 
-def _bursts(given: Parameters, times: Floats, chance: Generator) -> Floats:
+def _bursts(given: Parameters, times: Floats, rng: Generator) -> Floats:
     """Put `queries` into one row every `every_s` seconds."""
-    del chance
+    del rng
     row_s = given["row_s"]
     number = np.floor(times / given["every_s"] + 1e-9)
     first = np.concatenate(([True], number[1:] > number[:-1]))
@@ -98,7 +98,7 @@ GENERATORS: Final[Mapping[str, LoadGenerator]] = {
     "flash": LoadGenerator(
         "a steady load with crowds that come suddenly and fade",
         {"base": 10.0, "peak": 200.0, "crowds": 8.0, "rise_s": 60.0, "fade_s": 600.0, **_COMMON},
-        _crowds,
+        _flash_crowds,
     ),
     "bursts": LoadGenerator(
         "the SerFer paper's: so many queries at once, every so often",
@@ -131,12 +131,12 @@ def generate(text: str) -> Trace:
     kind = GENERATORS[name]
     given = {**kind.defaults, **_parameters(name, kind, rest)}
     rows = math.ceil(given["hours"] * _S_PER_HOUR / given["row_s"])
-    if not 1 <= rows <= MOST_ROWS:
-        raise UsageError(f"{text}: that makes {rows:,} rows, not 1 to {MOST_ROWS:,}: change hours or row_s")
-    chance = np.random.default_rng(int(given["seed"]))
+    if not 1 <= rows <= MAX_ROWS:
+        raise UsageError(f"{text}: that makes {rows:,} rows, not 1 to {MAX_ROWS:,}: change hours or row_s")
+    rng = np.random.default_rng(int(given["seed"]))
     times = np.arange(rows, dtype=np.float64) * given["row_s"]
-    level = kind.level(given, times, chance)
-    rates = chance.poisson(level * given["row_s"]) / given["row_s"] if kind.noisy else level
+    level = kind.level(given, times, rng)
+    rates = rng.poisson(level * given["row_s"]) / given["row_s"] if kind.noisy else level
     return Trace(text, np.full(rows, given["row_s"]), np.asarray(rates, dtype=np.float64))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from serfer.core.errors import UsageError
-from serfer.sim.traces import MOST_ROWS, Trace
+from serfer.sim.traces import MAX_ROWS, Trace
 
 HOUR_S: Final = 3600.0
 
@@ -30,8 +30,8 @@ def windows_of(trace: Trace, seconds: float = HOUR_S) -> tuple[Window, ...]:
     """
     if not seconds > 0:
         raise UsageError(f"--window-s is more than 0, not {seconds:g}")
-    if trace.seconds / seconds > MOST_ROWS:
-        raise UsageError(f"--window-s {seconds:g} makes more than {MOST_ROWS:,} windows: give a longer one")
+    if trace.seconds / seconds > MAX_ROWS:
+        raise UsageError(f"--window-s {seconds:g} makes more than {MAX_ROWS:,} windows: give a longer one")
     count = int(trace.seconds / seconds + 1e-9)
     if count <= 1 and trace.seconds <= seconds:
         return (Window("whole", 0.0, trace.seconds),)

@@ -5,7 +5,7 @@
     every period ──> Router.tick with what came ──> instances launched, which serve after their boot, and stopped
 
 An instance that is stopped finishes what waits at it. Lambda reuses the environment that was used last, and drops one
-that nobody used for `keep_alive_s`. Nothing but numbers lives in the heaps: a million queries take about half a minute.
+that nobody used for `keep_alive_s`. The heaps hold only numbers: a million queries take about half a minute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.router import SERVERLESS, Reason, Router, Seat
+from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
 from serfer.sim.hours import Window
@@ -28,9 +28,9 @@ from serfer.sim.rates import Progress, Steps, silent
 from serfer.sim.service_times import ServiceTimes
 from serfer.sim.traces import Floats
 
-MOST_QUERIES: Final = 50_000_000
+MAX_QUERIES: Final = 50_000_000
 _LONGEST_LEAD_S: Final = 900.0
-_CHUNK: Final = 200  # steps between two signs of life
+_CHUNK: Final = 200  # steps between two reports of progress
 _MS: Final = 1000.0
 
 
@@ -42,15 +42,15 @@ class _Instance:
     ready_s: float
     queue: deque[float] = field(default_factory=deque)
     computing: int = 0
-    seat: int = -1  # its place among those that serve, -1 for none
+    place: int = -1  # its place among those that serve, -1 for none
 
 
 @dataclass(frozen=True, eq=False)
 class QueriesResult:
-    """What became of a window's queries: each was answered, refused (429), throttled by a full Lambda, or failed.
+    """The outcome of a window's queries: each was answered, refused (429), throttled by a full Lambda, or failed.
 
-       Only task by task can they fail: past their deadline.
-    `latencies_s` are those of the answered ones. Idle GB-s are those of environments that were kept warm for nobody.
+    They fail past their deadline, only in simulations task by task. `latencies_s` are those of the answered queries,
+    `idle_gb_s` is the memory of environments that were warm and idle.
     """
 
     window: Window
@@ -66,8 +66,8 @@ class QueriesResult:
     launches: int
 
 
-def lead_s(scenario: Scenario) -> float:
-    """Return how long before a window a simulation should begin, so that its environments are as warm as they were."""
+def warm_up_s(scenario: Scenario) -> float:
+    """Return how many seconds before a window a simulation should begin for its environments to be as warm."""
     return min(scenario.serverless.keep_alive_s, _LONGEST_LEAD_S)
 
 
@@ -85,12 +85,12 @@ class QueriesRun:
         kind = scenario.instance
         self._scenario, self._router = scenario, router
         self._batch_s = [kind.batch_ms(images) / _MS for images in range(kind.max_batch + 1)]
-        self._chance = np.random.default_rng(seed)
-        self._warm, self._cold = services.warm_s.draws(self._chance), services.cold_s.draws(self._chance)
+        self._rng = np.random.default_rng(seed)
+        self._warm, self._cold = services.warm_s.samples(self._rng), services.cold_s.samples(self._rng)
         self._number = 0
         self._on: list[_Instance] = []  # in the order of their launches
         self._booting: deque[_Instance] = deque()
-        self._seats: list[Seat] = []
+        self._endpoints: list[Endpoint] = []
         self._named: dict[str, _Instance] = {}
         self._computing: list[tuple[float, int, _Instance]] = []  # a heap: when batches are done
         self._busy: list[float] = []  # a heap: when Lambda's environments are free
@@ -110,7 +110,7 @@ class QueriesRun:
     def over(self, steps: Steps, begin_s: float, window: Window, progress: Progress = silent) -> QueriesResult:
         """Run over steps, the first of which begins at `begin_s`, and count from the window's beginning on."""
         expected = float(steps.durations_s @ steps.rates)
-        if expected > MOST_QUERIES:
+        if expected > MAX_QUERIES:
             raise UsageError(f"{expected:,.0f} queries are too many for --level queries: give a shorter --window-s")
         now, counting, seen = begin_s, False, 0
         for number, (seconds, rate) in enumerate(zip(steps.durations_s.tolist(), steps.rates.tolist(), strict=True)):
@@ -119,7 +119,7 @@ class QueriesRun:
                 counting = True
             if number % _CHUNK == 0:
                 progress(f"{self._router.policy.name}, {window.name} hour: {seen / max(expected, 1):.0%}")
-            times = np.sort(self._chance.random(self._chance.poisson(rate * seconds))) * seconds + now
+            times = np.sort(self._rng.random(self._rng.poisson(rate * seconds))) * seconds + now
             now += seconds
             seen += len(times)
             self._step(times.tolist(), now, seconds)
@@ -134,7 +134,7 @@ class QueriesRun:
             until = bisect_left(times, ready.ready_s, begin)
             self._arrive(times[begin:until])
             begin = until
-            self._seat(ready)
+            self._serve(ready)
         self._arrive(times[begin:] if begin else times)
         self._finish_batches(end)
         wanted = self._router.tick(end, seconds, len(times) / seconds, len(self._on)).instances
@@ -145,8 +145,8 @@ class QueriesRun:
             self._stop()
 
     def _arrive(self, times: list[float]) -> None:
-        """Route queries, in the order of their arrivals: the loop that everything waits for."""
-        route, seats, busy, idle, named = self._router.route, self._seats, self._busy, self._idle, self._named
+        """Route queries in the order of their arrivals: the hot loop."""
+        route, endpoints, busy, idle, named = self._router.route, self._endpoints, self._busy, self._idle, self._named
         computing, latencies, warm = self._computing, self._latencies, self._warm
         self._queries += len(times)
         for now in times:
@@ -154,7 +154,7 @@ class QueriesRun:
                 self._finish_batches(now)
             while busy and busy[0] <= now:
                 idle.append(heappop(busy))
-            decision = route(now, seats, len(busy))
+            decision = route(now, endpoints, len(busy))
             targets = decision.targets
             if not targets:
                 self._turn_away(decision.reason)
@@ -169,7 +169,7 @@ class QueriesRun:
         """Let a query wait at an instance that serves."""
         instance.queue.append(now)
         if instance.computing:
-            self._seats[instance.seat] = Seat(instance.name, len(instance.queue) + instance.computing)
+            self._endpoints[instance.place] = Endpoint(instance.name, len(instance.queue) + instance.computing)
         else:
             self._compute(instance, now)
 
@@ -210,8 +210,8 @@ class QueriesRun:
                 self._batches += 1
             self._number += 1
             heappush(self._computing, (done, self._number, instance))
-        if instance.seat >= 0:
-            self._seats[instance.seat] = Seat(instance.name, len(queue) + images)
+        if instance.place >= 0:
+            self._endpoints[instance.place] = Endpoint(instance.name, len(queue) + images)
 
     def _finish_batches(self, now: float) -> None:
         computing = self._computing
@@ -225,20 +225,20 @@ class QueriesRun:
         self._on.append(instance)
         self._booting.append(instance)
 
-    def _seat(self, instance: _Instance) -> None:
-        instance.seat = len(self._seats)
-        self._seats.append(Seat(instance.name, 0))
+    def _serve(self, instance: _Instance) -> None:
+        instance.place = len(self._endpoints)
+        self._endpoints.append(Endpoint(instance.name, 0))
         self._named[instance.name] = instance
 
     def _stop(self) -> None:
         """Send no more queries to the instance that was launched last; what waits at it is still computed."""
         instance = self._on.pop()
-        if instance.seat < 0:
+        if instance.place < 0:
             self._booting.pop()
             return
-        self._seats.pop()
+        self._endpoints.pop()
         self._named.pop(instance.name)
-        instance.seat = -1
+        instance.place = -1
 
     def _drain(self, now: float) -> None:
         """Compute what still waits after the last arrival, and count what environments were idle until then."""

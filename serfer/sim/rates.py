@@ -27,9 +27,9 @@ from serfer.core.errors import UsageError
 from serfer.sim.traces import Floats, Trace
 
 PERIOD_S: Final = 5.0
-"""How often a controller decides, unless it is said otherwise."""
-_MOST_STEPS: Final = 50_000_000
-_CHUNK: Final = 20_000  # steps between two signs of life
+"""Seconds between two decisions of a controller, by default."""
+_MAX_STEPS: Final = 50_000_000
+_CHUNK: Final = 20_000  # steps between two reports of progress
 _ROUNDING: Final = 1e-9
 _HALVINGS: Final = 10
 
@@ -37,7 +37,7 @@ Progress = Callable[[str], None]
 
 
 def silent(text: str) -> None:
-    """Show no progress."""
+    """Report no progress."""
     del text
 
 
@@ -65,8 +65,8 @@ def steps_of(trace: Trace, period_s: float) -> Steps:
     whole = np.floor(trace.durations_s / period_s + _ROUNDING)
     rest = trace.durations_s - whole * period_s
     rest[rest < _ROUNDING * trace.durations_s] = 0.0
-    if whole.sum() + len(rest) > _MOST_STEPS:
-        raise UsageError(f"--period-s {period_s:g} makes more than {_MOST_STEPS:,} decisions: give a longer one")
+    if whole.sum() + len(rest) > _MAX_STEPS:
+        raise UsageError(f"--period-s {period_s:g} makes more than {_MAX_STEPS:,} decisions: give a longer one")
     count = (whole + (rest > 0)).astype(np.int64)
     durations = np.full(int(count.sum()), period_s)
     durations[np.cumsum(count)[rest > 0] - 1] = rest[rest > 0]
@@ -74,7 +74,7 @@ def steps_of(trace: Trace, period_s: float) -> Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class Fleet:
+class InstanceHistory:
     """The instances of a simulation: when each was launched and stopped, in seconds, by launch: arrays (launches,).
 
     `running` says which of them still are on at the end, `end_s`; those count as stopped then.
@@ -114,7 +114,7 @@ def _count(events: Floats, times: Floats) -> Floats:
     return np.searchsorted(np.sort(events), times, side="right").astype(np.float64)
 
 
-def fleet_of(wanted: NDArray[np.int64], ends_s: Floats) -> Fleet:
+def history_of(wanted: NDArray[np.int64], ends_s: Floats) -> InstanceHistory:
     """Return the instances that decisions made at `ends_s` lead to, the last launched stopped first."""
     changes = np.flatnonzero(np.diff(wanted, prepend=0))
     on: list[float] = []
@@ -126,12 +126,12 @@ def fleet_of(wanted: NDArray[np.int64], ends_s: Floats) -> Fleet:
     left = [(launch, end, True) for launch in on if launch < end]
     rows = sorted([*((*span, False) for span in spans), *left])
     table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-    return Fleet(table[:, 0], table[:, 1], table[:, 2] > 0, end)
+    return InstanceHistory(table[:, 0], table[:, 1], table[:, 2] > 0, end)
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """What happened when: between times (n + 1,) the load, instances on and serving, and queries a second on Lambda."""
+class Timeline:
+    """Between `times_s` (n + 1,): the load, Lambda's part of it (both in queries/s), instances on and serving, (n,)."""
 
     times_s: Floats
     rates: Floats
@@ -142,7 +142,7 @@ class Course:
 
 @dataclass(frozen=True)
 class RatesResult:
-    """What a policy cost over a trace, in dollars, and what became of the load, in queries.
+    """The cost of a policy over a trace, in dollars, and where the load was served, in queries.
 
     `instances_usd` honours the least billed time; `min_billing_usd` is the part that only that costs. `booting_usd` is
     the part of `serverless_usd` that instances would have served that still booted. `refused` found no target, `late`
@@ -160,8 +160,8 @@ class RatesResult:
     refused: float
     late: float
     steps: Steps = field(repr=False)
-    fleet: Fleet = field(repr=False)
-    course: Course = field(repr=False)
+    fleet: InstanceHistory = field(repr=False)
+    timeline: Timeline = field(repr=False)
     routers: tuple[Router, ...] = field(repr=False)
 
     @property
@@ -187,14 +187,14 @@ def run_rates(
     """
     steps = steps_of(trace, period_s)
     router = Router(scenario, policy, max_usd_per_hour=max_usd_per_hour, overflow=overflow)
-    walk: _Walk = _Unlimited(router) if max_usd_per_hour == math.inf else _Limited(router, scenario)
+    walk: _Stepper = _UnlimitedStepper(router) if max_usd_per_hour == math.inf else _LimitedStepper(router, scenario)
     wanted, allowed, kept = np.empty(len(steps.rates), dtype=np.int64), np.ones(len(steps.rates)), []
     for part, marked in _parts(steps, marks):
         kept += [deepcopy(router) for _ in range(marked)]
         progress(f"{policy.name}: {part.start / len(wanted):.0%}")
         durations, rates = steps.durations_s[part].tolist(), steps.rates[part].tolist()
         wanted[part], allowed[part] = walk.over(durations, rates)
-    return _accounted(steps, scenario, fleet_of(wanted, steps.ends_s), allowed, kept, overflow=overflow)
+    return _accounted(steps, scenario, history_of(wanted, steps.ends_s), allowed, kept, overflow=overflow)
 
 
 def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
@@ -206,28 +206,28 @@ def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
     yield slice(count, count), marked.count(count)
 
 
-class _Walk(Protocol):
-    """Runs a policy over steps."""
+class _Stepper(Protocol):
+    """Runs a policy step by step."""
 
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
         """Return how many instances there are after each step, and which share of Lambda's load is paid for."""
         ...
 
 
-class _Unlimited:
-    """A walk without a ceiling: what is spent matters to nobody."""
+class _UnlimitedStepper:
+    """Runs a policy without a ceiling: spending need not be tracked."""
 
     def __init__(self, router: Router) -> None:
         self._observe = router.policy.observe
 
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
-        """Ask the policy."""
+        """Return the policy's decisions; all of Lambda's load is paid for."""
         observe = self._observe
         return [observe(seconds, rate).instances for seconds, rate in zip(durations_s, rates, strict=True)], 1.0
 
 
-class _Limited:
-    """A walk under a ceiling of dollars an hour, which needs to know what is spent step by step."""
+class _LimitedStepper:
+    """Runs a policy under a ceiling of dollars an hour, for which spending is tracked step by step."""
 
     def __init__(self, router: Router, scenario: Scenario) -> None:
         self._now = 0.0
@@ -237,7 +237,7 @@ class _Limited:
         self._on: list[float] = []  # launches
 
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> tuple[list[int], list[float] | float]:
-        """Ask the router, and pay Lambda as far as the ceiling goes."""
+        """Return the router's decisions, and pay Lambda as far as the ceiling allows."""
         wanted, allowed = [], []
         for seconds, rate in zip(durations_s, rates, strict=True):
             begin, self._now = self._now, self._now + seconds
@@ -251,11 +251,11 @@ class _Limited:
 
     def _pay(self, now: float, usd: float) -> float:
         """Pay Lambda as much of `usd` as the ceiling allows, and return how much that is."""
-        spending, paid = self._router.spending, 0.0
+        limiter, paid = self._router.budget_limiter, 0.0
         part = usd
         for _ in range(_HALVINGS):
-            if paid + part <= usd and spending.allows(now, part):
-                spending.pay(now, part)
+            if paid + part <= usd and limiter.allows(now, part):
+                limiter.pay(now, part)
                 paid += part
                 if paid == usd:
                     break
@@ -264,34 +264,34 @@ class _Limited:
 
 
 def _accounted(
-    steps: Steps, scenario: Scenario, fleet: Fleet, allowed: Floats, kept: Sequence[Router], *, overflow: bool
+    steps: Steps, scenario: Scenario, fleet: InstanceHistory, allowed: Floats, kept: Sequence[Router], *, overflow: bool
 ) -> RatesResult:
-    course, booting, refused, late = _course(steps, scenario, fleet, allowed, overflow=overflow)
+    timeline, booting, refused, late = _timeline(steps, scenario, fleet, allowed, overflow=overflow)
     kind, price = scenario.instance, scenario.serverless.usd_per_query
-    spans = np.diff(course.times_s)
+    spans = np.diff(timeline.times_s)
     instances = fleet.instances_usd(kind, kind.min_billing_s)
     return RatesResult(
-        queries=float(spans @ course.rates),
-        serverless_usd=float(spans @ course.serverless) * price,
+        queries=float(spans @ timeline.rates),
+        serverless_usd=float(spans @ timeline.serverless) * price,
         instances_usd=instances,
         min_billing_usd=instances - fleet.instances_usd(kind),
         booting_usd=float(spans @ booting) * price,
         launches=len(fleet.launched_s),
         on_s=fleet.on_s,
-        on_instances=float(spans @ (course.rates - course.serverless)) - refused,
+        on_instances=float(spans @ (timeline.rates - timeline.serverless)) - refused,
         refused=refused,
         late=late,
         steps=steps,
         fleet=fleet,
-        course=course,
+        timeline=timeline,
         routers=tuple(kept),
     )
 
 
-def _course(
-    steps: Steps, scenario: Scenario, fleet: Fleet, allowed: Floats, *, overflow: bool
-) -> tuple[Course, Floats, float, float]:
-    """Return the course of things, what Lambda took for instances that booted, and how much was refused and late."""
+def _timeline(
+    steps: Steps, scenario: Scenario, fleet: InstanceHistory, allowed: Floats, *, overflow: bool
+) -> tuple[Timeline, Floats, float, float]:
+    """Return the timeline of things, what Lambda took for instances that booted, and how much was refused and late."""
     kind, ends = scenario.instance, steps.ends_s
     ready = fleet.launched_s + kind.boot_s
     times = np.unique(np.concatenate(([0.0], ends, ready[ready < ends[-1]])))
@@ -301,8 +301,8 @@ def _course(
     serving = fleet.serving_at(begins, kind.boot_s)
     beyond = np.maximum(rates - serving * kind.qps, 0.0)
     serverless = beyond * allowed[step] if overflow else np.zeros(len(rates))
-    course = Course(times, rates, on, serving, serverless)
+    timeline = Timeline(times, rates, on, serving, serverless)
     booting = np.minimum(serverless, (on - serving) * kind.qps)
     nowhere = beyond - serverless if overflow else np.where(serving, 0.0, beyond)
     late = 0.0 if overflow else float(spans @ (beyond - nowhere))
-    return course, booting, float(spans @ nowhere), late
+    return timeline, booting, float(spans @ nowhere), late

@@ -49,11 +49,11 @@ class Quantiles:
         """Return the distribution of what is so much more."""
         return Quantiles(self.values + value)
 
-    def draws(self, chance: Generator) -> Iterator[float]:
+    def samples(self, rng: Generator) -> Iterator[float]:
         """Draw without end, by the inverse of the distribution function."""
         shares = np.linspace(0, 1, len(self.values))
         while True:
-            yield from np.interp(chance.random(_BLOCK), shares, self.values).tolist()
+            yield from np.interp(rng.random(_BLOCK), shares, self.values).tolist()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""A policy judged on a load: cost over the whole of it, against the least that anybody could have paid."""
+"""Policies run on a load: the cost over all of it, against the clairvoyant optimum."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import Calibration
 from serfer.sim.generators import GENERATORS, generate, is_generator
 from serfer.sim.hours import HOUR_S, Window, windows_of
-from serfer.sim.queries import QueriesResult, QueriesRun, lead_s
+from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
 from serfer.sim.rates import PERIOD_S, Progress, RatesResult, Steps, run_rates, silent
 from serfer.sim.service_times import ServiceTimes
 from serfer.sim.tasks import TasksRun
 from serfer.sim.traces import Floats, Trace, read_trace, scale_factor
 
 _MS = 1000.0
-_MOST_INSTANCES = 10_000
+_MAX_INSTANCES = 10_000
 
 
 @dataclass(frozen=True)
-class Load:
-    """A load as it is named: a CSV file or a generator with its parameters, and what is cut out of it, in seconds."""
+class LoadSpec:
+    """Where a load comes from: a CSV file or a generator with its parameters, and the part of it to use, in seconds."""
 
     name: str
     from_s: float = 0.0
@@ -38,7 +38,7 @@ class Load:
     skip_zeros_over_s: float = math.inf
 
     def read(self, seed: int | None = None) -> Trace:
-        """Return the load, a generator's with `seed` where it names none; raises InputError and UsageError."""
+        """Return the load; `seed` is for generators that name none. Raises InputError and UsageError."""
         trace = self._whole(seed)
         if self.from_s or self.until_s < math.inf:
             trace = trace.cut(self.from_s, self.until_s)
@@ -56,12 +56,12 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How a policy is run: every `period_s` it decides; dollars in any hour are at most `max_usd_per_hour`.
+class RunOptions:
+    """How a policy is run: it decides every `period_s`; the dollars of any hour are at most `max_usd_per_hour`.
 
     `kind` names the instance type to use, None for the first; `spot` pays its spot price. Without
-    `overflow` Lambda takes nothing: what instances cannot do at once is late, or refused where none serves, and costs
-    nothing, so that no cost can be compared with the optimum's.
+    `overflow` Lambda is not used: queries beyond the instances' capacity are late, or refused where none serves, and
+    cost nothing, so that the cost cannot be compared with the optimum.
     """
 
     period_s: float = PERIOD_S
@@ -71,7 +71,7 @@ class Terms:
     overflow: bool = True
 
     def applied(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with the chosen instance type first; raises UsageError where there is no such thing."""
+        """Return the scenario with the chosen instance type first; raises UsageError where it has no such type."""
         kinds = scenario.instances
         chosen = next((one for one in kinds if self.kind in (None, one.name)), None)
         if chosen is None:
@@ -87,7 +87,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Milliseconds that a share of the queries was answered within."""
+    """Quantiles of latency in milliseconds."""
 
     p50: float
     p95: float
@@ -95,13 +95,13 @@ class Latencies:
 
     @classmethod
     def of(cls, milliseconds: Floats) -> Latencies:
-        """Return those of latencies."""
+        """Return the quantiles of latencies in milliseconds."""
         return cls(*(float(value) for value in np.quantile(milliseconds, (0.5, 0.95, 0.99))))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a policy cost and how it served; what was not simulated is None.
+    """The cost of a policy and its quality of service; fields that were not simulated are None.
 
     Dollars and launches are those of the whole load, at the level of rates; `ratio` is `cost_usd` over `optimum_usd`.
     Both are None where they cannot be compared, for the reasons in `warnings`: load that was refused or is late costs
@@ -150,8 +150,8 @@ def policy_names(names: Sequence[str], scenario: Scenario) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """A policy's outcome, and the runs that it comes from: of the whole load, and of windows query by query."""
+class PolicyRun:
+    """The outcome of a policy, its run over the whole load, and those of windows query by query."""
 
     outcome: Outcome
     run: RatesResult
@@ -159,10 +159,10 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class Closer:
-    """How windows of a load are looked at, query by query: Lambda's times, and how long windows are.
+class DetailedRun:
+    """How windows of a load are simulated query by query: Lambda's service times and the windows' length.
 
-    With `tasks` Lambda's queries are run task by task.
+    With `tasks`, Lambda's queries are simulated task by task.
     """
 
     services: ServiceTimes
@@ -170,15 +170,15 @@ class Closer:
     tasks: Calibration | None = None
 
     def run(self, scenario: Scenario, router: Router, launched_s: Sequence[float], seed: int) -> QueriesRun:
-        """Return a run that goes on from a router and launches."""
+        """Return a run that continues from a router and the launches of the instances that are on."""
         if self.tasks:
             return TasksRun(scenario, router, self.tasks, launched_s, seed)
         return QueriesRun(scenario, router, self.services, launched_s, seed)
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """A load in a scenario: the trace as scaled, and what nobody can go below."""
+class SimInput:
+    """A load in a scenario: the scaled trace, and the cost of the clairvoyant optimum."""
 
     trace: Trace
     scenario_name: str
@@ -188,86 +188,86 @@ class Setting:
     optimum_usd: float
 
 
-def set_up(trace: Trace, name: str, scenario: Scenario, scale: str) -> Setting:
-    """Scale a trace for a scenario, called `name`, and find the optimum; raises UsageError for a scale that is none."""
+def prepare(trace: Trace, name: str, scenario: Scenario, scale: str) -> SimInput:
+    """Scale a trace for a scenario, called `name`, and compute the optimum; raises UsageError for an unknown scale."""
     factor = scale_factor(scale, trace, scenario)
     scaled = trace.scaled(factor)
     _check_peak(scaled, scenario)
     optimum = optimum_usd(scenario, scaled.durations_s.tolist(), scaled.rates.tolist())
-    return Setting(scaled, name, scenario, scale, factor, optimum)
+    return SimInput(scaled, name, scenario, scale, factor, optimum)
 
 
 def _check_peak(trace: Trace, scenario: Scenario) -> None:
-    """Refuse a load whose peak takes more instances than can be reckoned with one by one; raises UsageError."""
+    """Raise UsageError for a load whose peak takes too many instances to simulate one by one."""
     kind = scenario.instance
-    if trace.peak / kind.qps > _MOST_INSTANCES:
+    if trace.peak / kind.qps > _MAX_INSTANCES:
         raise UsageError(
-            f"{trace.name}: its peak of {trace.peak:,.4g} queries/s would take more than {_MOST_INSTANCES:,} instances "
+            f"{trace.name}: its peak of {trace.peak:,.4g} queries/s would take more than {_MAX_INSTANCES:,} instances "
             f"of {kind.name}, at {kind.qps:g} each: give a smaller --scale, or correct qps in the scenario"
         )
 
 
-def judge(
-    setting: Setting,
+def run_policies(
+    sim_input: SimInput,
     policies: Sequence[str],
-    terms: Terms,
+    options: RunOptions,
     seed: int = 0,
-    closer: Closer | None = None,
+    detailed: DetailedRun | None = None,
     progress: Progress = silent,
-) -> Iterator[Judged]:
-    """Run policies over a load, one after the other; `closer` looks at its busiest and median hour, too.
+) -> Iterator[PolicyRun]:
+    """Run policies over a load, one after the other; `detailed` simulates its busiest and median hour, too.
 
     Raises UsageError for a load, windows or steps that are too many to go through.
     """
-    scenario = terms.applied(setting.scenario)
-    _check_peak(setting.trace, scenario)
-    windows = windows_of(setting.trace, closer.window_s) if closer else ()
-    marks = {window: max(0.0, window.begin_s - lead_s(scenario)) for window in windows}
+    scenario = options.applied(sim_input.scenario)
+    _check_peak(sim_input.trace, scenario)
+    windows = windows_of(sim_input.trace, detailed.window_s) if detailed else ()
+    marks = {window: max(0.0, window.begin_s - warm_up_s(scenario)) for window in windows}
     for name in policies:
         run = run_rates(
-            setting.trace,
+            sim_input.trace,
             scenario,
             make_policy(name, scenario),
-            period_s=terms.period_s,
-            max_usd_per_hour=terms.max_usd_per_hour,
-            overflow=terms.overflow,
+            period_s=options.period_s,
+            max_usd_per_hour=options.max_usd_per_hour,
+            overflow=options.overflow,
             marks=[*marks.values()],
             progress=progress,
         )
         found = []
         for (window, mark), router in zip(marks.items(), run.routers, strict=True):
-            if closer:
-                found.append(_look(scenario, run, (window, mark, router), closer, seed, progress))
-        yield Judged(_outcome(name, setting, terms, run, found, seed), run, tuple(found))
+            if detailed:
+                found.append(_run_window(scenario, run, (window, mark, router), detailed, seed, progress))
+        yield PolicyRun(_outcome(name, sim_input, options, run, found, seed), run, tuple(found))
 
 
-def _look(
+def _run_window(
     scenario: Scenario,
     run: RatesResult,
     place: tuple[Window, float, Router],
-    closer: Closer,
+    detailed: DetailedRun,
     seed: int,
     progress: Progress,
 ) -> QueriesResult:
-    """Run a window query by query: from its mark on, where a router and the instances of then go on."""
+    """Run a window query by query, from its mark on, with the router and the instances as they were there."""
     window, mark, router = place
     first, last = run.steps.before(mark), run.steps.before(window.end_s)
     begin = float(run.steps.ends_s[first - 1]) if first else 0.0
     launches = run.fleet.on_after(begin)
     steps = Steps(run.steps.durations_s[first:last], run.steps.rates[first:last])
-    return closer.run(scenario, router, launches, seed).over(steps, begin, window, progress)
+    return detailed.run(scenario, router, launches, seed).over(steps, begin, window, progress)
 
 
 def _outcome(
-    policy: str, setting: Setting, terms: Terms, run: RatesResult, windows: Sequence[QueriesResult], seed: int
+    policy: str, sim_input: SimInput, options: RunOptions, run: RatesResult, windows: Sequence[QueriesResult], seed: int
 ) -> Outcome:
-    warnings = _warnings(setting.scenario, terms)
+    warnings = _warnings(sim_input.scenario, options)
     if run.refused or run.late:
         warnings.append(f"{run.refused:,.0f} queries were refused and {run.late:,.0f} are late: these cost nothing")
-    least = None if warnings else setting.optimum_usd
+    least = None if warnings else sim_input.optimum_usd
     latencies = np.concatenate([one.latencies_s for one in windows]) if windows else np.empty(0)
     came = sum(one.queries for one in windows)
-    within = int((latencies * _MS <= setting.scenario.slo_ms).sum())
+    within = int((latencies * _MS <= sim_input.scenario.slo_ms).sum())
     return Outcome(
         policy=policy,
         queries=run.queries,
@@ -288,20 +288,20 @@ def _outcome(
         min_billing_usd=run.min_billing_usd,
         booting_usd=run.booting_usd,
         instance_hours=run.on_s / S_PER_HOUR,
-        scenario=setting.scenario_name,
-        trace=setting.trace.name,
-        scale=setting.scale,
-        factor=setting.factor,
+        scenario=sim_input.scenario_name,
+        trace=sim_input.trace.name,
+        scale=sim_input.scale,
+        factor=sim_input.factor,
         seed=seed,
-        period_s=terms.period_s,
+        period_s=options.period_s,
         warnings=tuple(warnings),
         windows=tuple(Window(one.window.name, one.window.begin_s, one.window.end_s) for one in windows),
     )
 
 
-def _warnings(scenario: Scenario, terms: Terms) -> list[str]:
+def _warnings(scenario: Scenario, options: RunOptions) -> list[str]:
     """Return what is wrong with the instance types that the optimum and the policy use."""
-    kinds = dict.fromkeys((scenario.instance, terms.applied(scenario).instance))
+    kinds = dict.fromkeys((scenario.instance, options.applied(scenario).instance))
     return [*dict.fromkeys(warning for kind in kinds if (warning := kind.warning(scenario.slo_ms)) is not None)]
 
 

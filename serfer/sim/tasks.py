@@ -72,7 +72,7 @@ class _Function:
     idle: deque[float] = field(default_factory=deque)
 
 
-class TasksWorld:
+class LambdaSimulator:
     """Lambda with a plan's functions, and a driver's runs; time passes by `advance`.
 
     `latencies_s` are those of answered queries that came at or after `since`; of the others `throttled` ones were
@@ -82,14 +82,14 @@ class TasksWorld:
     def __init__(
         self, calibration: Calibration, target: LambdaTarget, seed: int, deadline_s: float = DEADLINE_S
     ) -> None:
-        chance = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         self._target, self._deadline_s = target, deadline_s
         self._tiles = calibration.tiles
         self._first = [sum(self._tiles[:stage]) for stage in range(len(self._tiles))]  # the number of its first task
         self._rows, self._driver = calibration.tasks_s.tolist(), [ms / 1000 for ms in calibration.driver_ms]
         self._functions = _functions(calibration)
-        self._cold = calibration.cold.draws(chance)
-        self._chosen, self._seeds = _turns(chance, len(self._rows)), _numbers(chance, 2**32)
+        self._cold = calibration.cold.samples(rng)
+        self._chosen, self._seeds = _turns(rng, len(self._rows)), _numbers(rng, 2**32)
         self._events: list[tuple[float, int, _Query, Event | None, _Function | None]] = []
         self._number = self._running = self._in_flight = 0
         self.count_from(0.0)
@@ -208,20 +208,20 @@ def _functions(calibration: Calibration) -> dict[tuple[int, int], _Function]:
     return found
 
 
-def _turns(chance: Generator, count: int) -> Iterator[int]:
+def _turns(rng: Generator, count: int) -> Iterator[int]:
     """Draw numbers from 0 on, each once before any comes again, so that rare ones are as rare as they were."""
     while True:
-        yield from chance.permutation(count).tolist()
+        yield from rng.permutation(count).tolist()
 
 
-def _numbers(chance: Generator, below: int) -> Iterator[int]:
+def _numbers(rng: Generator, below: int) -> Iterator[int]:
     """Draw numbers from 0 on, without end."""
     while True:
-        yield from chance.integers(0, below, _BLOCK).tolist()
+        yield from rng.integers(0, below, _BLOCK).tolist()
 
 
 class TasksRun(QueriesRun):
-    """A run of queries whose Lambda is a `TasksWorld`."""
+    """A run of queries whose Lambda is a `LambdaSimulator`."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class TasksRun(QueriesRun):
         launched_s: Sequence[float],
         seed: int,
     ) -> None:
-        self._world = TasksWorld(calibration, scenario.serverless, seed)
+        self._world = LambdaSimulator(calibration, scenario.serverless, seed)
         nothing = Quantiles.always(0.0)
         super().__init__(scenario, router, ServiceTimes(nothing, nothing, calibration.label), launched_s, seed)
 
@@ -246,7 +246,7 @@ class TasksRun(QueriesRun):
         for now in times:
             self._finish_batches(now)
             world.advance(now)
-            decision = self._router.route(now, self._seats, world.in_flight)
+            decision = self._router.route(now, self._endpoints, world.in_flight)
             if not decision.targets:
                 self._turn_away(decision.reason)
             elif decision.targets[0] == SERVERLESS:
@@ -275,7 +275,7 @@ def service_times(calibration: Calibration, target: LambdaTarget, seed: int = 0)
 
 def alone(calibration: Calibration, target: LambdaTarget, seed: int, queries: int = _SAMPLES) -> Floats:
     """Return the latencies of queries that do not meet, in seconds, in their order."""
-    world = TasksWorld(calibration, replace(target, concurrency=_UNBOUNDED), seed, deadline_s=_APART_S / 2)
+    world = LambdaSimulator(calibration, replace(target, concurrency=_UNBOUNDED), seed, deadline_s=_APART_S / 2)
     found = []
     for number in range(queries):
         world.start(number * _APART_S)

@@ -18,8 +18,8 @@ from serfer.control.scenario import Scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.files import read_text
 
-MOST_BYTES: Final = 64 * 1024 * 1024
-MOST_ROWS: Final = 4_000_000
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_ROWS: Final = 4_000_000
 _LARGEST: Final = 1e9
 _S_PER_MINUTE: Final = 60.0
 _SECONDS, _MINUTES = ("t_seconds", "rps"), ("minute", "requests")
@@ -133,10 +133,10 @@ def _number(scale: str) -> float:
 
 def read_trace(path: Path) -> Trace:
     """Read a trace's CSV file; raises InputError that names the file, the line and what is wrong."""
-    text = read_text(path, MOST_BYTES)
-    lines = text.splitlines() if text.count("\n") <= MOST_ROWS else []
+    text = read_text(path, MAX_BYTES)
+    lines = text.splitlines() if text.count("\n") <= MAX_ROWS else []
     if not lines:
-        raise InputError(f"{path} has {f'more than {MOST_ROWS:,}' if text else 'no'} rows")
+        raise InputError(f"{path} has {f'more than {MAX_ROWS:,}' if text else 'no'} rows")
     names = tuple(part.strip() for part in lines[0].split(","))
     if names not in (_SECONDS, _MINUTES):
         raise InputError(f"{path}, line 1: the columns are {_COLUMN_NAMES}, not {lines[0][:60]!r}")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serfer.control.optimum import optimum_usd
 from serfer.control.policies.break_even import BreakEven
-from serfer.control.policies.purse import bound
+from serfer.control.policies.robustness_budget import competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
 from tests.control.worlds import LONG, QPS, at_once, rows, scenario, steps, up_to_its_price, with_boots
 
@@ -26,17 +26,17 @@ def late(world, load, step_s):
 
     A late start costs up to c a second where the rule would have paid 1, a late stop 1 where it would have paid less.
     """
-    return at_once(world, SkiRental(world), load, step_s).starts * (world.advantage + 1) * step_s
+    return at_once(world, SkiRental(world), load, step_s).starts * (world.price_ratio + 1) * step_s
 
 
 def guaranteed(world, load, step_s):
-    return bound(world.advantage) * best(world, load) + late(world, load, step_s)
+    return competitive_ratio(world.price_ratio) * best(world, load) + late(world, load, step_s)
 
 
 @settings(derandomize=True, max_examples=10)
-@given(load=rows(2.5 * QPS, most_rows=8, most_s=60), advantage=st.sampled_from([1.0, 1.5, 3.0, 26.0]))
-def test_the_guarantee_holds_for_any_load(load, advantage):
-    world, load = scenario(advantage, boot_s=60.0), [(STEP_S * seconds, rate) for seconds, rate in load]
+@given(load=rows(2.5 * QPS, most_rows=8, most_s=60), price_ratio=st.sampled_from([1.0, 1.5, 3.0, 26.0]))
+def test_the_guarantee_holds_for_any_load(load, price_ratio):
+    world, load = scenario(price_ratio, boot_s=60.0), [(STEP_S * seconds, rate) for seconds, rate in load]
     paid = up_to_its_price(world, BreakEven(world), load, STEP_S)
     assert paid.usd <= guaranteed(world, load, STEP_S) + 1e-6
 
@@ -45,10 +45,10 @@ def bursts(count, *, every=2 * HOUR, lasting=600, rate=QPS):
     return [(every - lasting, 0.0), (lasting, rate)] * count
 
 
-@pytest.mark.parametrize(("advantage", "taught"), [(3.0, 4), (26.0, 0), (26.0, 4)])
-def test_the_guarantee_holds_against_an_adversary_who_has_taught_it_something_else(advantage, taught):
+@pytest.mark.parametrize(("price_ratio", "taught"), [(3.0, 4), (26.0, 0), (26.0, 4)])
+def test_the_guarantee_holds_against_an_adversary_who_has_taught_it_something_else(price_ratio, taught):
     """Bursts on time, then a full load whenever nothing is on, and none when something is."""
-    world = scenario(advantage, boot_s=60.0)
+    world = scenario(price_ratio, boot_s=60.0)
     policy, told = BreakEven(world), list(steps(bursts(taught, every=400, lasting=120), STEP_S))
 
     class Recorded:
@@ -124,7 +124,7 @@ def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
     policy = BreakEven(world)
     for seconds, rate in steps([(STEP_S * seconds, rate) for seconds, rate in load], STEP_S):
         wanted = policy.observe(seconds, rate).instances
-        on = policy._purse._on
+        on = policy._budget._on
         assert on.tolist() == [level < wanted for level in range(len(on))]
 
 

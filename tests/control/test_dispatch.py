@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.control.batching import Profile, tune
-from serfer.control.dispatch import Batching, Pace, Step, Waiting, choose, promise
+from serfer.control.dispatch import Batching, Dispatch, QueuedQuery, ServiceTimeEstimator, choose, predicted_lateness_s
 
 # A GPU's: 5 ms to begin with and 2 ms an image.
 AFFINE = Profile(tuple((size, 5.0 + 2.0 * size) for size in (1, 2, 4, 8, 16, 32)))
@@ -28,7 +28,7 @@ class Run:
 
 def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
     """Serve queries of one image, each due after `slo_s`, on an engine that is as fast as `truth`."""
-    pace, actual = Pace(believed, batching.most), Pace(truth, batching.most)
+    times, actual = ServiceTimeEstimator(believed, batching.max_batch), ServiceTimeEstimator(truth, batching.max_batch)
     run, queue, pending = Run([], 0, 0, 0, []), [], list(reversed(arrivals))
     free_at = told = 0.0  # when the engine is free, and when it said that it would be
     look_at = None
@@ -39,22 +39,22 @@ def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
         now = max(now, min(coming, wake))
         while pending and pending[-1] <= now:
             arrived = pending.pop()
-            query = Waiting(arrived, 1, arrived + slo_s, trial=free_at <= now and not queue)
+            query = QueuedQuery(arrived, 1, arrived + slo_s, probe=free_at <= now and not queue)
             ahead = sum(one.images for one in queue if one.deadline <= query.deadline)
-            if query.trial or promise(query, ahead, told, now, pace) <= 0:
+            if query.probe or predicted_lateness_s(query, ahead, told, now, times) <= 0:
                 queue.append(query)
             else:
                 run.refused_at_once += 1
         if free_at > now or not queue:
             continue
-        step = choose(queue, now, batching, pace)
-        run.refused_later += len(step.late)
-        batch, look_at = [queue[number] for number in step.batch], step.look_at
-        queue = [one for number, one in enumerate(queue) if number not in {*step.late, *step.batch}]
+        dispatch = choose(queue, now, batching, times)
+        run.refused_later += len(dispatch.late)
+        batch, look_at = [queue[number] for number in dispatch.batch], dispatch.look_at
+        queue = [one for number, one in enumerate(queue) if number not in {*dispatch.late, *dispatch.batch}]
         if batch:
-            told = now + pace.seconds(len(batch))
+            told = now + times.seconds(len(batch))
             free_at = now + actual.seconds(len(batch))
-            pace.learn(len(batch), free_at - now)
+            times.learn(len(batch), free_at - now)
             run.batches.append(len(batch))
             run.late += sum(free_at > one.deadline + 1e-9 for one in batch)
             run.latencies += [free_at - one.arrived for one in batch]
@@ -124,50 +124,50 @@ def test_an_engine_that_believes_itself_too_slow_for_anything_tries_and_learns()
 
 
 class TestChoose:
-    pace = Pace(AFFINE, 32)
+    times = ServiceTimeEstimator(AFFINE, 32)
 
     def test_with_nothing_to_do_it_does_nothing(self):
-        assert choose([], 0.0, Batching(8), self.pace) == Step()
+        assert choose([], 0.0, Batching(8), self.times) == Dispatch()
 
     def test_a_free_engine_starts_at_once(self):
-        queue = [Waiting(0.0, 1, 1.0), Waiting(0.0, 2, 0.5)]
-        assert choose(queue, 0.0, Batching(8), self.pace).batch == (1, 0)
+        queue = [QueuedQuery(0.0, 1, 1.0), QueuedQuery(0.0, 2, 0.5)]
+        assert choose(queue, 0.0, Batching(8), self.times).batch == (1, 0)
 
     def test_it_waits_for_its_window_from_the_oldest_query_on_unless_the_batch_is_full(self):
-        queue = [Waiting(0.0, 1, 1.0), Waiting(0.01, 1, 1.0)]
-        assert choose(queue, 0.01, Batching(8, 0.05), self.pace) == Step(look_at=0.05)
-        assert choose(queue, 0.05, Batching(8, 0.05), self.pace).batch == (0, 1)
-        assert choose(queue, 0.01, Batching(2, 0.05), self.pace).batch == (0, 1)
+        queue = [QueuedQuery(0.0, 1, 1.0), QueuedQuery(0.01, 1, 1.0)]
+        assert choose(queue, 0.01, Batching(8, 0.05), self.times) == Dispatch(look_at=0.05)
+        assert choose(queue, 0.05, Batching(8, 0.05), self.times).batch == (0, 1)
+        assert choose(queue, 0.01, Batching(2, 0.05), self.times).batch == (0, 1)
 
     def test_it_stops_waiting_while_the_first_deadline_can_still_be_met(self):
-        step = choose([Waiting(0.0, 1, 0.02)], 0.0, Batching(8, 10.0), self.pace)
-        assert 0.0 < step.look_at < 0.02 - self.pace.seconds(1)
+        dispatch = choose([QueuedQuery(0.0, 1, 0.02)], 0.0, Batching(8, 10.0), self.times)
+        assert 0.0 < dispatch.look_at < 0.02 - self.times.seconds(1)
 
     def test_who_cannot_be_answered_in_time_any_more_is_refused_before_it_costs_compute(self):
-        queue = [Waiting(0.0, 1, 0.105), Waiting(0.0, 1, 0.2)]
-        assert choose(queue, 0.1, Batching(8), self.pace) == Step(batch=(1,), late=(0,))
+        queue = [QueuedQuery(0.0, 1, 0.105), QueuedQuery(0.0, 1, 0.2)]
+        assert choose(queue, 0.1, Batching(8), self.times) == Dispatch(batch=(1,), late=(0,))
 
     def test_a_trial_is_computed_although_it_is_predicted_to_be_late_but_not_once_it_is(self):
-        queue = [Waiting(0.0, 1, 0.105, trial=True)]
-        assert choose(queue, 0.1, Batching(8), self.pace).batch == (0,)
-        assert choose(queue, 0.105, Batching(8), self.pace) == Step(late=(0,))
+        queue = [QueuedQuery(0.0, 1, 0.105, probe=True)]
+        assert choose(queue, 0.1, Batching(8), self.times).batch == (0,)
+        assert choose(queue, 0.105, Batching(8), self.times) == Dispatch(late=(0,))
 
     def test_no_batch_is_so_large_that_its_first_query_would_be_late(self):
-        queue = [Waiting(0.0, 1, 0.011), *(Waiting(0.0, 1, 1.0) for _ in range(10))]
-        assert choose(queue, 0.0, Batching(8), self.pace).batch == (0, 1, 2)  # 11 ms; four take 13
+        queue = [QueuedQuery(0.0, 1, 0.011), *(QueuedQuery(0.0, 1, 1.0) for _ in range(10))]
+        assert choose(queue, 0.0, Batching(8), self.times).batch == (0, 1, 2)  # 11 ms; four take 13
 
     def test_a_query_larger_than_a_batch_runs_alone_and_smaller_ones_fill_gaps(self):
-        assert choose([Waiting(0.0, 9, 1.0), Waiting(0.0, 1, 1.0)], 0.0, Batching(8), self.pace).batch == (0,)
-        queue = [Waiting(0.0, 5, 1.0), Waiting(0.0, 4, 1.0), Waiting(0.0, 3, 1.0)]
-        assert choose(queue, 0.0, Batching(8), self.pace).batch == (0, 2)
+        assert choose([QueuedQuery(0.0, 9, 1.0), QueuedQuery(0.0, 1, 1.0)], 0.0, Batching(8), self.times).batch == (0,)
+        queue = [QueuedQuery(0.0, 5, 1.0), QueuedQuery(0.0, 4, 1.0), QueuedQuery(0.0, 3, 1.0)]
+        assert choose(queue, 0.0, Batching(8), self.times).batch == (0, 2)
 
 
 def test_a_pace_follows_the_machine_and_believes_no_single_outlier():
-    pace = Pace(AFFINE, 32)
-    before = pace.seconds(8)
-    pace.learn(8, 100 * before)
-    assert pace.seconds(8) < 1.5 * before
+    times = ServiceTimeEstimator(AFFINE, 32)
+    before = times.seconds(8)
+    times.learn(8, 100 * before)
+    assert times.seconds(8) < 1.5 * before
     for _ in range(50):
-        pace.learn(32, 2 * 0.069)
-    assert pace.seconds(8) == pytest.approx(2 * before, rel=0.01)
-    assert pace.seconds(72) == pytest.approx(2 * pace.seconds(32) + pace.seconds(8))
+        times.learn(32, 2 * 0.069)
+    assert times.seconds(8) == pytest.approx(2 * before, rel=0.01)
+    assert times.seconds(72) == pytest.approx(2 * times.seconds(32) + times.seconds(8))

@@ -20,7 +20,7 @@ def test_the_cheapest_of_three_rules_costs_so_many_times_the_clairvoyant(text, f
     boot_s, scale = world.instance.boot_s, (LOW_S + HIGH_S) / (LOW * LOW_S + HIGH * HIGH_S)
     cheapest = 0.0
     for level in range(math.ceil(HIGH * scale)):
-        low, high = (world.advantage * min(max(rate * scale - level, 0.0), 1.0) for rate in (LOW, HIGH))
+        low, high = (world.price_ratio * min(max(rate * scale - level, 0.0), 1.0) for rate in (LOW, HIGH))
         followed = low * LOW_S + HIGH_S + high * HIGH_S * (1 - math.exp(-boot_s / HIGH_S))
         cheapest += min(LOW_S + HIGH_S, low * LOW_S + high * HIGH_S, followed)
     chance, cycles = np.random.default_rng(0), 20_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serfer.control.optimum import optimum_usd
 from tests.control.worlds import QPS, rows, scenario
 
-ADVANTAGES = st.sampled_from([0.5, 1.0, 1.5, 3.0, 13.0, 26.0])
+PRICE_RATIOS = st.sampled_from([0.5, 1.0, 1.5, 3.0, 13.0, 26.0])
 BOOTS = st.sampled_from([0.0, 10.0, 240.0])
 
 
@@ -52,41 +52,41 @@ def least_of_all_fleets(world, load):
 
 
 @settings(derandomize=True, max_examples=30)
-@given(rows(2.5 * QPS, most_rows=7), ADVANTAGES, BOOTS)
-def test_it_is_the_least_over_all_schedules_of_all_levels(load, advantage, boot_s):
-    world = scenario(advantage, boot_s=boot_s)
+@given(rows(2.5 * QPS, most_rows=7), PRICE_RATIOS, BOOTS)
+def test_it_is_the_least_over_all_schedules_of_all_levels(load, price_ratio, boot_s):
+    world = scenario(price_ratio, boot_s=boot_s)
     assert best(world, load) == pytest.approx(least_of_all_levels(world, load), rel=1e-9, abs=1e-9)
 
 
 @settings(derandomize=True, max_examples=30)
-@given(rows(2.5 * QPS, most_rows=4), ADVANTAGES, BOOTS)
-def test_it_is_the_least_over_all_fleets(load, advantage, boot_s):
-    world = scenario(advantage, boot_s=boot_s)
+@given(rows(2.5 * QPS, most_rows=4), PRICE_RATIOS, BOOTS)
+def test_it_is_the_least_over_all_fleets(load, price_ratio, boot_s):
+    world = scenario(price_ratio, boot_s=boot_s)
     assert best(world, load) == pytest.approx(least_of_all_fleets(world, load), rel=1e-9, abs=1e-9)
 
 
 @settings(derandomize=True, max_examples=40)
-@given(rows(5 * QPS), ADVANTAGES, BOOTS, st.integers(0, 9), st.floats(0.0, 1.0))
-def test_a_row_in_two_halves_costs_the_same(load, advantage, boot_s, at, share):
-    world, place = scenario(advantage, boot_s=boot_s), at % len(load)
+@given(rows(5 * QPS), PRICE_RATIOS, BOOTS, st.integers(0, 9), st.floats(0.0, 1.0))
+def test_a_row_in_two_halves_costs_the_same(load, price_ratio, boot_s, at, share):
+    world, place = scenario(price_ratio, boot_s=boot_s), at % len(load)
     seconds, rate = load[place]
     split = [*load[:place], (seconds * share, rate), (seconds - seconds * share, rate), *load[place + 1 :]]
     assert best(world, split) == pytest.approx(best(world, load), rel=1e-9, abs=1e-9)
 
 
 @settings(derandomize=True, max_examples=40)
-@given(rows(5 * QPS), ADVANTAGES, BOOTS, st.integers(0, 9), st.floats(0.0, 30.0))
-def test_more_load_or_more_time_never_costs_less(load, advantage, boot_s, at, more):
-    world, place = scenario(advantage, boot_s=boot_s), at % len(load)
+@given(rows(5 * QPS), PRICE_RATIOS, BOOTS, st.integers(0, 9), st.floats(0.0, 30.0))
+def test_more_load_or_more_time_never_costs_less(load, price_ratio, boot_s, at, more):
+    world, place = scenario(price_ratio, boot_s=boot_s), at % len(load)
     seconds, rate = load[place]
     for heavier in ((seconds, rate + more), (seconds + more, rate)):
         assert best(world, [*load[:place], heavier, *load[place + 1 :]]) >= best(world, load) - 1e-9
 
 
 @settings(derandomize=True, max_examples=40)
-@given(rows(5 * QPS), ADVANTAGES, BOOTS)
-def test_it_is_never_dearer_than_lambda_alone_nor_than_enough_instances_all_the_time(load, advantage, boot_s):
-    world = scenario(advantage, boot_s=boot_s)
+@given(rows(5 * QPS), PRICE_RATIOS, BOOTS)
+def test_it_is_never_dearer_than_lambda_alone_nor_than_enough_instances_all_the_time(load, price_ratio, boot_s):
+    world = scenario(price_ratio, boot_s=boot_s)
     alone = sum(seconds * rate for seconds, rate in load) * world.serverless.usd_per_query
     levels = -(-max(rate for _, rate in load) // QPS)
     always = levels * (world.instance.start_usd + sum(seconds for seconds, _ in load))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies.lengths import hazards
+from serfer.control.policies.length_histograms import hazards
 from serfer.control.policies.renewal import BURST, QUIET, best_actions
 
 CHANCE = st.floats(0.0, 1.0)

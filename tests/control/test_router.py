@@ -6,17 +6,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies.fixed import Serverless
-from serfer.control.policy import Wanted
-from serfer.control.router import SERVERLESS, Reason, Router, Seat
+from serfer.control.policy import DesiredReplicas
+from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from tests.control.worlds import scenario
 
 # One image takes 10 ms, 8 take 40, 32, the most, take 120; 13 units a second at 10 queries a second: 1.3 dollars each.
 WORLD = scenario(13.0, slo_ms=200.0, concurrency=5)
 QUERY_USD = 1.3
 SEATS = st.lists(st.integers(0, 150), max_size=6).map(
-    lambda queues: [Seat(f"i-{number}", waiting) for number, waiting in enumerate(queues)]
+    lambda queues: [Endpoint(f"i-{number}", waiting) for number, waiting in enumerate(queues)]
 )
-IDLE, BUSY = Seat("i-idle", 0), Seat("i-busy", 500)
+IDLE, BUSY = Endpoint("i-idle", 0), Endpoint("i-busy", 500)
 
 
 class Told:
@@ -30,7 +30,7 @@ class Told:
 
     def observe(self, elapsed_s, rate):
         self.seen.append((elapsed_s, rate))
-        return Wanted(self.instances, "as told")
+        return DesiredReplicas(self.instances, "as told")
 
     def resume(self, instances):
         pass
@@ -48,17 +48,17 @@ def test_an_instance_with_less_to_do_is_never_predicted_to_answer_later(one, oth
 
 
 @given(SEATS, st.integers(0, 10), st.integers(1, 100), st.booleans())
-@example(seats=[Seat("i-0", 24), Seat("i-1", 32)], in_flight=0, images=5, overflow=False)
+@example(endpoints=[Endpoint("i-0", 24), Endpoint("i-1", 32)], in_flight=0, images=5, overflow=False)
 @settings(derandomize=True, max_examples=40)
-def test_an_instance_comes_first_exactly_where_one_answers_in_time(seats, in_flight, images, overflow):
+def test_an_instance_comes_first_exactly_where_one_answers_in_time(endpoints, in_flight, images, overflow):
     made = router(overflow=overflow)
-    decision = made.route(0.0, seats, in_flight, images)
-    soonest = min((made.wait_ms(seat.waiting, images) for seat in seats), default=math.inf)
+    decision = made.route(0.0, endpoints, in_flight, images)
+    soonest = min((made.wait_ms(endpoint.waiting, images) for endpoint in endpoints), default=math.inf)
     if soonest <= WORLD.slo_ms:
         assert decision.reason is Reason.ROOM
-        first = next(seat for seat in seats if seat.name == decision.targets[0])
+        first = next(endpoint for endpoint in endpoints if endpoint.name == decision.targets[0])
         assert made.wait_ms(first.waiting, images) <= WORLD.slo_ms
-        assert first.waiting == min(seat.waiting for seat in seats)
+        assert first.waiting == min(endpoint.waiting for endpoint in endpoints)
         assert decision.targets[1:] == ((SERVERLESS,) if overflow else ())
     else:
         assert decision.reason is not Reason.ROOM
@@ -66,27 +66,27 @@ def test_an_instance_comes_first_exactly_where_one_answers_in_time(seats, in_fli
 
 @given(SEATS, st.integers(0, 10), st.integers(1, 100))
 @settings(derandomize=True, max_examples=40)
-def test_lambda_serves_what_no_instance_would_in_time_up_to_its_concurrency(seats, in_flight, images):
+def test_lambda_serves_what_no_instance_would_in_time_up_to_its_concurrency(endpoints, in_flight, images):
     made = router()
-    decision = made.route(0.0, seats, in_flight, images)
+    decision = made.route(0.0, endpoints, in_flight, images)
     if decision.reason is Reason.ROOM:
         return
-    late = (min(seats, key=lambda seat: seat.waiting).name,) if seats else ()
+    late = (min(endpoints, key=lambda endpoint: endpoint.waiting).name,) if endpoints else ()
     if in_flight < WORLD.serverless.concurrency:
         assert decision.targets == (SERVERLESS, *late)
-        assert decision.reason is (Reason.FULL if seats else Reason.NO_INSTANCE)
+        assert decision.reason is (Reason.FULL if endpoints else Reason.NO_INSTANCE)
     else:
         assert decision.targets == late
-        assert decision.reason is (Reason.LATE if seats else Reason.LAMBDA_FULL)
+        assert decision.reason is (Reason.LATE if endpoints else Reason.LAMBDA_FULL)
 
 
 @given(SEATS, st.integers(0, 10), st.sampled_from([math.inf, 0.0]))
 @settings(derandomize=True, max_examples=40)
-def test_without_overflow_lambda_is_never_a_target(seats, in_flight, ceiling):
+def test_without_overflow_lambda_is_never_a_target(endpoints, in_flight, ceiling):
     made = router(overflow=False, ceiling=ceiling)
-    decision = made.route(0.0, seats, in_flight)
+    decision = made.route(0.0, endpoints, in_flight)
     assert SERVERLESS not in decision.targets
-    assert len(decision.targets) == min(len(seats), 1)
+    assert len(decision.targets) == min(len(endpoints), 1)
     assert not made.fall_back(0.0)
 
 
@@ -115,8 +115,8 @@ def test_a_query_of_more_images_than_an_instance_computes_in_time_runs_on_lambda
 
 
 def test_queries_go_to_the_shortest_queue():
-    seats = [Seat("a", 7), Seat("b", 2), Seat("c", 4)]
-    assert router().route(0.0, seats, 0).targets == ("b", SERVERLESS)
+    endpoints = [Endpoint("a", 7), Endpoint("b", 2), Endpoint("c", 4)]
+    assert router().route(0.0, endpoints, 0).targets == ("b", SERVERLESS)
 
 
 def test_when_the_money_is_spent_there_is_no_target_but_instances_with_room():
@@ -160,26 +160,26 @@ def test_a_decision_looks_at_each_seat_once():
         looked = 0
 
         def __iter__(self):
-            for seat in super().__iter__():
+            for endpoint in super().__iter__():
                 Watched.looked += 1
-                yield seat
+                yield endpoint
 
-    seats = Watched(Seat(f"i-{number}", 500 - number) for number in range(400))
-    router().route(0.0, seats, 0)
+    endpoints = Watched(Endpoint(f"i-{number}", 500 - number) for number in range(400))
+    router().route(0.0, endpoints, 0)
     assert 400 <= Watched.looked <= 800
 
 
 def test_the_policy_is_told_the_load_and_gets_what_it_wants_without_a_ceiling():
     policy = Told(7)
     made = router(policy=policy)
-    assert made.tick(10.0, 2.5, 33.0, on=3) == Wanted(7, "as told")
+    assert made.tick(10.0, 2.5, 33.0, on=3) == DesiredReplicas(7, "as told")
     assert policy.seen == [(2.5, 33.0)]
 
 
 def test_the_ceiling_binds_the_policy_and_says_so():
     made = router(policy=Told(7), ceiling=3 * 3600.0 + 1.0)
     wanted = made.tick(1.0, 1.0, 5.0, on=0)
-    assert wanted == Wanted(3, "as told; the ceiling allows 3")
+    assert wanted == DesiredReplicas(3, "as told; the ceiling allows 3")
     assert not made.fall_back(1.0)  # what three instances will cost leaves no query's price
 
 

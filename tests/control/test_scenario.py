@@ -58,9 +58,9 @@ def test_a_scenario_is_read_as_it_is_written():
     assert found.instance == first
 
 
-@pytest.mark.parametrize(("text", "advantage"), [(LARGE, 25.8), (SMALL, 13.4), (TWO_TYPES, 16.4)])
-def test_the_advantage_is_lambdas_price_over_the_first_instances_at_full_load(text, advantage):
-    assert parse_scenario(tomllib.loads(text)).advantage == pytest.approx(advantage, abs=0.05)
+@pytest.mark.parametrize(("text", "price_ratio"), [(LARGE, 25.8), (SMALL, 13.4), (TWO_TYPES, 16.4)])
+def test_the_advantage_is_lambdas_price_over_the_first_instances_at_full_load(text, price_ratio):
+    assert parse_scenario(tomllib.loads(text)).price_ratio == pytest.approx(price_ratio, abs=0.05)
 
 
 def test_prices_of_a_second_and_of_a_start():

@@ -7,26 +7,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.optimum import optimum_usd
-from serfer.control.policies.purse import bound
+from serfer.control.policies.robustness_budget import competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
 from tests.control.worlds import LONG, QPS, at_once, rows, scenario, with_boots
 
-ADVANTAGES = [1.5, 3.0, 13.0, 26.0]
+PRICE_RATIOS = [1.5, 3.0, 13.0, 26.0]
 
 
 def best(world, load):
     return optimum_usd(world, *zip(*load, strict=True))
 
 
-@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("price_ratio", PRICE_RATIOS)
 @settings(derandomize=True, max_examples=10)
 @given(load=rows(2.5 * QPS, most_rows=8, most_s=600), step_s=st.sampled_from([0.5, 1.0, 3.0]))
-def test_it_costs_at_most_3_minus_2_over_c_times_the_optimum(advantage, load, step_s):
+def test_it_costs_at_most_3_minus_2_over_c_times_the_optimum(price_ratio, load, step_s):
     # Steps let the rule act up to a step too late. A late start costs at most c a second where the rule would have paid
     # 1; a late stop 1 where it would have paid less than that. Both happen at most once for each start.
-    world = scenario(advantage)
+    world = scenario(price_ratio)
     paid = at_once(world, SkiRental(world), load, step_s)
-    assert paid.usd <= bound(advantage) * best(world, load) + paid.starts * (advantage + 1) * step_s + 1e-6
+    assert (
+        paid.usd <= competitive_ratio(price_ratio) * best(world, load) + paid.starts * (price_ratio + 1) * step_s + 1e-6
+    )
 
 
 def against(world, load):
@@ -41,18 +43,18 @@ def against(world, load):
     return usd, best(world, history)
 
 
-@pytest.mark.parametrize(("advantage", "tight"), [(1.5, 0.02), (3.0, 0.02), (13.0, 0.05), (26.0, 0.1)])
-def test_an_adversary_makes_it_pay_that_much(advantage, tight):
-    usd, least = against(scenario(advantage), 8_000)
-    assert usd == pytest.approx(bound(advantage) * least, rel=tight)
+@pytest.mark.parametrize(("price_ratio", "tight"), [(1.5, 0.02), (3.0, 0.02), (13.0, 0.05), (26.0, 0.1)])
+def test_an_adversary_makes_it_pay_that_much(price_ratio, tight):
+    usd, least = against(scenario(price_ratio), 8_000)
+    assert usd == pytest.approx(competitive_ratio(price_ratio) * least, rel=tight)
 
 
-@pytest.mark.parametrize("advantage", [0.3, 1.0])
-def test_where_lambda_is_never_dearer_nothing_is_started(advantage):
-    world, load = scenario(advantage), [(5000, 7 * QPS)]
+@pytest.mark.parametrize("price_ratio", [0.3, 1.0])
+def test_where_lambda_is_never_dearer_nothing_is_started(price_ratio):
+    world, load = scenario(price_ratio), [(5000, 7 * QPS)]
     paid = at_once(world, SkiRental(world), load)
     assert paid.starts == 0
-    assert paid.usd == pytest.approx(bound(advantage) * best(world, load))
+    assert paid.usd == pytest.approx(competitive_ratio(price_ratio) * best(world, load))
 
 
 def test_it_starts_when_lambda_has_cost_a_start_more_and_stops_when_idling_has():

@@ -74,11 +74,11 @@ batches = [[1, 7], [8, 38], [32, 144]]
 """
 
 
-def scenario(advantage=13.0, *, boot_s=LONG, qps=QPS, slo_ms=200.0, concurrency=1000, usd_per_hour=3600.0):
-    """Return one where Lambda costs `advantage` times what a fully loaded instance costs."""
+def scenario(price_ratio=13.0, *, boot_s=LONG, qps=QPS, slo_ms=200.0, concurrency=1000, usd_per_hour=3600.0):
+    """Return one where Lambda costs `price_ratio` times what a fully loaded instance costs."""
     return Scenario(
         slo_ms,
-        LambdaTarget(advantage * usd_per_hour / 3600.0 / qps, 60.0, 600.0, concurrency, 1.0, 600.0),
+        LambdaTarget(price_ratio * usd_per_hour / 3600.0 / qps, 60.0, 600.0, concurrency, 1.0, 600.0),
         (InstanceType("gpu", usd_per_hour, 0.0, boot_s, 0.0, qps, ((1, 10.0), (8, 40.0), (32, 120.0))),),
     )
 
@@ -121,7 +121,7 @@ def with_boots(world, policy, load, step_s=1.0):
 
 
 def up_to_its_price(world, policy, load, step_s=1.0):
-    """Run a policy whose instances boot, and count as its cost of a boot what the guarantee does (purse.py).
+    """Run a policy whose instances boot, and count as its cost of a boot what the guarantee does (budget.py).
 
     The boot is paid for at the start, what is left of it comes back at a stop, and Lambda counts meanwhile, but in a
     second no more than the instance.

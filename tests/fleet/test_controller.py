@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serfer.control.policies import make_policy
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from serfer.control.router import Router
 from serfer.core.errors import StoreUnavailableError, UnavailableError
 from serfer.fleet.controller import Controller, Timing, _Paid
@@ -33,7 +33,7 @@ class Steps:
 
     def observe(self, elapsed_s, rate):
         self.rates.append((elapsed_s, rate))
-        return Wanted(self.wanted, f"{self.wanted} because the test says so")
+        return DesiredReplicas(self.wanted, f"{self.wanted} because the test says so")
 
     def resume(self, instances):
         self.resumed.append(instances)
@@ -387,11 +387,11 @@ def test_what_other_drivers_pay_counts_for_the_ceiling():
             await one.pool.run(ONE, 30)
         await made.step(2)
         assert other.status.serverless_usd == pytest.approx(20e-4)
-        assert not other.pool.router.spending.allows(made.clock(), 6e-4)
-        assert other.pool.router.spending.allows(made.clock(), 4e-4)
+        assert not other.pool.router.budget_limiter.allows(made.clock(), 6e-4)
+        assert other.pool.router.budget_limiter.allows(made.clock(), 4e-4)
         late = made.add("c", max_usd_per_hour=25e-4)
         await made.step(2)
-        assert not late.pool.router.spending.allows(made.clock(), 6e-4)
+        assert not late.pool.router.budget_limiter.allows(made.clock(), 6e-4)
 
     run(scene)
 

@@ -57,7 +57,7 @@ def test_a_route_is_a_policy_and_whether_functions_may_help(file, route, policy,
     routing = choose_routing(route, "local", file, 7.5)
     assert routing.scenario == parse_scenario(SCENARIO)
     router = routing.router()
-    assert (router.policy.name, router.spending.ceiling) == (policy, 7.5)
+    assert (router.policy.name, router.budget_limiter.ceiling) == (policy, 7.5)
     assert router.fall_back(0.0) is overflow
     assert choose_routing(route, "local", file, None).max_usd_per_hour == math.inf
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serfer.control.batching import Profile
-from serfer.control.dispatch import Batching, Pace
+from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.instance.engine import Engine
 from serfer.instance.opening import EngineProbe
 from serfer.pipeline.event_loop import LoopThread
@@ -39,8 +39,8 @@ def whole(plan, directory):
 class Gated:
     """A network that computes when it is let; `sizes` are those of the batches that it was given."""
 
-    def __init__(self, run, most=8):
-        self.device, self.precision, self.most = "cpu", "fp32", most
+    def __init__(self, run, max_batch=8):
+        self.device, self.precision, self.max_batch = "cpu", "fp32", max_batch
         self.sizes, self.inputs = [], []
         self.error = None
         self._run = run
@@ -81,7 +81,14 @@ def engine_of(plan, network):
     """Make an engine over the gated network."""
 
     def make(*, profile=QUICK, window_s=0.0, **more):
-        return Engine(plan, network, Batching(network.most, window_s), Pace(profile, network.most), name="it", **more)
+        return Engine(
+            plan,
+            network,
+            Batching(network.max_batch, window_s),
+            ServiceTimeEstimator(profile, network.max_batch),
+            name="it",
+            **more,
+        )
 
     return make
 

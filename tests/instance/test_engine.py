@@ -157,7 +157,7 @@ def test_those_who_can_no_longer_be_answered_in_time_are_refused_before_they_cos
             first = await first_of(engine, network)
             late, stays = ask(engine, batch(2), 20.0), ask(engine, batch(3))
             await queued(engine, 5)
-            engine._pace._scale = 2e4  # the machine turns out to be slow: two images take over 20 s, three not 60
+            engine._times._scale = 2e4  # the machine turns out to be slow: two images take over 20 s, three not 60
         with pytest.raises(OverloadedError):
             await late
         await asyncio.gather(first, stays)

@@ -51,7 +51,7 @@ IDENTITY = _identity()
 
 
 def test_batches_of_any_size_equal_the_unsplit_network_image_by_image(plan, directory, whole):
-    network = open_network(plan, directory, CPU, most=4)
+    network = open_network(plan, directory, CPU, max_batch=4)
     for count in (1, 3, 4, 9):
         images = batch(count, seed=count)
         logits = network.run(images)
@@ -62,7 +62,7 @@ def test_batches_of_any_size_equal_the_unsplit_network_image_by_image(plan, dire
 
 def test_a_gpu_sees_few_shapes_and_answers_only_what_was_asked():
     session = Session()
-    network = Network(session, "cuda", "fp32", most=24)
+    network = Network(session, "cuda", "fp32", max_batch=24)
     for count in (1, 3, 5, 17, 30):
         images = batch(count)
         assert np.array_equal(network.run(images), images.sum(axis=(1, 2, 3))[:, None])
@@ -76,14 +76,14 @@ def test_a_gpu_sees_few_shapes_and_answers_only_what_was_asked():
 
 
 def test_half_precision_is_measured_against_fp32_and_not_assumed(plan, directory, whole):
-    network = open_network(plan, directory, HALF, most=8)
+    network = open_network(plan, directory, HALF, max_batch=8)
     found = compare(plan, directory, network)
     assert 0 < found.error < 0.01
     images = batch(5, seed=9)
     own = difference(network.run(images), whole(images))
     assert network.run(images).dtype == np.float32
     assert 0 < own.error < 0.01
-    assert compare(plan, directory, open_network(plan, directory, CPU, most=8)).error < 1e-6
+    assert compare(plan, directory, open_network(plan, directory, CPU, max_batch=8)).error < 1e-6
 
 
 def test_a_network_that_computes_something_else_must_not_serve(plan, directory, whole):

@@ -127,7 +127,7 @@ def test_only_the_window_counts_and_what_came_before_keeps_it_warm():
 
 
 def test_too_many_queries_are_refused_at_once(monkeypatch):
-    monkeypatch.setattr(queries, "MOST_QUERIES", 100)
+    monkeypatch.setattr(queries, "MAX_QUERIES", 100)
     with pytest.raises(UsageError, match="--window-s"):
         ran(trace([10], [100]), scenario(), Scripted([0]))
 
@@ -154,6 +154,6 @@ def test_the_scenarios_times_have_its_mean_and_the_published_tail():
     found = scenario_times(scenario().serverless, shipped_aws().functions)
     assert found.warm_s.mean == pytest.approx(0.12)
     assert found.warm_s.at(0.99) - found.warm_s.at(0.5) == pytest.approx(0.005 * np.log(50), rel=0.05)
-    draws = found.warm_s.draws(np.random.default_rng(0))
+    draws = found.warm_s.samples(np.random.default_rng(0))
     assert np.mean([next(draws) for _ in range(20_000)]) == pytest.approx(0.12, rel=0.01)
     assert "aws.toml" in found.source

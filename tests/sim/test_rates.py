@@ -135,8 +135,8 @@ def plain_usd(load, world, policy):
 def test_no_hour_costs_more_than_the_ceiling(rows, ceiling):
     load, world = of(rows), scenario(least_s=0.0)
     found = run_rates(load, world, make_policy("instances", world), max_usd_per_hour=ceiling)
-    usd = np.diff(found.course.times_s) * (found.course.serverless * 4e-5 + found.course.on * SECOND)
-    begins = found.course.times_s[:-1]
+    usd = np.diff(found.timeline.times_s) * (found.timeline.serverless * 4e-5 + found.timeline.on * SECOND)
+    begins = found.timeline.times_s[:-1]
     spent = [usd[(begins >= begin) & (begins < begin + 3600)].sum() for begin in begins]
     assert max(spent) <= ceiling + 1e-9
     lent = found.serverless_usd / 4e-5

@@ -14,7 +14,7 @@ from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import write_calibration
 from serfer.sim.generators import GENERATORS
-from serfer.sim.simulate import Terms, judge, set_up
+from serfer.sim.simulate import RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
 from tests.e2e.small import split_small
 from tests.sim.worlds import TOML, calibration
@@ -250,8 +250,8 @@ def test_bench_policies_runs_all_there_is(tmp_path):
 def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
     world = read_scenario(scenario)
     load = Trace("nasa", np.full(100, 60.0), np.linspace(0, 50, 100))
-    judged = judge(set_up(load, "two-types", world, "M"), ("ski-rental", "target-tracking"), Terms())
-    found = [each.outcome for each in judged]
+    found = run_policies(prepare(load, "two-types", world, "M"), ("ski-rental", "target-tracking"), RunOptions())
+    found = [each.outcome for each in found]
     saved = f"{1 - found[0].cost_usd / found[1].cost_usd:.0%}"
     lines = results(found).markdown().splitlines()
     assert lines[2].startswith("| nasa | two-types | M | ski-rental |")

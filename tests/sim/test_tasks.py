@@ -13,7 +13,7 @@ from serfer.sim.calibration import published_calibration
 from serfer.sim.hours import Window
 from serfer.sim.queries import QueriesRun
 from serfer.sim.rates import steps_of
-from serfer.sim.tasks import TasksRun, TasksWorld, alone, service_times
+from serfer.sim.tasks import LambdaSimulator, TasksRun, alone, service_times
 from serfer.sim.traces import Trace
 from tests.e2e.small import split_small
 from tests.sim.worlds import Scripted, calibration, scenario
@@ -28,7 +28,7 @@ def test_a_query_takes_its_stages_one_after_the_other_and_its_slowest_tasks():
 
 
 def test_environments_belong_to_functions_and_stay_warm_for_their_time():
-    world = TasksWorld(calibration(tiles=(2, 1)), scenario(keep_alive_s=100.0).serverless, seed=0)
+    world = LambdaSimulator(calibration(tiles=(2, 1)), scenario(keep_alive_s=100.0).serverless, seed=0)
     for time in (0.0, 50.0, 500.0):
         world.start(time)
         world.advance(time + 40.0)
@@ -39,19 +39,19 @@ def test_environments_belong_to_functions_and_stay_warm_for_their_time():
 
 
 def test_throttled_tasks_are_tried_again_and_then_given_up():
-    world = TasksWorld(calibration(tiles=(4,)), scenario(concurrency=2).serverless, seed=0)
+    world = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=2).serverless, seed=0)
     world.start(0.0)
     world.finish(100.0)
     assert (len(world.latencies_s), world.throttled, world.failed) == (1, 0, 0)
     assert world.retries > 0
-    none = TasksWorld(calibration(tiles=(4,)), scenario(concurrency=0).serverless, seed=0)
+    none = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=0).serverless, seed=0)
     none.start(0.0)
     none.finish(100.0)
     assert (len(none.latencies_s), none.throttled, none.in_flight) == (0, 1, 0)
 
 
 def test_a_query_that_takes_too_long_fails():
-    world = TasksWorld(calibration(), scenario().serverless, seed=0, deadline_s=0.001)
+    world = LambdaSimulator(calibration(), scenario().serverless, seed=0, deadline_s=0.001)
     world.start(0.0)
     world.finish(100.0)
     assert (world.failed, len(world.latencies_s), world.in_flight) == (1, 0, 0)

@@ -84,10 +84,10 @@ def test_what_is_wrong_is_named_with_file_and_line(tmp_path, text, says):
 
 def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
     path = written(tmp_path, "t_seconds,rps\n0,1\n1,2\n2,3\n")
-    monkeypatch.setattr(traces, "MOST_ROWS", 2)
+    monkeypatch.setattr(traces, "MAX_ROWS", 2)
     with pytest.raises(InputError, match="more than 2 rows"):
         read_trace(path)
-    monkeypatch.setattr(traces, "MOST_BYTES", 10)
+    monkeypatch.setattr(traces, "MAX_BYTES", 10)
     with pytest.raises(InputError, match="more than 10 bytes"):
         read_trace(path)
     (tmp_path / "load.csv").write_bytes(b"\xff\xfe")

@@ -1,6 +1,6 @@
 """Scenarios and loads for the simulator's tests."""
 
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
 from serfer.sim.calibration import FORMAT, Calibration
 from tests.control.worlds import TWO_TYPES
@@ -48,7 +48,7 @@ class Scripted:
 
     def observe(self, elapsed_s, rate):
         self.seen.append((elapsed_s, rate))
-        return Wanted(self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0], "as told")
+        return DesiredReplicas(self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0], "as told")
 
     def resume(self, instances):
         pass

@@ -62,7 +62,7 @@ def _serve(chosen: Namespace) -> None:
 
 def _listening(url: str, ready: Instance) -> None:
     network = ready.network
-    write(logging.INFO, "listening", {"url": url, "device": network.device, "max_batch": network.most})
+    write(logging.INFO, "listening", {"url": url, "device": network.device, "max_batch": network.max_batch})
 
 
 def _largest_batch(directory: Path) -> int | None:

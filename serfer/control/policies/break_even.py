@@ -1,12 +1,12 @@
 """The default policy: for each level, whichever break-even rule would have been cheapest so far, within a guarantee.
 
-    load ──> levels ──┬──> the plain rule's books (purse.py) ────────────────────────────────┐
-                      ├──> rules of other thresholds, in the shadow (thresholds.py) ──┐      │ pays?
-                      └──> windows learnt from bursts and gaps (windows.py) ──────────┴──> cheapest ──> on or off
+    load ──> capacity levels ──┬──> robustness budget and work function ──────────────────┐
+                               ├──> expert rules: other thresholds ──────────────┐        │ covered?
+                               └──> keep-alive predictor, from bursts and gaps ──┴──> cheapest ──> on or off
 
-What each rule would have paid is known whatever we do, so the cheapest one so far (older cost counts less) is followed.
-It may be followed as long as all that was paid stays below 3 - 2/c times the clairvoyant, the delay of boots apart: see
-purse.py, and docs/explanation/policies.md for the proof.
+What each rule would have paid does not depend on the one that is followed, so the cheapest one so far is followed
+(older cost counts less), as long as the total cost stays below 3 - 2/c times the clairvoyant's, the delay of boots
+apart: see robustness_budget.py, and docs/explanation/policies.md for the proof.
 """
 
 from __future__ import annotations
@@ -16,105 +16,109 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.policies.levels import Bools, Floats, lambda_units, levels_of
-from serfer.control.policies.purse import Purse
-from serfer.control.policies.thresholds import PLAIN, SIZES, Thresholds
-from serfer.control.policies.windows import BOOT_TICKS, Windows
-from serfer.control.policy import Wanted
+from serfer.control.policies.capacity_levels import Bools, Floats, lambda_units, levels_of
+from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
+from serfer.control.policies.keep_alive_predictor import BOOT_TICKS, KeepAlivePredictor
+from serfer.control.policies.robustness_budget import RobustnessBudget
+from serfer.control.policy import DesiredReplicas
 from serfer.control.scenario import Scenario
 
 _FADING_S: Final = 2 * 86_400.0  # in which what a rule cost loses all but 1/e of its weight
-_LEARNT: Final = len(SIZES)  # the windows' number among the rules
+_LEARNT: Final = len(SIZES)  # the keep-alive predictor's number among the rules
 
 
 class BreakEven:
-    """Levels of capacity, each led by the rule that would have been the cheapest."""
+    """Capacity levels, each of which follows the rule that would have been the cheapest."""
 
     name = "break-even"
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._tick_s = max(scenario.instance.boot_s / BOOT_TICKS, 1.0)
-        self._purse = Purse(scenario)
-        self._rules = Thresholds(scenario)
-        self._windows: list[Windows] = []
+        self._budget = RobustnessBudget(scenario)
+        self._rules = ExpertRules(scenario)
+        self._predictors: list[KeepAlivePredictor] = []
         self._learnt_cost: Floats = np.zeros(0)
-        self._leaders = np.zeros(0, np.int64)
+        self._followed = np.zeros(0, np.int64)
         self._seconds = self._queries = 0.0  # of the tick that has begun
 
-    def observe(self, elapsed_s: float, rate: float) -> Wanted:
-        """Book what the last seconds cost every rule, and follow the cheapest."""
+    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
+        """Account for what the last seconds cost each rule, and follow the cheapest."""
         self._grow(levels_of(self._scenario, rate))
-        units = lambda_units(self._scenario, rate, len(self._windows))
+        units = lambda_units(self._scenario, rate, len(self._predictors))
         fading = math.exp(-elapsed_s / _FADING_S)
         learnt = self._learnt_units(units) * elapsed_s
-        self._purse.pass_time(elapsed_s, units)
-        paid = self._rules.pass_time(elapsed_s, units, fading, self._purse.plain)
+        self._budget.pass_time(elapsed_s, units)
+        paid = self._rules.pass_time(elapsed_s, units, fading, self._budget.plain)
         self._learnt_cost = self._learnt_cost * fading + np.where(np.isnan(learnt), paid[:, PLAIN], learnt)
         self._tick(elapsed_s, rate)
-        wished = self._wished()
-        on = self._purse.choose(wished, elapsed_s)
+        predicted = self._predicted()
+        on = self._budget.choose(predicted, elapsed_s)
         instances = int(np.count_nonzero(on))
-        return Wanted(
-            instances, f"{rate:.1f} queries/s: {self._reason(instances, followed=np.array_equal(on, wished))}"
+        return DesiredReplicas(
+            instances, f"{rate:.1f} queries/s: {self._reason(instances, followed=np.array_equal(on, predicted))}"
         )
 
     def resume(self, instances: int) -> None:
         """Take so many levels for on and serving."""
         self._grow(instances)
-        self._purse.resume(instances)
+        self._budget.resume(instances)
         self._rules.resume(instances)
 
     def _grow(self, levels: int) -> None:
-        more = levels - len(self._windows)
+        more = levels - len(self._predictors)
         if more > 0:
-            self._purse.grow(levels)
+            self._budget.grow(levels)
             self._rules.grow(levels)
-            self._windows += [Windows() for _ in range(more)]
+            self._predictors += [KeepAlivePredictor() for _ in range(more)]
             self._learnt_cost = np.append(self._learnt_cost, np.zeros(more))
-            self._leaders = np.append(self._leaders, np.full(more, PLAIN))
+            self._followed = np.append(self._followed, np.full(more, PLAIN))
 
     def _learnt_units(self, units: Floats) -> Floats:
-        """Return what the windows pay a second; NaN where they know too little yet, and so follow the plain rule."""
-        off, booting = units.tolist(), (1.0 + units).tolist()
-        paid = [
-            math.nan if window.on is None else 1.0 if window.serves else booting[level] if window.on else off[level]
-            for level, window in enumerate(self._windows)
-        ]
-        return np.array(paid)
+        """Return what the predictors pay a second, NaN for those that have seen too little: they follow PLAIN."""
+        return np.array([_units(*pair) for pair in zip(self._predictors, units.tolist(), strict=True)])
 
     def _tick(self, elapsed_s: float, rate: float) -> None:
-        """Let the windows see a tick once it is over."""
+        """Advance the predictors once a tick is over."""
         self._seconds += elapsed_s
         self._queries += elapsed_s * rate
         if self._seconds >= self._tick_s:
-            units = lambda_units(self._scenario, self._queries / self._seconds, len(self._windows)).tolist()
-            for window, each in zip(self._windows, units, strict=True):
-                window.tick(each)
+            units = lambda_units(self._scenario, self._queries / self._seconds, len(self._predictors)).tolist()
+            for predictor, each in zip(self._predictors, units, strict=True):
+                predictor.tick(each)
             self._seconds = self._queries = 0.0
-            self._lead()
+            self._follow()
 
-    def _wished(self) -> Bools:
-        """Return which levels their leaders have on, and all below the highest of them: its load would fill those."""
+    def _predicted(self) -> Bools:
+        """Return which levels their rules have on, and all below the highest of them: its load would fill those."""
         highest = -1
-        for level, leader in enumerate(self._leaders.tolist()):
-            if self._windows[level].on if leader == _LEARNT else self._rules.on[level, leader]:
+        for level, rule in enumerate(self._followed.tolist()):
+            if self._predictors[level].on if rule == _LEARNT else self._rules.on[level, rule]:
                 highest = level
-        wished: Bools = np.arange(len(self._leaders)) <= highest
-        return wished
+        predicted: Bools = np.arange(len(self._followed)) <= highest
+        return predicted
 
-    def _lead(self) -> None:
-        """Let each level be led by the rule that has been the cheapest; the one before leads on among equals."""
+    def _follow(self) -> None:
+        """Let each level follow the rule that has been the cheapest; among equals it keeps its rule."""
         costs = np.column_stack([self._rules.cost, self._learnt_cost])
         best, levels = costs.argmin(axis=1), np.arange(len(costs))
-        self._leaders = np.where(costs[levels, best] < costs[levels, self._leaders], best, self._leaders)
+        self._followed = np.where(costs[levels, best] < costs[levels, self._followed], best, self._followed)
 
     def _reason(self, instances: int, *, followed: bool) -> str:
         if not followed:
             return "the plain rule, as guesses have cost too much"
         level = max(instances - 1, 0)
-        leader = int(self._leaders[level]) if level < len(self._leaders) else PLAIN
-        if leader == _LEARNT:
+        rule = int(self._followed[level]) if level < len(self._followed) else PLAIN
+        if rule == _LEARNT:
             return "windows learnt from bursts so far"
-        start, stop = SIZES[leader]
+        start, stop = SIZES[rule]
         return f"on after {start:g} starts' price on lambda, off after {stop:g} idle"
+
+
+def _units(predictor: KeepAlivePredictor, lambda_units: float) -> float:
+    """Return what a level costs in a second on which its predictor decides; NaN where that has seen too little."""
+    if predictor.on is None:
+        return math.nan
+    if predictor.serves:
+        return 1.0
+    return 1.0 + lambda_units if predictor.on else lambda_units

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import Final
 
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from serfer.control.scenario import S_PER_HOUR, Scenario
 
 _ROUNDING: Final = 1e-9  # instances
@@ -20,10 +20,10 @@ class Serverless:
     def __init__(self, scenario: Scenario) -> None:
         del scenario
 
-    def observe(self, elapsed_s: float, rate: float) -> Wanted:
+    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
         """Want none."""
         del elapsed_s, rate
-        return Wanted(0, "everything on lambda")
+        return DesiredReplicas(0, "everything on lambda")
 
     def resume(self, instances: int) -> None:
         """Instances that are on are stopped with the next decision."""
@@ -39,14 +39,14 @@ class Instances:
         self._now = 0.0
         self._peaks: deque[tuple[float, float]] = deque()  # (when, rate): later and smaller ones behind
 
-    def observe(self, elapsed_s: float, rate: float) -> Wanted:
+    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
         """Want as many as the highest load of the last hour took."""
         self._now += elapsed_s
         self._note(rate)
         while self._peaks[0][0] < self._now - S_PER_HOUR:
             self._peaks.popleft()
         wanted = max(1, math.ceil(self._peaks[0][1] / self._qps - _ROUNDING))
-        return Wanted(wanted, f"{self._peaks[0][1]:.1f} queries/s in the last hour")
+        return DesiredReplicas(wanted, f"{self._peaks[0][1]:.1f} queries/s in the last hour")
 
     def resume(self, instances: int) -> None:
         """Keep them for an hour."""

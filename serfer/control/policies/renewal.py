@@ -1,8 +1,8 @@
 """The best moments to start and stop a level's instance, if bursts come as they have come so far.
 
-Bursts are taken for a renewal process whose clock is the time since the last one began. On that clock the chances that
-the burst ends and that the next one begins are known (lengths.py), an instance is off, boots for a few more ticks, or
-serves, and what each costs a tick is known too:
+Bursts are taken for a renewal process whose clock is the time since the last one began. On that clock the hazards that
+the burst ends and that the next one begins are known (length_histograms.py), an instance is off, boots for a few more
+ticks, or serves, and what each costs a tick is known too:
 
       burst, off: Lambda's price      booting: Lambda's and the instance's      serving: the instance's
       quiet, off: less, or nothing    booting: the same                         serving: the instance's
@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.policies.levels import Bools, Floats
+from serfer.control.policies.capacity_levels import Bools, Floats
 
 BURST: Final = 0
 QUIET: Final = 1

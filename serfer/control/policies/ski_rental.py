@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serfer.control.policies.levels import levels_of
+from serfer.control.policies.capacity_levels import levels_of
 from serfer.control.policies.work_function import WorkFunction
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from serfer.control.scenario import Scenario
 
 
@@ -17,7 +17,7 @@ class SkiRental:
         self._scenario = scenario
         self._work_function = WorkFunction(scenario.instance.start_usd)
 
-    def observe(self, elapsed_s: float, rate: float) -> Wanted:
+    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
         """Add what the last seconds cost on either target, and start or stop levels."""
         work_function = self._work_function
         work_function.grow(levels_of(self._scenario, rate))
@@ -27,7 +27,7 @@ class SkiRental:
             (usd_per_s - min(max(rate - level * qps, 0.0), qps) * usd_per_query) * elapsed_s
             for level in range(len(work_function.on))
         )
-        return Wanted(sum(work_function.on), f"{rate:.1f} queries/s")
+        return DesiredReplicas(sum(work_function.on), f"{rate:.1f} queries/s")
 
     def resume(self, instances: int) -> None:
         """Take so many levels for started just now."""

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import Final
 
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from serfer.control.scenario import Scenario
 
 _OVER: Final = 2.0  # instances are kept at half of what they can do
@@ -26,7 +26,7 @@ class TargetTracking:
         self._seconds = self._queries = 0.0
         self._cooling = 0.0
 
-    def observe(self, elapsed_s: float, rate: float) -> Wanted:
+    def observe(self, elapsed_s: float, rate: float) -> DesiredReplicas:
         """Step towards the target where the last step is long enough ago."""
         self._note(elapsed_s, rate)
         self._cooling -= elapsed_s
@@ -35,7 +35,7 @@ class TargetTracking:
         if target != self._on and self._cooling <= 0:
             self._on += 1 if target > self._on else -1
             self._cooling = _COOLDOWN_S
-        return Wanted(self._on, f"{mean:.1f} queries/s in the last minute")
+        return DesiredReplicas(self._on, f"{mean:.1f} queries/s in the last minute")
 
     def resume(self, instances: int) -> None:
         """Go on from what is there."""

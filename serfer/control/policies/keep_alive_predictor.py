@@ -1,27 +1,27 @@
-"""Keep-alive and pre-warming windows of one level, learnt from the bursts that it has seen."""
+"""The keep-alive and pre-warming windows of one capacity level, learnt from its bursts."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from serfer.control.policies.lengths import Lengths, hazards
+from serfer.control.policies.length_histograms import LengthHistogram, hazards
 from serfer.control.policies.renewal import BURST, QUIET, Actions, best_actions
 
 BOOT_TICKS: Final = 8
 _CLOCK: Final = 480  # ticks: an hour where a boot takes one minute, four where it takes four
 _BEGUN_TWICE: Final = 3  # bursts, after which there are two distances between begins
-_GROWN: Final = 1.1  # times as many bursts as when the actions were computed last
+_GROWTH: Final = 1.1  # the actions are computed again after so many times the bursts
 _CALM: Final = BOOT_TICKS // 4  # ticks below the instance's price that end a burst
 
 
-class Windows:
-    """Told each tick what Lambda costs on the level; `on` is what it would do, None while it has seen too little."""
+class KeepAlivePredictor:
+    """Predicts each tick whether the level should be `on`; None while it has seen too few bursts."""
 
     def __init__(self) -> None:
         self.on: bool | None = None
-        self._bursts, self._gaps = Lengths(_CLOCK), Lengths(_CLOCK)
+        self._bursts, self._gaps = LengthHistogram(_CLOCK), LengthHistogram(_CLOCK)
         self._phase, self._clock, self._calm = QUIET, _CLOCK, 0
-        self._seen = self._solved = 0
+        self._count = self._solved_at = 0
         self._units = [0.0, 0.0]
         self._ticks = [0, 0]
         self._actions: Actions | None = None
@@ -33,25 +33,25 @@ class Windows:
         return self._state > BOOT_TICKS
 
     def tick(self, units: float) -> None:
-        """Go on by a tick in which Lambda cost `units` for each that the instance costs."""
+        """Advance by a tick in which Lambda cost `units` for each that the instance costs."""
         self._clock = min(self._clock + 1, _CLOCK)
-        self._notice(units)
+        self._detect(units)
         self._units[self._phase] += units
         self._ticks[self._phase] += 1
-        if self._seen >= max(_BEGUN_TWICE, _GROWN * self._solved + 1) and self._phase == QUIET:
+        if self._count >= max(_BEGUN_TWICE, _GROWTH * self._solved_at + 1) and self._phase == QUIET:
             self._solve()
         self._act()
 
-    def _notice(self, units: float) -> None:
-        """Notice that a burst begins, or that one has ended: it has been calm for long enough.
+    def _detect(self, units: float) -> None:
+        """Detect that a burst begins, or that one has ended: it has been calm for long enough.
 
-        Lengths are those on the clock of the last action, which what has changed since was ahead of.
+        Lengths are read off the clock as it stood when the phase last changed.
         """
         if self._phase == QUIET and units > 1.0:
-            if self._seen:
+            if self._count:
                 self._gaps.add(self._clock - 1)
             self._phase, self._clock, self._calm = BURST, 0, 0
-            self._seen += 1
+            self._count += 1
         elif self._phase == BURST:
             self._calm = 0 if units > 1.0 else self._calm + 1
             if self._calm >= _CALM:
@@ -59,7 +59,7 @@ class Windows:
                 self._phase = QUIET
 
     def _solve(self) -> None:
-        self._solved = self._seen
+        self._solved_at = self._count
         means = [units / max(ticks, 1) for units, ticks in zip(self._units, self._ticks, strict=True)]
         before = self._actions.begin if self._actions else None
         chances = hazards(self._bursts.shares(), self._gaps.shares())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serfer.control.spending import Spending
+from serfer.control.budget_limiter import BudgetLimiter
 
 HOUR = 3600.0
 CEILING = 10.0
@@ -21,18 +21,18 @@ STEP = st.tuples(
 
 def obey(asked, ceiling=CEILING, start=0.0):
     """Return payments as (when, dollars), and the instances that were on as (since, how many), who obey the ceiling."""
-    spending, now, ticked, on = Spending(ceiling), start, start, 0
+    limiter, now, ticked, on = BudgetLimiter(ceiling), start, start, 0
     paid, course = [], [(start, 0)]
     for seconds, usd, wanted in asked:
         now += seconds
         if wanted is not None:
-            spending.instances_cost(now, now - ticked, on * PRICE)
-            on = min(wanted, int(spending.most_instances(now, PRICE)))
-            spending.instances_go_on(now, on * PRICE)
+            limiter.instances_cost(now, now - ticked, on * PRICE)
+            on = min(wanted, int(limiter.max_instances(now, PRICE)))
+            limiter.instances_go_on(now, on * PRICE)
             ticked = now
             course.append((now, on))
-        if usd and spending.allows(now, usd):
-            spending.pay(now, usd)
+        if usd and limiter.allows(now, usd):
+            limiter.pay(now, usd)
             paid.append((now, usd))
     return paid, [*course, (now, 0)]
 
@@ -64,78 +64,78 @@ def test_no_hour_costs_more_than_the_ceiling(asked, start):
 @settings(max_examples=15, derandomize=True)
 @given(st.integers(0, 30), st.sampled_from([1.0, 7.3, 59.9, 60.0, 300.0, 5000.0]), st.floats(0.2, 3.0))
 def test_instances_that_cost_exactly_the_ceiling_may_stay_for_ever(count, period_s, price):
-    spending, now = Spending(count * price), 17.0
+    limiter, now = BudgetLimiter(count * price), 17.0
     for _ in range(75):
-        assert spending.most_instances(now, price) == count
-        spending.instances_go_on(now, count * price)
-        assert spending.allows(now, 0.0)
-        assert not spending.allows(now, 0.01 * price)
+        assert limiter.max_instances(now, price) == count
+        limiter.instances_go_on(now, count * price)
+        assert limiter.allows(now, 0.0)
+        assert not limiter.allows(now, 0.01 * price)
         now += period_s
-        spending.instances_cost(now, period_s, count * price)
+        limiter.instances_cost(now, period_s, count * price)
 
 
 @settings(max_examples=30, derandomize=True)
 @given(st.lists(STEP, min_size=1, max_size=30), st.lists(STEP, min_size=1, max_size=30))
 def test_what_is_on_may_stay_whatever_is_paid_within_the_ceiling(before, meanwhile):
-    spending, now, on = Spending(CEILING), 0.0, 0
+    limiter, now, on = BudgetLimiter(CEILING), 0.0, 0
     for seconds, usd, wanted in before:
         now += seconds
-        spending.instances_cost(now, seconds, on * PRICE)
-        on = min(wanted or 0, int(spending.most_instances(now, PRICE)))
-        spending.instances_go_on(now, on * PRICE)
-        if spending.allows(now, usd):
-            spending.pay(now, usd)
+        limiter.instances_cost(now, seconds, on * PRICE)
+        on = min(wanted or 0, int(limiter.max_instances(now, PRICE)))
+        limiter.instances_go_on(now, on * PRICE)
+        if limiter.allows(now, usd):
+            limiter.pay(now, usd)
     for seconds, usd, _ in meanwhile:
         now += seconds
-        spending.instances_cost(now, seconds, on * PRICE)
-        assert spending.most_instances(now, PRICE) >= on
-        if spending.allows(now, usd):
-            spending.pay(now, usd)
+        limiter.instances_cost(now, seconds, on * PRICE)
+        assert limiter.max_instances(now, PRICE) >= on
+        if limiter.allows(now, usd):
+            limiter.pay(now, usd)
 
 
 def test_all_that_the_ceiling_leaves_can_be_paid_and_no_cent_more():
-    spending = Spending(1.0)
-    assert spending.allows(0.0, 1.0)
+    limiter = BudgetLimiter(1.0)
+    assert limiter.allows(0.0, 1.0)
     for _ in range(10):
-        assert spending.allows(0.0, 0.1)
-        spending.pay(0.0, 0.1)
-    assert not spending.allows(0.0, 0.01)
-    assert spending.most_instances(0.0, 0.5) == 0
+        assert limiter.allows(0.0, 0.1)
+        limiter.pay(0.0, 0.1)
+    assert not limiter.allows(0.0, 0.01)
+    assert limiter.max_instances(0.0, 0.5) == 0
 
 
 def test_what_was_paid_counts_for_an_hour_and_at_most_a_minute_longer():
-    spending = Spending(1.0)
-    spending.pay(30.0, 1.0)
-    assert not spending.allows(30.0 + HOUR, 0.5)
-    assert spending.allows(60.0 + HOUR, 1.0)
+    limiter = BudgetLimiter(1.0)
+    limiter.pay(30.0, 1.0)
+    assert not limiter.allows(30.0 + HOUR, 0.5)
+    assert limiter.allows(60.0 + HOUR, 1.0)
 
 
 def test_instances_that_are_on_leave_lambda_what_they_will_not_take_and_those_that_went_what_they_did_not():
-    spending = Spending(10.0)
-    spending.instances_cost(360.0, 360.0, 8.0)
-    assert not spending.allows(360.0, 2.1)
-    assert spending.allows(360.0, 2.0)
-    spending.instances_cost(361.0, 1.0, 0.0)  # they took 0.8 dollars of the hour
-    assert spending.allows(361.0, 9.2)
-    assert not spending.allows(361.0, 9.21)
+    limiter = BudgetLimiter(10.0)
+    limiter.instances_cost(360.0, 360.0, 8.0)
+    assert not limiter.allows(360.0, 2.1)
+    assert limiter.allows(360.0, 2.0)
+    limiter.instances_cost(361.0, 1.0, 0.0)  # they took 0.8 dollars of the hour
+    assert limiter.allows(361.0, 9.2)
+    assert not limiter.allows(361.0, 9.21)
 
 
 def test_lambda_counts_against_instances():
-    spending = Spending(10.0)
-    spending.pay(5.0, 3.5)
-    assert spending.most_instances(5.0, 1.0) == 6
-    assert spending.most_instances(5.0, 7.0) == 0
-    assert spending.most_instances(5.0 + HOUR + 60, 1.0) == 10
+    limiter = BudgetLimiter(10.0)
+    limiter.pay(5.0, 3.5)
+    assert limiter.max_instances(5.0, 1.0) == 6
+    assert limiter.max_instances(5.0, 7.0) == 0
+    assert limiter.max_instances(5.0 + HOUR + 60, 1.0) == 10
 
 
 def test_small_instances_count_to_the_second():
-    spending = Spending(10.0)
-    spending.pay(59.0, 5.0)
+    limiter = BudgetLimiter(10.0)
+    limiter.pay(59.0, 5.0)
     # 3,598 seconds of those that are on from second 61 on fall into the hour that begins with the payment.
-    assert spending.most_instances(61.0, 0.01) == 500
-    spending.instances_go_on(61.0, 5.0)
-    assert not spending.allows(61.0, 0.005)
-    others = Spending(10.0)
+    assert limiter.max_instances(61.0, 0.01) == 500
+    limiter.instances_go_on(61.0, 5.0)
+    assert not limiter.allows(61.0, 0.005)
+    others = BudgetLimiter(10.0)
     others.instances_cost(60.0, 10.0, 10.0)
     others.instances_go_on(60.0, 5.0)
     # Ten seconds at 10 dollars an hour and the rest of that hour at 5 are 5.014 dollars.
@@ -145,36 +145,36 @@ def test_small_instances_count_to_the_second():
 
 @pytest.mark.parametrize("ceiling", [0.0, 1e-9])
 def test_a_ceiling_of_nothing_allows_nothing_but_what_is_free(ceiling):
-    spending = Spending(ceiling)
-    assert not spending.allows(0.0, 1e-6)
-    assert spending.allows(0.0, 0.0)
-    assert spending.most_instances(0.0, 0.5) == 0
+    limiter = BudgetLimiter(ceiling)
+    assert not limiter.allows(0.0, 1e-6)
+    assert limiter.allows(0.0, 0.0)
+    assert limiter.max_instances(0.0, 0.5) == 0
 
 
 def test_what_was_not_noted_for_hours_counts_for_the_last_one_only():
-    spending = Spending(10.0)
-    spending.instances_cost(36_000.0, 36_000.0, 4.0)
-    assert spending.allows(36_000.0, 6.0)
-    assert not spending.allows(36_000.0, 6.01)
-    assert spending.most_instances(36_000.0, 1.0) == 10
-    assert len(spending._slices) <= 62
+    limiter = BudgetLimiter(10.0)
+    limiter.instances_cost(36_000.0, 36_000.0, 4.0)
+    assert limiter.allows(36_000.0, 6.0)
+    assert not limiter.allows(36_000.0, 6.01)
+    assert limiter.max_instances(36_000.0, 1.0) == 10
+    assert len(limiter._slices) <= 62
 
 
 def test_without_a_ceiling_everything_is_allowed_and_nothing_is_kept():
-    spending = Spending()
+    limiter = BudgetLimiter()
     for minute in range(300):
-        spending.pay(60.0 * minute, 1e6)
-        spending.instances_cost(60.0 * minute, 60.0, 1e6)
-    assert spending.allows(0.0, 1e300)
-    assert spending.most_instances(0.0, 1e-3) == math.inf
-    assert not spending._slices
+        limiter.pay(60.0 * minute, 1e6)
+        limiter.instances_cost(60.0 * minute, 60.0, 1e6)
+    assert limiter.allows(0.0, 1e300)
+    assert limiter.max_instances(0.0, 1e-3) == math.inf
+    assert not limiter._slices
 
 
 def test_what_is_kept_does_not_grow_with_time():
-    spending, now = Spending(1.0), 0.0
+    limiter, now = BudgetLimiter(1.0), 0.0
     for _ in range(1000):
         now += 30.0
-        if spending.allows(now, 0.01):
-            spending.pay(now, 0.01)
-        spending.instances_cost(now, 30.0, 0.3)
-    assert len(spending._slices) <= 62
+        if limiter.allows(now, 0.01):
+            limiter.pay(now, 0.01)
+        limiter.instances_cost(now, 30.0, 0.3)
+    assert len(limiter._slices) <= 62

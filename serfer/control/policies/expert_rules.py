@@ -1,7 +1,8 @@
-"""Break-even rules with thresholds of many sizes, run in the shadow: what would each of them have cost?
+"""Expert rules: break-even rules with thresholds of many sizes, and what each of them would have cost.
 
 A rule of sizes (a, s) starts a level once Lambda has cost a starts more than the instance would have, and stops it once
-it has been idle for s starts. (1, 1) is the plain rule; (0, 64) starts at once and hardly ever stops.
+it has been idle for s starts. (1, 1) is the work-function algorithm; (0, 64) starts at once and hardly ever stops.
+"Experts" as in prediction with expert advice: all of them are evaluated, one is followed.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.policies.levels import Bools, Floats
+from serfer.control.policies.capacity_levels import Bools, Floats
 from serfer.control.scenario import Scenario
 
 SIZES: Final = tuple(product((0.0, 0.3, 1.0), (1.0, 4.0, 16.0, 64.0)))  # (start, stop), in starts
 PLAIN: Final = SIZES.index((1.0, 1.0))
 
 
-class Thresholds:
-    """Every rule on every level: whether it is on, (levels, rules); its cost, in units, the older the less."""
+class ExpertRules:
+    """Each rule on each level: whether it is `on`, and its discounted `cost` in instance-seconds, (levels, rules)."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._boot_s = scenario.instance.boot_s
@@ -30,7 +31,7 @@ class Thresholds:
         self._walk: Floats = self.cost.copy()
 
     def grow(self, levels: int) -> None:
-        """Run on so many levels."""
+        """Append levels, which are off and cost nothing, up to so many."""
         more = levels - len(self.on)
         self.on = np.vstack([self.on, np.zeros((more, len(SIZES)), np.bool_)])
         self.cost, self._boot, self._walk = (
@@ -38,11 +39,11 @@ class Thresholds:
         )
 
     def resume(self, levels: int) -> None:
-        """Take so many levels for on and serving, by every rule."""
+        """Take so many levels for on and serving, by each rule."""
         self.on[:levels], self._boot[:levels], self._walk[:levels] = True, 0.0, 0.0
 
     def pass_time(self, elapsed_s: float, lambda_units: Floats, fading: float, plain: Bools) -> Floats:
-        """Let earlier cost fade, pay for the last `elapsed_s` seconds, start and stop; return what was paid.
+        """Discount earlier cost by `fading`, add the last `elapsed_s` seconds' and return it; start and stop.
 
         `plain` says which levels the work-function algorithm has on from now on: the rule PLAIN is that algorithm.
         """

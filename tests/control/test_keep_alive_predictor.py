@@ -2,7 +2,7 @@
 
 import random
 
-from serfer.control.policies.windows import BOOT_TICKS, Windows
+from serfer.control.policies.keep_alive_predictor import BOOT_TICKS, KeepAlivePredictor
 
 FULL, NOTHING = 13.0, 0.0
 CLOCK = 480  # ticks that lengths are told apart for
@@ -15,7 +15,7 @@ def periodic(bursts, burst=20, period=100, *, units=FULL, before=30):
 
 def told(load, windows=None):
     """Return what windows want after each tick of a load."""
-    windows = windows or Windows()
+    windows = windows or KeepAlivePredictor()
     on = []
     for units in load:
         windows.tick(units)
@@ -31,7 +31,7 @@ def test_three_bursts_have_to_be_over_before_it_says_anything():
 
 
 def test_an_instance_has_booted_when_a_burst_begins_and_not_long_before():
-    windows = Windows()
+    windows = KeepAlivePredictor()
     told(periodic(10), windows)
     for _ in range(3):
         serves = []
@@ -44,14 +44,14 @@ def test_an_instance_has_booted_when_a_burst_begins_and_not_long_before():
 
 
 def test_a_burst_that_comes_a_tick_early_is_served_from_its_first_tick_on():
-    windows = Windows()
+    windows = KeepAlivePredictor()
     told(periodic(10), windows)
     told(periodic(1, period=99, before=0), windows)
     assert windows.serves
 
 
 def test_it_is_off_in_between_where_gaps_are_long():
-    windows = Windows()
+    windows = KeepAlivePredictor()
     told(periodic(10), windows)
     quiet = told(periodic(1, before=0), windows)[25:]
     assert quiet.count(True) <= BOOT_TICKS + 4
@@ -59,7 +59,7 @@ def test_it_is_off_in_between_where_gaps_are_long():
 
 
 def test_short_gaps_are_waited_out():
-    windows = Windows()
+    windows = KeepAlivePredictor()
     load = periodic(30, burst=10, period=15)
     told(load, windows)
     assert all(told(load[30:], windows))
@@ -69,7 +69,7 @@ def test_bursts_that_are_rare_and_short_start_nothing():
     draw, load = random.Random(1), []  # noqa: S311 - a load
     for _ in range(25):
         load += [3.0] * 2 + [NOTHING] * draw.randint(100, 470)
-    windows = Windows()
+    windows = KeepAlivePredictor()
     told(load, windows)
     assert not any(told(load, windows))
 
@@ -81,14 +81,14 @@ def test_a_load_below_the_instances_price_is_no_burst():
 def test_a_tick_of_calm_does_not_end_a_burst():
     holes = [NOTHING if tick % 5 == 4 else FULL for tick in range(20)]
     load = ([*holes, *[NOTHING] * 80]) * 8
-    windows, whole = Windows(), Windows()
+    windows, whole = KeepAlivePredictor(), KeepAlivePredictor()
     told(load, windows)
     told(periodic(8, before=0), whole)
-    assert windows._seen == whole._seen == 8
+    assert windows._count == whole._count == 8
 
 
 def test_past_the_clock_it_is_on_while_a_burst_lasts_and_off_while_it_does_not():
-    windows = Windows()
+    windows = KeepAlivePredictor()
     told(periodic(6), windows)
     quiet = told([NOTHING] * (CLOCK + 200), windows)
     assert not any(quiet[CLOCK:])
@@ -98,7 +98,7 @@ def test_past_the_clock_it_is_on_while_a_burst_lasts_and_off_while_it_does_not()
 
 
 def test_it_serves_once_it_was_on_for_as_long_as_a_boot():
-    windows = Windows()
+    windows = KeepAlivePredictor()
     told(periodic(6)[:-50], windows)  # off, in the middle of a gap
     assert not windows.on
     was_on = 0
@@ -109,7 +109,7 @@ def test_it_serves_once_it_was_on_for_as_long_as_a_boot():
 
 
 def test_what_changes_is_learnt_anew():
-    windows = Windows()
+    windows = KeepAlivePredictor()
     told(periodic(10, period=100), windows)
     told(periodic(25, period=60, before=0), windows)
     on = told(periodic(1, period=60, before=0), windows)

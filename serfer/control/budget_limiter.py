@@ -1,4 +1,4 @@
-"""A ceiling on dollars in any hour, which binds whatever a policy wants."""
+"""A ceiling on the dollars of any hour, whatever a policy decides."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _SLICE_S = 60.0
 _ROUNDING = 1e-9  # of the ceiling: what sums may be off
 
 
-class Spending:
-    """What was spent in the last hour, in slices of a minute; a slice counts until it is over by a whole hour.
+class BudgetLimiter:
+    """Limits what is spent in any hour; spending is kept in slices of a minute until they are an hour old.
 
     Lambda may be paid for, and instances may be on, while no hour that has begun comes to more than the ceiling even if
     those that are on stay on until it is over. So those that are on can always stay, and no hour, wherever it begins,
-    costs more than the ceiling, as long as there are never more of them than `most_instances`.
+    costs more than the ceiling, as long as there are never more of them than `max_instances`.
     """
 
     def __init__(self, max_usd_per_hour: float = math.inf) -> None:
         self.ceiling = max_usd_per_hour
-        self._most_usd = max_usd_per_hour * (1.0 + _ROUNDING)
+        self._max_usd = max_usd_per_hour * (1.0 + _ROUNDING)
         # [begin, Lambda's dollars, the instances' dollars, the most of them in a second]
         self._slices: deque[list[float]] = deque()
         self._rate = 0.0  # dollars a second that the instances cost which are on
@@ -31,7 +31,7 @@ class Spending:
         self._looked = -math.inf
 
     def instances_cost(self, now: float, elapsed_s: float, usd_per_hour: float) -> None:
-        """Note what instances cost in the `elapsed_s` seconds up to now, and that they go on at that rate."""
+        """Add what instances cost in the `elapsed_s` seconds up to now; they go on at that rate."""
         if self.ceiling == math.inf:
             return
         rate, begin = usd_per_hour / S_PER_HOUR, max(now - elapsed_s, now - S_PER_HOUR)
@@ -44,17 +44,17 @@ class Spending:
         self.instances_go_on(now, usd_per_hour)
 
     def instances_go_on(self, now: float, usd_per_hour: float) -> None:
-        """Note what those instances cost an hour that are on from now on; up to now they were noted."""
+        """Set what the instances that are on cost an hour from now on; their cost up to now was added."""
         self._rate, self._noted, self._looked = usd_per_hour / S_PER_HOUR, now, -math.inf
 
     def allows(self, now: float, usd: float) -> bool:
-        """Say whether Lambda may be paid so much more."""
+        """Whether Lambda may be paid so much more."""
         if self.ceiling == math.inf:
             return True
         if self._looked != now - now % _SLICE_S:
             self._looked = now - now % _SLICE_S
             self._dearest = max(spent + self._rate * left_s for spent, left_s, _ in self._hours(now))
-        return self._dearest + usd <= self._most_usd
+        return self._dearest + usd <= self._max_usd
 
     def wait_s(self, now: float, usd: float) -> float:
         """Return in how many seconds Lambda may be paid so much more, if nothing else is paid before that.
@@ -62,21 +62,21 @@ class Spending:
         An hour where that will not be, as the instances that are on take all there is.
         """
         for spent, left_s, counts_until in self._hours(now):
-            if spent + self._rate * left_s + usd > self._most_usd:
+            if spent + self._rate * left_s + usd > self._max_usd:
                 return S_PER_HOUR if counts_until == math.inf else counts_until - now
         return 0.0
 
     def pay(self, now: float, usd: float) -> None:
-        """Note what was paid to Lambda."""
+        """Add a payment to Lambda."""
         if self.ceiling != math.inf:
             self._slice(now)[1] += usd
             self._dearest += usd  # whichever hour that is, now is within it
 
-    def most_instances(self, now: float, usd_per_hour: float) -> float:
-        """Return how many instances of this price may be on from now on; up to now they were noted."""
+    def max_instances(self, now: float, usd_per_hour: float) -> float:
+        """Return how many instances of this price may be on from now on; their cost up to now was added."""
         if self.ceiling == math.inf:
             return math.inf
-        rate = min((self._most_usd - spent) / left_s for spent, left_s, _ in self._hours(now) if left_s > 0)
+        rate = min((self._max_usd - spent) / left_s for spent, left_s, _ in self._hours(now) if left_s > 0)
         return max(0, math.floor(rate * S_PER_HOUR / usd_per_hour))
 
     def _hours(self, now: float) -> Iterator[tuple[float, float, float]]:
@@ -89,15 +89,15 @@ class Spending:
             self._slices.popleft()
         yield 0.0, S_PER_HOUR, math.inf
         spent = 0.0
-        for begin, serverless, instances, most in reversed(self._slices):
+        for begin, serverless, instances, peak in reversed(self._slices):
             end = begin + _SLICE_S
             noted = min(end, self._noted)
             # What instances cost in the slice lies as late as it can, and begins here.
-            dense = noted - instances / most if most else begin
+            dense = noted - instances / peak if peak else begin
             since = max(begin, dense, now - S_PER_HOUR)
             spent += serverless
             yield spent, self._left_s(end), end + S_PER_HOUR
-            yield spent + min(instances, most * max(noted - since, 0.0)), self._left_s(since), end + S_PER_HOUR
+            yield spent + min(instances, peak * max(noted - since, 0.0)), self._left_s(since), end + S_PER_HOUR
             spent += instances
 
     def _left_s(self, begin: float) -> float:

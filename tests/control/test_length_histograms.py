@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies.lengths import Lengths, hazards
+from serfer.control.policies.length_histograms import LengthHistogram, hazards
 
 MOST = 40
 SEEN = st.lists(st.integers(0, 2 * MOST), max_size=60)
 
 
 def counted(lengths):
-    found = Lengths(MOST)
+    found = LengthHistogram(MOST)
     for ticks in lengths:
         found.add(ticks)
     return found.shares()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from serfer.control.policies.levels import lambda_units, levels_of
+from serfer.control.policies.capacity_levels import lambda_units, levels_of
+from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
 from serfer.control.policies.ski_rental import SkiRental
-from serfer.control.policies.thresholds import PLAIN, SIZES, Thresholds
 from serfer.control.policies.work_function import WorkFunction
-from serfer.control.policy import Wanted
+from serfer.control.policy import DesiredReplicas
 from tests.control.worlds import QPS, rows, scenario, steps, with_boots
 
 BOOT_S = 60.0
@@ -37,14 +37,14 @@ class Rule:
                 self._dearer[level] = max(self._dearer[level] + (units - 1) * elapsed_s, 0.0)
                 if self._dearer[level] >= self._start and units > 1:
                     self._on[level], self._idle[level] = True, 0.0
-        return Wanted(sum(self._on), "")
+        return DesiredReplicas(sum(self._on), "")
 
     def resume(self, instances):
         pass
 
 
 def run(world, load, *, fading=1.0):
-    rules, work_function = Thresholds(world), WorkFunction(world.instance.boot_s)
+    rules, work_function = ExpertRules(world), WorkFunction(world.instance.boot_s)
     rules.grow(LEVELS)
     work_function.grow(LEVELS)
     on = []
@@ -93,7 +93,7 @@ def test_a_quick_rule_starts_at_once_but_never_where_lambda_is_cheaper():
 
 def test_costs_fade_by_what_is_said():
     world = scenario(13.0, boot_s=BOOT_S)
-    rules = Thresholds(world)
+    rules = ExpertRules(world)
     rules.grow(1)
     paid = [rules.pass_time(5.0, np.array([0.5]), 0.9, OFF)[0, PLAIN] for _ in range(3)]
     assert paid == [2.5] * 3
@@ -101,7 +101,7 @@ def test_costs_fade_by_what_is_said():
 
 
 def test_levels_that_come_later_begin_off_and_without_cost():
-    rules = Thresholds(scenario(13.0, boot_s=BOOT_S))
+    rules = ExpertRules(scenario(13.0, boot_s=BOOT_S))
     rules.grow(1)
     rules.pass_time(100.0, np.array([13.0]), 1.0, ~OFF)
     before = rules.cost.copy()
@@ -113,7 +113,7 @@ def test_levels_that_come_later_begin_off_and_without_cost():
 
 
 def test_instances_that_were_there_serve_by_every_rule():
-    rules = Thresholds(scenario(13.0, boot_s=BOOT_S))
+    rules = ExpertRules(scenario(13.0, boot_s=BOOT_S))
     rules.grow(2)
     rules.resume(1)
     assert rules.on.all(axis=1).tolist() == [True, False]

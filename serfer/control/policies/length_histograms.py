@@ -1,4 +1,4 @@
-"""How long bursts last and how far apart they begin, as long- and short-term histograms (INFless, section 3.5)."""
+"""Histograms of burst lengths and inter-arrival times, long- and short-term (INFless, section 3.5)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.policies.levels import Floats
+from serfer.control.policies.capacity_levels import Floats
 
 _LONG: Final = 0.998  # what is left of a length's weight after the next one
 _SHORT: Final = 0.9
@@ -15,36 +15,36 @@ _SPREAD: Final = 2  # ticks to both sides over which a length counts
 _NONE: Final = 1e-6
 
 
-class Lengths:
-    """Lengths in ticks, below `most`; longer ones only count as such."""
+class LengthHistogram:
+    """LengthHistogram in ticks, below `most`; longer ones only count as such."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._counts = np.zeros((2, most))  # long term, short term
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._counts = np.zeros((2, end))  # long term, short term
         self._weights = np.zeros(2)
 
     def add(self, ticks: int) -> None:
-        """Note a length."""
+        """Add a length."""
         kept = np.array([_LONG, _SHORT])
         self._counts *= kept[:, None]
         self._weights = self._weights * kept + 1.0
-        if ticks < self._most:
+        if ticks < self._end:
             for offset in range(-_SPREAD, _SPREAD + 1):
-                at = min(max(ticks + offset, 0), self._most - 1)
+                at = min(max(ticks + offset, 0), self._end - 1)
                 self._counts[:, at] += (_SPREAD + 1 - abs(offset)) / (_SPREAD + 1) ** 2
 
     def shares(self) -> Floats:
-        """Return the share of each length, (most,); what is missing to 1 were longer ones."""
+        """Return the share of each length, (end,); the rest up to 1 are longer ones."""
         long, short = self._counts / np.maximum(self._weights, _NONE)[:, None]
         mixed: Floats = _SHARE * long + (1.0 - _SHARE) * short
         return mixed
 
 
 def hazards(bursts: Floats, gaps: Floats) -> tuple[Floats, Floats]:
-    """Return the chances that a burst ends, and that the next one begins, at each tick since the burst began.
+    """Return the hazards that a burst ends, and that the next one begins, at each tick since the burst began.
 
     `bursts` and `gaps` are the shares of lengths, from a burst's begin to its end and to the next one's begin. The
-    first chance holds while the burst lasts, the second one after it.
+    first hazard holds while the burst lasts, the second one after it.
     """
     over, again = np.cumsum(bursts), np.cumsum(gaps)
     lasting = 1.0 - over + bursts

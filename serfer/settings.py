@@ -119,11 +119,11 @@ class Settings(BaseSettings):
     @classmethod
     def _hosts(cls, names: str | Sequence[str]) -> Sequence[str]:
         """Take host names with commas between them; refuse URLs and ports, which would never match."""
-        found = names.split(",") if isinstance(names, str) else names
-        for name in found:
+        hosts = names.split(",") if isinstance(names, str) else names
+        for name in hosts:
             if not _HOST.fullmatch(name):
                 raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
-        return found
+        return hosts
 
     @field_validator("local_access")
     @classmethod
@@ -222,14 +222,14 @@ def aws_access() -> dict[str, str]:
     if credentials is None:
         raise UnavailableError("--store: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
     frozen = credentials.get_frozen_credentials()
-    found = {
+    variables = {
         "AWS_ACCESS_KEY_ID": frozen.access_key,
         "AWS_SECRET_ACCESS_KEY": frozen.secret_key,
         "AWS_SESSION_TOKEN": frozen.token,
         "AWS_DEFAULT_REGION": region,
         **{name: os.environ.get(name) for name in _AWS_ENDPOINTS},
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in variables.items() if value}
 
 
 def aws_region() -> str | None:
@@ -258,7 +258,7 @@ def load_driver_settings() -> DriverSettings:
 
 
 def tracing_wanted() -> bool:
-    """Say whether OpenTelemetry's variables, which its SDK reads, name a collector of traces."""
+    """Return whether OpenTelemetry's variables, which its SDK reads, name a collector of traces."""
     return any(os.environ.get(name) for name in _COLLECTORS)
 
 

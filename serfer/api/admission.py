@@ -1,11 +1,11 @@
-"""Who may come in: a bound on queries in flight, a bounded queue before it, and the time that each would take.
+"""Admission control: a bound on queries in flight, a bounded queue before it, and the time that each would take.
 
     arrives ──▶ a slot is free? ──▶ runs ──▶ departs
                   │ no                          │ measured while queries wait: departures a second
                   ▼                             ▼
                 queue ◀── room, and time enough before its deadline?   no ──▶ 429, Retry-After
 
-Whoever is refused is told when there should be room: after what waits, and after those who were told so before. So
+A refusal says when there should be room: after what waits, and after the clients refused before. So
 clients that obey come back one after the other, and not all at once. Refusals of many that do not obey are held back
 (`RefusalPace`), so that those who ask again at once do not take the time of those who were let in.
 """
@@ -139,7 +139,7 @@ class Admission:
     def place(self, deadline_s: float) -> Iterator[None]:
         """Keep a place for the query that is prepared here, until it asks for its turn; raises Problem 429 as `check`.
 
-        Preparing takes time of the processors that answers need: whoever is refused should be refused before.
+        Preparing takes processor time that answers need: a query is refused before it.
         """
         if self.promised:
             yield
@@ -192,7 +192,7 @@ class Admission:
             if place in self._waiting:
                 self._waiting.remove(place)
             elif mine.done() and not mine.cancelled() and mine.result():
-                self._hand_on()  # the slot came when nobody wanted it any more
+                self._hand_on()  # the slot came when it was not wanted any more
             if not isinstance(end, TimeoutError):
                 raise
             raise _late(deadline_s) from None

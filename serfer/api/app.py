@@ -39,7 +39,7 @@ from serfer.api.service import Service
 from serfer.core.errors import SerferError
 from serfer.settings import Settings
 
-_CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do
+_CLIENT_CLOSED = 499  # for logs and metrics: no client reads it
 _OURS_ALONE: TelemetryConfig = {  # FastAPI's own would record the words of errors, which may quote a client
     "tracing": False,
     "metrics": False,

@@ -1,4 +1,4 @@
-"""What a classify request asks for, beside its images: parameters, headers, who sends it."""
+"""A classify request without its images: parameters, headers, its client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class IdempotencyKey:
 
     @property
     def name(self) -> str:
-        """Return 64 hex digits that are this key's alone, of which nobody learns the key."""
+        """Return 64 hex digits that are unique to this key and do not reveal it."""
         return hashlib.sha256(f"{len(self.owner)}:{self.owner}:{self.key}".encode()).hexdigest()
 
 
@@ -115,18 +115,18 @@ def idempotency_header(request: Request) -> str | None:
 
 
 def wants_async(request: Request) -> bool:
-    """Say whether the client would rather be told later (RFC 7240: Prefer: respond-async)."""
+    """Return whether the client prefers an asynchronous response (RFC 7240: Prefer: respond-async)."""
     words = ",".join(request.headers.getlist("prefer")).split(",")
     return any(word.partition(";")[0].strip().lower() == "respond-async" for word in words)
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
     """Return the SHA-256 of byte strings, none of which runs into the next."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "big"))
-        found.update(part)
-    return found.hexdigest()
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:

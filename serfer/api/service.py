@@ -35,13 +35,13 @@ from storage.store import Store
 _PROBE_EVERY_S = 2.0
 _THREADS = 4  # that cut queries into crops, and look up answers that are kept
 _MS_PER_S = 1000
-_KNOWN_S = 20.0  # how long what was seen last is told while somebody looks again
+_KNOWN_S = 20.0  # how long the last health is reported while it is being looked at again
 _UNSOUND = (TaskFailedError, LambdaUnavailableError, StoreUnavailableError)  # these say something of more than a query
 
 
 @dataclass(frozen=True)
 class ServiceQuery:
-    """What a request asks of a model, and the deadline of its answer, on time.monotonic's clock.
+    """A query to a model, and the deadline of its answer, on time.monotonic's clock.
 
     `allowed_s` is the time between the request's arrival and its deadline; `client` names who shares the decoders
     fairly with other clients: an API key's name, or an address.
@@ -89,7 +89,7 @@ class ServiceResult:
 
 
 class Observer(Protocol):
-    """Is told of every query's end."""
+    """Is notified of every query's end."""
 
     def answered(self, model: str, answered: ServiceResult) -> None:
         """Note an answer."""
@@ -133,13 +133,15 @@ class Service:
         """Where drivers share what they know of requests: the default model's store."""
         return self.pipelines[self.default].store
 
-    def name(self, asked: str | None) -> str:
+    def name(self, requested: str | None) -> str:
         """Return the model that a request means; raises Problem 404 for one that is not served."""
-        if asked is None:
+        if requested is None:
             return self.default
-        if asked not in self.pipelines:
-            raise Problem(HTTPStatus.NOT_FOUND, f"no model {asked[:80]!r} here: there is {', '.join(self.pipelines)}")
-        return asked
+        if requested not in self.pipelines:
+            raise Problem(
+                HTTPStatus.NOT_FOUND, f"no model {requested[:80]!r} here: there is {', '.join(self.pipelines)}"
+            )
+        return requested
 
     def check(self, query: ServiceQuery) -> None:
         """Refuse a query that could not be answered in time: Problem 429, DeadlineError where no time is left."""
@@ -234,7 +236,7 @@ class Service:
     async def _in_turn(
         self, query: ServiceQuery, begin: Callable[[float], Future[Result]], decoded: Decoded | None = None
     ) -> ServiceResult:
-        """Wait for a turn, begin a query in a thread, and wait for it; whoever stops waiting cancels it."""
+        """Wait for a turn, begin a query in a thread, and wait for it; a cancelled caller cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
         async with AsyncExitStack() as turn:
             async with query.in_time("it waited for its turn"):
@@ -267,9 +269,9 @@ class Service:
         self.draining = True
 
     async def health(self) -> Health:
-        """Say whether store and functions are there, as last seen: they are looked at every two seconds at most.
+        """Return whether store and functions are there, as last seen: they are looked at every two seconds at most.
 
-        Whoever asks waits for a look only where there was none lately: a busy service must not seem dead.
+        A caller waits for a look only where there was none lately: a busy service must not seem dead.
         """
         age_s = time.monotonic() - self._looked
         if self._looking is None and age_s > _PROBE_EVERY_S:
@@ -283,9 +285,9 @@ class Service:
         try:
             doubtful = self._doubtful
             looks = [pipeline.health(start=doubtful) for pipeline in self.pipelines.values()]
-            found = await asyncio.gather(*(asyncio.wrap_future(look) for look in looks))
-            self._health = next((health for health in found if not health.ready), Health())
-            if doubtful and self._health.ready and not any(health.busy for health in found):
+            states = await asyncio.gather(*(asyncio.wrap_future(look) for look in looks))
+            self._health = next((health for health in states if not health.ready), Health())
+            if doubtful and self._health.ready and not any(health.busy for health in states):
                 self._doubtful = False
         finally:
             self._looked, self._looking = time.monotonic(), None

@@ -69,11 +69,11 @@ def cost(
     if compare or queries_a_month or parameter:
         raise UsageError(f"--compare, --queries-a-month and --parameter want a BUILD directory, not {directory}")
 
-    found = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, cold or 0.0, burst))
+    prices = price(load_plan(directory), load_settings().facts(), Circumstances(store, memory, cold or 0.0, burst))
     if as_json:
-        print_json(found.as_dict())
+        print_json(prices.as_dict())
     else:
-        _print_prices(found)
+        _print_prices(prices)
 
 
 def _cost_of_build(
@@ -91,11 +91,11 @@ def _cost_of_build(
         raise UsageError(f"--parameter is NAME=VALUE, not {wrong!r}")
     given = {name: value for name, _, value in pairs}
     facts = load_settings().facts()
-    found = price_build(build, facts, burst=burst, loads=loads, cold_share=cold_share, parameters=given)
+    bill = price_build(build, facts, burst=burst, loads=loads, cold_share=cold_share, parameters=given)
     if as_json:
-        print_json(found.as_dict())
+        print_json(bill.as_dict())
     else:
-        _print_bill(found)
+        _print_bill(bill)
 
 
 def _compare_costs(build: Path, loads: list[int] | None, as_json: bool) -> None:  # noqa: FBT001 - same
@@ -123,26 +123,26 @@ def profile(
     from splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
 
     with status_line() as progress:
-        found = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)
-    write_whole(file, dump_profiles(found).encode())
+        profiles = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)
+    write_whole(file, dump_profiles(profiles).encode())
     if as_json:
-        print_json(json.loads(dump_profiles(found)))
+        print_json(json.loads(dump_profiles(profiles)))
     else:
-        _print_profiles(found)
+        _print_profiles(profiles)
     err.print(
         f"wrote {plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it",
         soft_wrap=True,
     )
 
 
-def _print_prices(found: Prices) -> None:
+def _print_prices(prices: Prices) -> None:
     """Print what a plan costs: a query by stage, warm and cold, a burst, and a month without queries."""
-    plan, burst = found.plan, found.burst
+    plan, burst = prices.plan, prices.burst
     out.print(
-        f"[bold]{plain(plan.model)}[/] over {found.store}, {found.cold_share:.1%} of the invocations cold, predicted"
+        f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the invocations cold, predicted"
     )
     table = columns("stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried")
-    for number, (stage, one) in enumerate(zip(plan.stages, found.query.stages, strict=True)):
+    for number, (stage, one) in enumerate(zip(plan.stages, prices.query.stages, strict=True)):
         moved = (
             byte_size(one.bytes_read),
             str(one.ranges),
@@ -152,19 +152,19 @@ def _print_prices(found: Prices) -> None:
         figures = f"{one.seconds * MS_PER_S:.1f}", f"{one.usd * _MILLION:.2f}"
         table.add_row(f"stage-{number}", str(stage.grid), str(one.tasks), f"{one.memory_mb} MB", *figures, *moved)
     out.print(table)
-    out.print(f"a query: {_query_price(found.query)}")
-    out.print(f"a query that finds every environment cold: {_query_price(found.cold)}")
-    out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${found.cold_burst_usd:.4f} if all of it is cold")
+    out.print(f"a query: {_query_price(prices.query)}")
+    out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
+    out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
     out.print(
         f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "
         f"account has it takes {burst.least_seconds:.1f} s or more"
     )
     out.print(
-        f"an idle month ({HOURS_A_MONTH} h): ${found.standing_usd:.2f} for {found.store}, nothing for functions"
-        + ("" if found.query.stored else "; no query of one image goes through the store")
+        f"an idle month ({HOURS_A_MONTH} h): ${prices.standing_usd:.2f} for {prices.store}, nothing for functions"
+        + ("" if prices.query.stored else "; no query of one image goes through the store")
     )
-    if found.store != plan.store:
-        out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {found.store} for others")
+    if prices.store != plan.store:
+        out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {prices.store} for others")
 
 
 def _query_price(price: PlanPrice) -> str:
@@ -172,51 +172,51 @@ def _query_price(price: PlanPrice) -> str:
     return f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms, ${price.usd:.8f}"
 
 
-def _print_bill(found: Bill) -> None:
+def _print_bill(bill: Bill) -> None:
     """Print what a deployment costs: what stands, what a query uses, a burst, and months of several loads."""
-    plan, options = found.deployed.plan, found.deployed.options
+    plan, options = bill.deployed.plan, bill.deployed.options
     snapshots = ", SnapStart" if options.snapstart else ""
     out.print(
         f"[bold]{plain(plan.model)}[/] as {options.name}: drivers {options.drivers}, store {options.store}, engine "
         f"{options.engine}, {options.architecture}{snapshots}; predicted"
     )
-    _print_lines(found, "an idle month", found.idle)
-    out.print(f"an idle month: [bold]${found.idle_usd:,.2f}[/]")
-    _print_queries(found)
-    for name, usage in (("warm", found.warm), ("cold", found.cold)):
+    _print_lines(bill, "an idle month", bill.idle)
+    out.print(f"an idle month: [bold]${bill.idle_usd:,.2f}[/]")
+    _print_queries(bill)
+    for name, usage in (("warm", bill.warm), ("cold", bill.cold)):
         out.print(
             f"a thousand queries, {name}: [bold]${_THOUSAND * usage.usd:,.4f}[/]; one takes {usage.seconds:.2f} s"
         )
     out.print(
-        f"a burst of {found.burst:,}: ${found.burst * found.warm.usd:,.4f} warm, ${found.burst * found.cold.usd:,.4f} "
-        f"cold; at once it would keep {found.environments:,} workers busy, an account has "
-        f"{found.deployed.facts.functions.concurrency:,}"
+        f"a burst of {bill.burst:,}: ${bill.burst * bill.warm.usd:,.4f} warm, ${bill.burst * bill.cold.usd:,.4f} "
+        f"cold; at once it would keep {bill.environments:,} workers busy, an account has "
+        f"{bill.deployed.facts.functions.concurrency:,}"
     )
     table = columns("queries a month", "cold", "stands", "is used", "total")
-    for month in found.months:
-        used = month.usd - found.idle_usd
-        row = f"{month.cold_share:.0%}", f"${found.idle_usd:,.2f}", f"${used:,.2f}", f"${month.usd:,.2f}"
+    for month in bill.months:
+        used = month.usd - bill.idle_usd
+        row = f"{month.cold_share:.0%}", f"${bill.idle_usd:,.2f}", f"${used:,.2f}", f"${month.usd:,.2f}"
         table.add_row(f"{month.queries:,}", *row)
     out.print(table)
-    for line in found.assumed:
+    for line in bill.assumed:
         out.print(plain(line))
 
 
-def _print_lines(found: Bill, what: str, lines: Sequence[Line]) -> None:
+def _print_lines(bill: Bill, what: str, lines: Sequence[Line]) -> None:
     table = columns(what, "", "", "$", "from")
     for line in lines:
-        table.add_row(plain(line.item), f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", found.tag(line))
+        table.add_row(plain(line.item), f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", bill.tag(line))
     out.print(table)
 
 
-def _print_queries(found: Bill) -> None:
+def _print_queries(bill: Bill) -> None:
     """Print what a query uses, for a thousand of them; what only a cold one uses stands there too."""
-    cold = {line.item: line for line in found.cold.lines}
-    warm = {line.item: line for line in found.warm.lines}
+    cold = {line.item: line for line in bill.cold.lines}
+    warm = {line.item: line for line in bill.warm.lines}
     table = columns("a thousand queries", "each", "", "$ warm", "$ cold", "from")
     for item, line in {**cold, **warm}.items():
         dollars = [f"{_THOUSAND * usage[item].usd:.5f}" if item in usage else "-" for usage in (warm, cold)]
-        table.add_row(plain(item), f"{line.quantity:,.4g}", line.unit, *dollars, found.tag(line))
+        table.add_row(plain(item), f"{line.quantity:,.4g}", line.unit, *dollars, bill.tag(line))
     out.print(table)
 
 

@@ -106,16 +106,16 @@ def warm(
         while True:
             with status_line() as progress:
                 progress("warming up")
-                found = pipeline.warm(queries, hold_s)
+                warmths = pipeline.warm(queries, hold_s)
             if as_json:
-                for function in found:
+                for function in warmths:
                     print_json(function.as_dict())
             else:
-                _print_warmth(found)
+                _print_warmth(warmths)
             if every_s is None:
                 break
             time.sleep(every_s)
-    if any(function.problem for function in found):
+    if any(function.problem for function in warmths):
         raise UnavailableError("some requests failed: see the lines above")
 
 
@@ -143,15 +143,15 @@ def sweep(
         out.print(f"deleted {deleted:,} expired objects" + ("; the bucket's own rule does so daily" if rule else ""))
 
 
-def _print_warmth(found: Sequence[Warmth]) -> None:
+def _print_warmth(warmths: Sequence[Warmth]) -> None:
     """Print what became of a warm-up, a line for each function."""
     table = columns("function", "asked", "warm", "started", "slowest start ms")
-    for one in found:
+    for one in warmths:
         table.add_row(
             plain(one.function), str(one.asked), str(one.warm), str(one.started), f"{one.slowest_start_ms:.0f}"
         )
     out.print(table)
-    for one in found:
+    for one in warmths:
         if one.problem:
             out.print(f"{plain(one.function)}: {plain(one.problem)}")
 

@@ -69,12 +69,12 @@ def _show_plan(plan: Plan, as_json: bool) -> None:  # noqa: FBT001 - a command's
 def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - same
     from serfer.pictures import choices, draw_pareto  # noqa: PLC0415 - the command line starts fast
 
-    found = choices(plan)
+    candidates = choices(plan)
     if as_json:
-        for each in found:
+        for each in candidates:
             print_json({"number": each.number, **asdict(each.plan), "best": each.best})
     else:
-        _print_pareto(plan, found)
+        _print_pareto(plan, candidates)
     if file is not None:
         draw_pareto(plan, file)
         err.print(f"wrote {plain(str(file))}", soft_wrap=True)
@@ -183,14 +183,14 @@ def _print_changes(plan: Plan) -> None:
         out.print(f"[bold]{plain(change.what)}[/] ({plain(change.how)}): {plain(', '.join(parts))}")
 
 
-def _print_pareto(plan: Plan, found: Sequence[Choice]) -> None:
+def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
     """Print what a plan competed with, the fastest first, with an arrow at the plan itself."""
     out.print(
         f"[bold]{plain(plan.model)}[/]: latency against dollars of one warm query over {plain(plan.store)}, predicted"
     )
     table = columns("", "", "ms", "$ a million", "tasks", "verdict")
     table.add_column("stages", no_wrap=True)
-    for each in found:
+    for each in candidates:
         figures = f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
         mark = "->" if each.plan.chosen else ""
         table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else None)

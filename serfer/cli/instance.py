@@ -89,7 +89,7 @@ def instance(
 
     def started(url: str, ready: Instance) -> None:
         if not settings.keys_file and host not in LOOPBACK:
-            err.print("serfer: anybody who reaches this address may ask: give --keys to let in those who have one")
+            err.print("serfer: anyone who reaches this address may send queries: give --keys to require an API key")
         _tell(name, url, ready, window_ms, as_json=as_json)
 
     with status_line() as progress:
@@ -101,8 +101,8 @@ def _one_model(model: str | None, plan: str | None) -> tuple[str, Path]:
     """Return a model's name and plan directory; by default the zoo's own default."""
     if model is not None and plan is not None:
         raise UsageError("give --plan or --model, not both: an instance serves one network")
-    found = served_models([model] if model else None, [plan] if plan else None)
-    return next(iter(found.items()))
+    models = served_models([model] if model else None, [plan] if plan else None)
+    return next(iter(models.items()))
 
 
 def _release() -> bool:
@@ -151,15 +151,15 @@ def tune(
     machine = Machine(name, price, spot_usd_per_hour, boot_s)
     directory = plan_directory(plan, model)
     with status_line() as progress:
-        found = measure(directory, hardware, slo_ms, most, repeats, progress)
+        tuned = measure(directory, hardware, slo_ms, most, repeats, progress)
     if where is not None:
-        write_whole(where, found.as_toml(machine).encode())
-    _show(found, machine, as_json=as_json)
+        write_whole(where, tuned.as_toml(machine).encode())
+    _show(tuned, machine, as_json=as_json)
 
 
-def _show(found: Tuned, machine: Machine, *, as_json: bool) -> None:
+def _show(tuned: Tuned, machine: Machine, *, as_json: bool) -> None:
     if as_json:
-        print_json(found.as_dict(machine))
+        print_json(tuned.as_dict(machine))
         return
     show: Callable[[str], None] = lambda text: out.print(text, markup=False)  # noqa: E731 - a name for a call
-    show("\n".join([*found.table(), "", *found.remarks(), "", found.as_toml(machine).rstrip()]))
+    show("\n".join([*tuned.table(), "", *tuned.remarks(), "", tuned.as_toml(machine).rstrip()]))

@@ -23,7 +23,7 @@ from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import aws_region, load_settings
 
-_GPUS = 4  # of a pool that nobody bounded
+_GPUS = 4  # of a pool without --gpu-max
 
 
 def package(
@@ -145,10 +145,10 @@ def _remark_region(build: Path, region: str) -> None:
     """Say where SAM CLI's settings, which are the user's, go on deploying to another region."""
     for environment in ENVIRONMENTS:
         with suppress(InputError):  # the user's own environments have other names
-            found = stack_of(build, environment)
-            if found.region != region:
+            stack = stack_of(build, environment)
+            if stack.region != region:
                 complain(
-                    f"{build / FILE} was left as it is and deploys {found.stack} to {found.region}, not to "
+                    f"{build / FILE} was left as it is and deploys {stack.stack} to {stack.region}, not to "
                     f"{region}: correct it, or delete it and package again"
                 )
 

@@ -87,7 +87,7 @@ def serve(
 
     def started(url: str) -> None:
         if not settings.keys_file and host not in LOOPBACK:
-            err.print("serfer: anybody who reaches this address may ask: give --keys to let in those who have one")
+            err.print("serfer: anyone who reaches this address may send queries: give --keys to require an API key")
         if as_json:
             print_json({"url": url, "pid": os.getpid(), "models": [*models]})
         else:

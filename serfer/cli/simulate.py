@@ -118,14 +118,14 @@ def simulate(
         detailed = _detailed(level, world.serverless, plan, calibration, window_s)
         trace = LoadSpec(load, from_s, until_s, skip_zeros_over).read(seed)
         sim_input = prepare(trace, scenario.stem, world, scale)
-        found = [*run_policies(sim_input, names, options, seed, detailed, progress)]
+        runs = [*run_policies(sim_input, names, options, seed, detailed, progress)]
     if as_json:
-        for each in found:
+        for each in runs:
             print_json(each.outcome.as_dict())
     else:
-        _print(sim_input, [each.outcome for each in found], detailed)
+        _print(sim_input, [each.outcome for each in runs], detailed)
     if plot is not None:
-        _plot(sim_input, found, plot)
+        _plot(sim_input, runs, plot)
 
 
 def _late_decisions(world: Scenario, period_s: float) -> list[str]:
@@ -182,10 +182,10 @@ def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: 
     if as_json:
         print_json({"out": str(file), **asdict(summary_of(made))})
         return
-    found = summary_of(made)
-    out.print(plain(f"{made.label}, {found.queries:,} queries of {found.tasks} tasks"))
-    out.print(f"warm: p50 {found.p50_ms:,.1f} ms, p95 {found.p95_ms:,.1f} ms, p99 {found.p99_ms:,.1f} ms")
-    out.print(f"cold starts add {found.cold_ms:,.0f} ms in the middle")
+    summary = summary_of(made)
+    out.print(plain(f"{made.label}, {summary.queries:,} queries of {summary.tasks} tasks"))
+    out.print(f"warm: p50 {summary.p50_ms:,.1f} ms, p95 {summary.p95_ms:,.1f} ms, p99 {summary.p99_ms:,.1f} ms")
+    out.print(f"cold starts add {summary.cold_ms:,.0f} ms in the middle")
     err.print(f"wrote {plain(str(file))}", soft_wrap=True)
 
 
@@ -199,16 +199,16 @@ def _check_plot(plot: Path | None) -> None:
         check_place(plot)
 
 
-def _plot(sim_input: SimInput, found: Sequence[PolicyRun], plot: Path) -> None:
+def _plot(sim_input: SimInput, runs: Sequence[PolicyRun], plot: Path) -> None:
     from serfer.pictures.policies import draw_policies  # noqa: PLC0415 - only pictures need it
 
     with status_line() as progress:
         progress("drawing")
-        draw_policies(sim_input, found, plot)
+        draw_policies(sim_input, runs, plot)
     err.print(f"wrote {plain(str(plot))}", soft_wrap=True)
 
 
-def _print(sim_input: SimInput, found: Sequence[Outcome], detailed: DetailedRun | None) -> None:
+def _print(sim_input: SimInput, outcomes: Sequence[Outcome], detailed: DetailedRun | None) -> None:
     trace = sim_input.trace
     out.print(
         plain(
@@ -218,45 +218,45 @@ def _print(sim_input: SimInput, found: Sequence[Outcome], detailed: DetailedRun 
     )
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
-    for one in found:
+    for one in outcomes:
         table.add_column(plain(one.policy), justify="right", no_wrap=True)
-    for name, values in _rows(sim_input, found):
+    for name, values in _rows(sim_input, outcomes):
         table.add_row(name, *values)
     out.print(table)
-    for window in found[0].windows:
+    for window in outcomes[0].windows:
         out.print(f"query by query: {window.name}, from {window.begin_s / 3600:,.2f} h to {window.end_s / 3600:,.2f} h")
     if detailed is not None:
         out.print(plain(f"Lambda's times: {detailed.services.source}"))
 
 
-def _rows(sim_input: SimInput, found: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
+def _rows(sim_input: SimInput, outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
     slo = f"within {sim_input.scenario.slo_ms:g} ms"
     rows = [
-        ("queries", [f"{one.queries:,.0f}" for one in found]),
-        ("cost $", [f"{one.cost_usd:,.4f}" for one in found]),
-        ("  Lambda $", [f"{one.serverless_usd:,.4f}" for one in found]),
-        ("    while booting $", [f"{one.booting_usd:,.4f}" for one in found]),
-        ("  instances $", [f"{one.instances_usd:,.4f}" for one in found]),
-        ("    for the least billed time $", [f"{one.min_billing_usd:,.4f}" for one in found]),
-        ("optimum $", ["-" if one.optimum_usd is None else f"{one.optimum_usd:,.4f}" for one in found]),
-        ("ratio", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in found]),
-        ("launches", [f"{one.launches:,}" for one in found]),
-        ("instance hours", [f"{one.instance_hours:,.2f}" for one in found]),
+        ("queries", [f"{one.queries:,.0f}" for one in outcomes]),
+        ("cost $", [f"{one.cost_usd:,.4f}" for one in outcomes]),
+        ("  Lambda $", [f"{one.serverless_usd:,.4f}" for one in outcomes]),
+        ("    while booting $", [f"{one.booting_usd:,.4f}" for one in outcomes]),
+        ("  instances $", [f"{one.instances_usd:,.4f}" for one in outcomes]),
+        ("    for the least billed time $", [f"{one.min_billing_usd:,.4f}" for one in outcomes]),
+        ("optimum $", ["-" if one.optimum_usd is None else f"{one.optimum_usd:,.4f}" for one in outcomes]),
+        ("ratio", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in outcomes]),
+        ("launches", [f"{one.launches:,}" for one in outcomes]),
+        ("instance hours", [f"{one.instance_hours:,.2f}" for one in outcomes]),
     ]
-    if any(one.refused or one.late for one in found):
-        rows.append(("refused queries", [f"{one.refused:,.0f}" for one in found]))
-        rows.append(("late queries", [f"{one.late:,.0f}" for one in found]))
-    if not found[0].windows:
+    if any(one.refused or one.late for one in outcomes):
+        rows.append(("refused queries", [f"{one.refused:,.0f}" for one in outcomes]))
+        rows.append(("late queries", [f"{one.late:,.0f}" for one in outcomes]))
+    if not outcomes[0].windows:
         return rows
-    latencies = [one.latency_ms for one in found]
+    latencies = [one.latency_ms for one in outcomes]
     return [
         *rows,
-        (slo, ["-" if one.slo_met is None else f"{one.slo_met:.3%}" for one in found]),
+        (slo, ["-" if one.slo_met is None else f"{one.slo_met:.3%}" for one in outcomes]),
         ("p50 ms", [f"{one.p50:,.1f}" if one else "-" for one in latencies]),
         ("p95 ms", [f"{one.p95:,.1f}" if one else "-" for one in latencies]),
         ("p99 ms", [f"{one.p99:,.1f}" if one else "-" for one in latencies]),
-        ("cold starts", [f"{one.cold_starts or 0:,}" for one in found]),
-        ("idle GB-s", [f"{one.idle_gb_s or 0:,.0f}" for one in found]),
-        ("batches", [f"{one.batches or 0:,}" for one in found]),
-        ("throttled", [f"{one.throttled or 0:,}" for one in found]),
+        ("cold starts", [f"{one.cold_starts or 0:,}" for one in outcomes]),
+        ("idle GB-s", [f"{one.idle_gb_s or 0:,.0f}" for one in outcomes]),
+        ("batches", [f"{one.batches or 0:,}" for one in outcomes]),
+        ("throttled", [f"{one.throttled or 0:,}" for one in outcomes]),
     ]

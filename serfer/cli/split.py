@@ -21,7 +21,7 @@ from serfer.settings import load_settings
 from serfer.wiring.local import dependency_bytes
 from splitter.network.zoo import ZOO
 
-_RGB = 3  # channels, unless said otherwise
+_RGB = 3  # channels by default
 
 
 def split(

@@ -74,7 +74,7 @@ def up(
     if driver.startswith("stepfunctions"):
         raise UsageError(f"--driver {driver}: serfer up has push and poll drivers; for state machines, serfer serve")
     Choices(store, "local", driver, object_store).check()
-    # What is wrong is said now, not after minutes by each of the drivers.
+    # Errors are reported now, not after minutes by each of the drivers.
     check_logs(log_level, "auto")
     settings = with_hosts(load_settings(), allow_host)
     routing_of(settings, route=route, instances=instances, scenario=scenario, max_usd_per_hour=max_usd_per_hour)
@@ -226,7 +226,7 @@ def _say(text: str) -> None:
 
 
 def _of_a_function(line: str) -> None:
-    """Pass a line of a function's on, as JSON where nobody watches: what it says of itself, and whose it is."""
+    """Print a function's log line; as JSON with the function's name where standard error is not a terminal."""
     if not err.is_terminal:
         function, _, text = line.partition(": ")
         line = _line("info", "function", function=function, **_fields(text))
@@ -235,10 +235,10 @@ def _of_a_function(line: str) -> None:
 
 def _fields(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return {key: found[key] for key in found if key != "function"} if isinstance(found, dict) else {"message": text}
+        fields = None
+    return {key: fields[key] for key in fields if key != "function"} if isinstance(fields, dict) else {"message": text}
 
 
 def _line(level: str, event: str, /, **fields: Any) -> str:  # noqa: ANN401 - any JSON value

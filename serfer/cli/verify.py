@@ -59,35 +59,35 @@ def verify(
         raise UsageError("nothing to compare on: give --images or --random")
     workers = workers_of(workers, stack)
     with opened(directory, store, workers, driver, object_store, stack=stack) as pipeline, status_line() as progress:
-        found = compare(pipeline, directory, images, count, progress)
+        verification = compare(pipeline, directory, images, count, progress)
     if as_json:
-        for row in found.rows:
+        for row in verification.rows:
             print_json(row.as_dict())
-        print_json(found.summary())
+        print_json(verification.summary())
     else:
-        _print_verification(found)
-    if not found.exact:
+        _print_verification(verification)
+    if not verification.exact:
         raise WrongAnswerError(
             f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range"
         )
 
 
-def _print_verification(found: Verification) -> None:
+def _print_verification(verification: Verification) -> None:
     """Print how far each answer is from the unsplit model's, and what all have in common."""
-    lossy = any(row.loss for row in found.rows)
+    lossy = any(row.loss for row in verification.rows)
     table = columns("input", "error / range", "first class", "exact", *(["loss / range", "as given"] if lossy else []))
-    for row in found.rows[:_MAX_ROWS]:
+    for row in verification.rows[:_MAX_ROWS]:
         cells = [f"{row.split.error:.1e}", _same(row.split), "yes" if row.exact else "NO"]
         if row.loss:
             cells += [f"{row.loss.error:.1e}", _same(row.loss)]
         table.add_row(plain(row.input), *cells)
     out.print(table)
-    if len(found.rows) > _MAX_ROWS:
-        out.print(f"... and {len(found.rows) - _MAX_ROWS:,} more")
+    if len(verification.rows) > _MAX_ROWS:
+        out.print(f"... and {len(verification.rows) - _MAX_ROWS:,} more")
     against = "the model as it was given" if lossy else "the unsplit model"
     out.print(
-        f"{len(found.rows):,} inputs: largest error {found.error:.1e} of the logits' range; same first class as "
-        f"{against} on {found.agreement:.1%}"
+        f"{len(verification.rows):,} inputs: largest error {verification.error:.1e} of the logits' range; same first "
+        f"class as {against} on {verification.agreement:.1%}"
     )
 
 

@@ -4,7 +4,7 @@
         report = client.classify("cat.jpg")
         print(report.images[0].predictions[0].label, report.latency_ms, report.cost_usd)
 
-What is said to the service, and when it is said again, stands in serfer/client/conversation.py; here it is only sent.
+Requests and retries are decided in serfer/client/conversation.py; here they are only sent.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ class _Wire:
                 else:
                     step = steps.send(reply)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
     def _send(self, step: Try) -> Reply:
         if step.after_s:
@@ -285,8 +285,8 @@ class _AsyncWire:
                 else:
                     step = steps.send(reply)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
     async def _send(self, step: Try) -> Reply:
         if step.after_s:

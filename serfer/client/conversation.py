@@ -2,7 +2,7 @@
 
     classify ──▶ Try(call, after 0 s) ──▶ Reply ──▶ a report
                     ▲                       │ or a fault
-                    └── after a wait ◀──────┴──▶ ServiceError, if another try is no use or the time is up
+                    └── after a wait ◀──────┴──▶ ServiceError, if another try is pointless or the time is up
 
 Each conversation is a generator of tries that takes replies, so that the client that blocks and the one that does not
 (serfer/client/client.py) hold the same ones. Time comes from a Clock, and a wait is something that a Try asks for.
@@ -37,7 +37,7 @@ from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavai
 from serfer.core.served import JobStatus, ServedModel, ServedReport
 
 T = TypeVar("T")
-_LAST_LOOK_S = 0.05  # with less time left, looking once more is no use
+_LAST_LOOK_S = 0.05  # with less time left, another look is pointless
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Retries:
         wait = (error.retry_after_s or 0.0) + self.backoff(attempt, chance)
         return wait if wait < left_s else None
 
-    def next_look(self, look: int, told_s: float | None, left_s: float, chance: float) -> float | None:
+    def next_look(self, look: int, requested_s: float | None, left_s: float, chance: float) -> float | None:
         """Return how long to wait after the `look`-th look, from 1, at what has not ended; None when time is up."""
-        wait = self.backoff(look, chance) if told_s is None else told_s
+        wait = self.backoff(look, chance) if requested_s is None else requested_s
         return min(wait, 0.8 * left_s) if left_s > _LAST_LOOK_S else None  # the rest is for the look itself
 
     def backoff(self, attempt: int, chance: float) -> float:
@@ -125,8 +125,8 @@ class Conversation:
             status = read_status(reply)
             if status.ended:
                 return self._outcome(status, reply)
-            told_s, left_s = retry_after(reply, self.clock.wall()), deadline - self.clock.monotonic()
-            wait = self._retries.next_look(look, told_s, left_s, self.clock.chance())
+            requested_s, left_s = retry_after(reply, self.clock.wall()), deadline - self.clock.monotonic()
+            wait = self._retries.next_look(look, requested_s, left_s, self.clock.chance())
             if wait is None:
                 raise ServiceDeadlineError(f"the job has not ended within {allowed_s:g} s: ask again, or cancel it")
             look, wait_s = look + 1, wait
@@ -146,7 +146,7 @@ class Conversation:
         return reply.status == HTTPStatus.OK
 
     def _answer(self, call: Call, deadline: float | None = None, after_s: float = 0.0) -> Steps[Reply]:
-        """Try until there is an answer; raise the last error when another try is no use, or the time is up."""
+        """Try until there is an answer; raise the last error when another try is pointless, or the time is up."""
         deadline = self.clock.monotonic() + self._timeout_s if deadline is None else deadline
         attempt = 1
         while True:

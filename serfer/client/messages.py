@@ -114,7 +114,7 @@ def upload(images: Image | Sequence[Image], names: Sequence[str] | None) -> Uplo
 
 
 def _head(name: str) -> bytes:
-    """Return the header of a part, in which every name of printable characters can be told again."""
+    """Return the header of a part, in which every name of printable characters survives."""
     quoted = "".join(filter(str.isprintable, name)).replace("\\", "\\\\").replace('"', '\\"')
     return f'Content-Disposition: form-data; name="image"; filename="{quoted}"\r\n\r\n'.encode(errors="replace")
 
@@ -192,8 +192,8 @@ def refusal(reply: Reply, now: float, secret: str) -> ServiceError:
             problem = None
     members = problem if isinstance(problem, dict) else {}
     request = members.get("request_id") or reply.headers.get("X-Request-Id")
-    told_s = retry_after(reply, now)
-    return failure(reply.status, members.get("detail"), request, secret, retry_after_s=told_s)
+    wait_s = retry_after(reply, now)
+    return failure(reply.status, members.get("detail"), request, secret, retry_after_s=wait_s)
 
 
 def failure(
@@ -204,15 +204,15 @@ def failure(
     retry_after_s: float | None = None,
 ) -> ServiceError:
     """Return the error for a status, whose message is one line of bounded length without the secret."""
-    said, name = _line(detail, secret), _line(request, secret)
+    explanation, name = _line(detail, secret), _line(request, secret)
     where = f"HTTP {status}, request {name}" if name else f"HTTP {status}"
-    message = f"{said or _meaning(status)} ({where})"
-    kind = _kind(status, explained=bool(said))
-    return kind(message, status=status, detail=said, request_id=name or None, retry_after_s=retry_after_s)
+    message = f"{explanation or _meaning(status)} ({where})"
+    kind = _kind(status, explained=bool(explanation))
+    return kind(message, status=status, detail=explanation, request_id=name or None, retry_after_s=retry_after_s)
 
 
 def _kind(status: int, *, explained: bool) -> type[ServiceError]:
-    """Say what a status means; a 504 without a word of ours is a balancer's, which found nobody to answer."""
+    """Say what a status means; a 504 without a problem is a balancer's, which had no driver to answer."""
     match status:
         case 504 if explained:
             return ServiceDeadlineError

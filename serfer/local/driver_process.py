@@ -45,8 +45,8 @@ class DriverProcess:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._process: WorkerProcess | None = None
-        self._last = ""  # what it said last, for whoever asks why it ended
-        self._early: list[str] = []  # what it said before it first listened: if it never does, its last words are told
+        self._last = ""  # its last line: the reason of its end
+        self._early: list[str] = []  # its lines before it first listened: the last are reported if it never does
         self._came_up: asyncio.Future[None] = self._loop.create_future()
         self._gone = asyncio.Event()
         self._ends = 0  # in a row
@@ -85,7 +85,7 @@ class DriverProcess:
                 os.kill(self._process.pid, signal.SIGTERM)
 
     async def stop(self) -> None:
-        """Drain the process and wait until nothing is left of it; whoever is cancelled meanwhile kills it."""
+        """Drain the process and wait until nothing is left of it; a cancelled caller kills it."""
         self.drain()
         try:
             await self._gone.wait()

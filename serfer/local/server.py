@@ -20,7 +20,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach
 class LocalServer(ABC):
     """A process that is started by the constructor and ended by `stop` or `with`.
 
-    Whoever derives launches `_process`, and says in `_answers` whether it is our server that answers by now.
+    A subclass launches `_process`, and its `_answers` returns whether our server answers by now.
     """
 
     READY_S: ClassVar[float]
@@ -47,7 +47,7 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Say whether our server answers, and not somebody else's that listens where it should."""
+        """Return whether our server answers, and not another one that listens at its port."""
 
     def _comes_up(self) -> bool:
         """Wait until our server answers (True), or has ended or overrun its time (False)."""
@@ -62,7 +62,7 @@ class LocalServer(ABC):
 
 
 def free_port(also: int = 0) -> int:
-    """Return a port of 127.0.0.1 that nobody uses just now, such that the port `also` above it is free too."""
+    """Return a port of 127.0.0.1 that is free just now, such that the port `also` above it is free too."""
     while True:
         with socket.socket() as probe, socket.socket() as other:
             probe.bind(("127.0.0.1", 0))
@@ -74,7 +74,7 @@ def free_port(also: int = 0) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different ports of 127.0.0.1 that nobody uses just now."""
+    """Return so many different ports of 127.0.0.1 that are free just now."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -47,7 +47,7 @@ class Order:
 class Stack:
     """Drivers and their balancer before a started Lambda service; `store` is the embedded one, if there is one.
 
-    `say` is told what happened, `on_line` gets the drivers' lines.
+    `say` is called with what happened, `on_line` with the drivers' lines.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A key is `sf_` and 256 random bits, made here and shown once. The file holds SHA-256 digests: to guess 256 bits is
 hopeless, so no slow hash and no salt is needed, as they would be for passwords. Only what looks like such a key is
-looked up: the digest of a password that somebody wrote into the file by hand opens nothing.
+looked up: the digest of a password that was written into the file by hand is of no use.
 
     {"keys": [{"name": "phone", "sha256": "9f86...", "requests_per_minute": 60, "burst": 10,
                "created": "2026-01-31T12:00:00Z"}]}
@@ -38,7 +38,7 @@ _KEY_BYTES = 32
 _MOST_BYTES = 1024 * 1024
 _MOST_KEYS = 1000
 _LOOK_S = 1.0  # between two looks at the file
-_ROUNDING_S = 1e-6  # what a float loses on the way must not refuse a request that waited as long as it was told to
+_ROUNDING_S = 1e-6  # what a float loses on the way must not refuse a request that waited as long as Retry-After said
 _PRIVATE = 0o600
 
 
@@ -145,17 +145,17 @@ class KeyRing:
         if not _KEY.fullmatch(presented):
             return None
         digest = sha256(presented.encode()).digest()
-        found = None
+        match = None
         for known in self._known:
             if hmac.compare_digest(known.digest, digest):
-                found = known
-        return found
+                match = known
+        return match
 
     def _refresh(self) -> None:
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return
-        self._stamp = stamp  # of what is read now, or it would be told every second that it is broken
+        self._stamp = stamp  # of what is read now, or a broken file would be logged every second
         try:
             self._take(read_keys(self._path))
         except InputError as error:
@@ -250,10 +250,10 @@ def _first(error: ValidationError) -> str:
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     """Return what changes when a file does, or None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _quota(client: Client) -> Quota | None:

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("serfer.api")
 _MARGIN_BYTES = 64 * 1024 * 1024  # beyond its pixels: tables, buffers, numpy
 _LEAST_S = 0.001  # the shortest time that a timer takes: 0 would be no limit
-_SMALL = 128 * 1024  # bytes of a file that are copied rather than sent apart from what is said of them
+_SMALL = 128 * 1024  # bytes of a file that are copied rather than sent apart from their description
 _LONGEST_ERROR = 64 * 1024
 
 
@@ -84,7 +84,7 @@ class _Decoder:
             else:
                 await loop.sock_sendall(self._socket, head)
                 await loop.sock_sendall(self._socket, data)
-        except OSError:  # it has ended; what it may have said before does not matter
+        except OSError:  # it has ended; its output does not matter
             raise _LostError from None
         reply = memoryview(bytearray(REPLY_HEAD.size))
         await self._receive(reply)

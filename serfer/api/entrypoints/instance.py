@@ -69,9 +69,9 @@ def serve_instance(
     on_started: Callable[[str, Instance], None],
     progress: Callable[[str], None],
 ) -> None:
-    """Serve a plan directory's whole network until SIGTERM, SIGINT or `idle`; `on_started` is told the URL.
+    """Serve a plan directory's whole network until SIGTERM, SIGINT or `idle`; `on_started` is called with the URL.
 
-    Raises what `open_instance` raises, and UnavailableError for an address where nobody can listen.
+    Raises what `open_instance` raises, and UnavailableError for an address that cannot be listened at.
     """
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     instance = open_instance(directory, choices, settings, progress)
@@ -105,7 +105,7 @@ def serve_instance(
 
 
 async def _end_when_idle(watch: IdleWatch, idle: Idle) -> None:
-    """Wait until nobody asks any more, leave the group, and drain as after SIGTERM.
+    """Wait until no requests come, leave the group, and drain as after SIGTERM.
 
     An instance that cannot leave its group goes on: the group would start another one in its place.
     """

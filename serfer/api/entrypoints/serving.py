@@ -1,4 +1,4 @@
-"""One driver: models opened, the application made, and served until it is told to stop."""
+"""One driver: models opened, the application made, and served until a signal."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def serve_models(
     on_started: Callable[[str], None],
     progress: Callable[[str], None],
 ) -> None:
-    """Serve plan directories by name until SIGTERM or SIGINT; `on_started` is told the URL.
+    """Serve plan directories by name until SIGTERM or SIGINT; `on_started` is called with the URL.
 
-    Raises what opening raises, and UnavailableError for an address where nobody can listen; then nothing is left.
+    Raises what opening raises, and UnavailableError for an address that cannot be listened at; then nothing is left.
     """
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
     with ExitStack() as opened:

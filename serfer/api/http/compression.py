@@ -18,31 +18,31 @@ _LEVEL = 1
 def coding_of(headers: Headers) -> str | None:
     """Return the one coding of a request's body, None where there is none; raises Problem 415 for others."""
     words = [word.strip().lower() for value in headers.getlist("content-encoding") for word in value.split(",")]
-    found = [word for word in words if word not in ("", "identity")]
-    if len(found) > 1 or not set(found) <= set(CODINGS):
+    codings = [word for word in words if word not in ("", "identity")]
+    if len(codings) > 1 or not set(codings) <= set(CODINGS):
         raise Problem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "Content-Encoding should be gzip or deflate, once, or be left out",
             headers={"Accept-Encoding": ", ".join([*CODINGS, "identity"])},
         )
-    return found[0] if found else None
+    return codings[0] if codings else None
 
 
 def decompress(body: bytes, coding: str, most: int) -> bytes:
     """Return what a body says, at most `most` bytes; raises Problem 413 for more, 400 for what is not so coded."""
     stream = zlib.decompressobj(CODINGS[coding])
     try:
-        found = stream.decompress(body, most + 1)
+        data = stream.decompress(body, most + 1)
     except zlib.error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not {coding}, as Content-Encoding says") from None
-    if len(found) > most:
+    if len(data) > most:
         raise Problem(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"the body has more than the {most:,} bytes that are accepted, unpacked",
         )
     if not stream.eof or stream.unused_data:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is cut short, or goes on after its {coding} data")
-    return found
+    return data
 
 
 def accepted(headers: Headers, size: int) -> str | None:
@@ -55,7 +55,7 @@ def accepted(headers: Headers, size: int) -> str | None:
 
 
 def _refused(weight: str) -> bool:
-    """Say whether a weight, as in "gzip;q=0.0", is nought."""
+    """Return whether a weight, as in "gzip;q=0.0", is nought."""
     return weight.replace(" ", "").lower().rstrip("0").rstrip(".") in ("q=", "q=0")
 
 

@@ -1,4 +1,4 @@
-"""An instance that nobody asks anything ends by itself, so that none is orphaned where every driver has died."""
+"""Idle instances end by themselves, so that none is orphaned where every driver has died."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class IdleWatch:
             self.rest()
 
     def rest(self) -> None:
-        """Begin to count anew."""
+        """Restart the count."""
         self._last = self._clock()
 
     @property

@@ -32,8 +32,8 @@ _Pieces = Iterator[str]
 
 def check_format(name: str, data: bytes) -> None:
     """Raise Problem, 415 where a file is not an image of an accepted format, 422 where it is in too many pieces."""
-    found = Counter(islice(_pieces(name, data), MOST_PIECES + 1))
-    if found.total() > MOST_PIECES or found["scan"] > MOST_SCANS:
+    pieces = Counter(islice(_pieces(name, data), MOST_PIECES + 1))
+    if pieces.total() > MOST_PIECES or pieces["scan"] > MOST_SCANS:
         raise Problem(
             422, f"{name} has more than {MOST_SCANS} scans, or {MOST_PIECES:,} segments, chunks or blocks: save it anew"
         )
@@ -54,8 +54,8 @@ def _pieces(name: str, data: bytes) -> _Pieces:
 def _jpeg_pieces(data: bytes) -> _Pieces:
     """Yield what each segment is, up to the image's end (what follows it, as in a motion photo, is not read)."""
     at = 2
-    while found := _MARKER.search(data, at):
-        code, at = data[found.end() - 1], found.end()
+    while marker := _MARKER.search(data, at):
+        code, at = data[marker.end() - 1], marker.end()
         if code == _EOI:
             return
         yield "scan" if code == _SOS else "segment"

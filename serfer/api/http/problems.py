@@ -1,4 +1,4 @@
-"""What is wrong with a request, as the client is told: problem details (RFC 9457), one line each, no traces."""
+"""What is wrong with a request, as problem details for the client (RFC 9457): one line each, no traces."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457's word
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return what a client is told of an error; of a bug of ours, nothing but that it is one."""
+    """Return an error as a problem for the client; a bug's says nothing but that it is one."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, OverloadedError):

@@ -92,7 +92,7 @@ class LimitedProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or for the rest of a body that nobody reads any more."""
+        """Wait for the next request, or for the rest of a body that is not read any more."""
         super().on_response_complete()
         self._watch()
 
@@ -118,7 +118,7 @@ class LimitedProtocol(H11Protocol):
         self._refuse(self.conn.refusal, _TOO_LARGE if too_large else msg)
 
     def _watch(self) -> None:
-        """Let the timer run exactly while somebody keeps us waiting and no other timer runs."""
+        """Run the timer exactly while a peer keeps the server waiting and no other timer runs."""
         answered = self.cycle is not None and self.cycle.response_complete
         waiting = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
         ignored = self.conn.their_state is h11.SEND_BODY and answered
@@ -149,7 +149,7 @@ class LimitedProtocol(H11Protocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        """Close a connection that has kept us waiting; one that has sent part of a head is told why."""
+        """Close a connection that kept the server waiting; one that has sent part of a head gets the reason."""
         self._timer = None
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no whole request within {self.header_timeout_s:g} s")

@@ -1,4 +1,4 @@
-"""What every request gets: an id, headers that keep browsers careful, a line in the log, an answer whatever happens."""
+"""The outermost middleware: a request id, security headers, a log line, and a response whatever happens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _SINCE = re.compile(rb"t=(\d{13})")
 _LONGEST_WAIT_S = 60.0  # in a balancer
 _MS_PER_S = 1000
-_CLIENT_CLOSED = 499  # nobody reads it; logs and metrics do
+_CLIENT_CLOSED = 499  # for logs and metrics: no client reads it
 _NO_STORE = (b"cache-control", b"no-store")
 _CAREFUL = (
     (b"x-content-type-options", b"nosniff"),
@@ -145,8 +145,8 @@ def _waited_s(scope: Scope) -> float:
     It is believed of any client: it makes only that client's own deadline earlier, by no more than `_LONGEST_WAIT_S`.
     """
     given = next((value for name, value in scope["headers"] if name == b"x-request-start"), b"")
-    found = _SINCE.fullmatch(given)
-    return min(max(time.time() - int(found[1]) / _MS_PER_S, 0.0), _LONGEST_WAIT_S) if found else 0.0
+    match = _SINCE.fullmatch(given)
+    return min(max(time.time() - int(match[1]) / _MS_PER_S, 0.0), _LONGEST_WAIT_S) if match else 0.0
 
 
 def _request_id(scope: Scope) -> str:

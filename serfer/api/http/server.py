@@ -113,7 +113,7 @@ class _Server(uvicorn.Server):
             asyncio.get_running_loop().call_later(self._drain_s, self._close)
             return
         self.should_exit = True
-        self.force_exit = self._signals > _CUT  # not at once: the application is told that its clients are gone
+        self.force_exit = self._signals > _CUT  # not at once: the application learns that its clients are gone
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 

@@ -231,7 +231,7 @@ def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
 
 
 def _wanted(request: InferenceRequest, gives: TensorForm, parameters: RequestParameters) -> tuple[bool, int]:
-    """Say whether the output is wanted as binary data, and how many classes of it, 0 for all its numbers."""
+    """Return whether the output is wanted as binary data, and how many classes of it, 0 for all its numbers."""
     if not request.outputs:
         return parameters.binary_data_output, 0
     output = request.outputs[0]

@@ -22,7 +22,7 @@ from serfer.core.errors import InputError, SerferError, UsageError
 
 _log = logging.getLogger("serfer.api")
 _encode = json.JSONEncoder(default=str).encode
-_QUIET = ("/healthz", "/readyz", "/metrics")  # asked every second by machines: told of at level debug
+_QUIET = ("/healthz", "/readyz", "/metrics")  # requested every second by machines: logged at level debug
 _NESTED = 4  # causes of an error that a traceback goes back to
 _WORST = logging.CRITICAL + 1
 
@@ -63,9 +63,9 @@ class TextFormatter(logging.Formatter):
         fields = _fields(record)
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         frames = fields.pop("traceback", ())
-        said = " ".join(str(fields.pop(name)) for name in ("event", "message") if name in fields)
+        text = " ".join(str(fields.pop(name)) for name in ("event", "message") if name in fields)
         known = "  ".join(f"{name}={_text(value)}" for name, value in fields.items() if name not in ("time", "level"))
-        line = f"{when} {record.levelname:<7} {said}  {known}".rstrip()
+        line = f"{when} {record.levelname:<7} {text}  {known}".rstrip()
         return "\n".join(["".join(char if char.isprintable() else " " for char in line), *frames])
 
 

@@ -1,7 +1,7 @@
 """What Prometheus reads at GET /metrics; docs/reference/metrics.md lists every name.
 
 Labels have few values, none of them a client's: routes are templates, models those that are served, and whatever else
-is "other". So nobody outside can make a series, and no name, key or image can stand in one.
+is "other". So clients cannot create series, and no name, key or image is in one.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Queries:
 
 
 def outcome(error: BaseException) -> str:
-    """Return the word for how a query failed; "bug" for what nobody raises on purpose."""
+    """Return the word for how a query failed; "bug" for unexpected exceptions."""
     return next((word for kind, word in _OUTCOMES if isinstance(error, kind)), "bug")
 
 

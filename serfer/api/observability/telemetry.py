@@ -1,4 +1,4 @@
-"""What one application tells of itself: metrics, log lines and, where somebody collects them, traces."""
+"""Telemetry of one application: metrics, log lines and, where a collector is configured, traces."""
 
 from __future__ import annotations
 

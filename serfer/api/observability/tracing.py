@@ -96,7 +96,7 @@ class _Query:
 
     def make(self) -> None:
         """Make them all, the outer before the inner."""
-        asked, result = self._answered.admitted - self._answered.queued_s, self._answered.result
+        arrived, result = self._answered.admitted - self._answered.queued_s, self._answered.result
         report = result.report
         known = {
             "serfer.model": self._model,
@@ -108,8 +108,8 @@ class _Query:
             "serfer.restarts": report.restarts,
             "serfer.usd": report.cost_usd,
         }
-        query = self._span("query", asked, result.answered, None, known)
-        self._span("queue", asked, self._answered.admitted, query)
+        query = self._span("query", arrived, result.answered, None, known)
+        self._span("queue", arrived, self._answered.admitted, query)
         self._span("decode", *result.split, query)
         for number, stage in enumerate(result.answer.stages):
             self._stage(number, stage, query)

@@ -161,7 +161,7 @@ async def _now(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[U
 async def _answer(
     routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
 ) -> bytes:
-    """Return the body of the answer; whoever watches wants it explained."""
+    """Return the body of the answer, explained where `watch` follows the query."""
     query = replace(parsed.query, context=replace(parsed.query.context, watch=watch))
     data, names = [image.data for image in images], [image.name for image in images]
     answered = await routes.service.classify(query, data, names, parsed.top_k)
@@ -181,8 +181,8 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
 
     async def work(watch: Watch) -> dict[str, Any]:
         with using(place):
-            found: dict[str, Any] = json.loads(await _answer_once(routes, parsed, images, idempotency_key, watch))
-        return found
+            report: dict[str, Any] = json.loads(await _answer_once(routes, parsed, images, idempotency_key, watch))
+        return report
 
     def ended() -> None:
         place.release()

@@ -68,7 +68,7 @@ class _Watch:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._told: dict[str, Any] | None = None
+        self._logged: dict[str, Any] | None = None
 
     async def wrong(self) -> dict[str, Any] | None:
         """Return what keeps queries from being answered here, None if nothing does."""
@@ -76,8 +76,8 @@ class _Watch:
         wrong = None
         if draining or not health.ready:
             wrong = {"store": _line(health.store), "functions": _line(health.functions), "draining": draining}
-        if wrong != self._told:
-            self._told = wrong
+        if wrong != self._logged:
+            self._logged = wrong
             write(logging.WARNING if wrong else logging.INFO, "not ready" if wrong else "ready", wrong or {})
         return wrong
 

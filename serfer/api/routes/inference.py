@@ -84,7 +84,7 @@ def protocol_health_router(service: Service) -> APIRouter:
 
     @router.get("/ready", responses={200: {"description": "It is."}, 503: {"model": ServerReady} | _NOT_READY})
     async def ready(response: Response) -> ServerReady:
-        """Say whether queries can be answered: 200, or 503."""
+        """Return whether queries can be answered: 200, or 503."""
         is_ready = await _ready(service)
         response.status_code = _status(ready=is_ready)
         return ServerReady(live=True, ready=is_ready)
@@ -133,7 +133,7 @@ def inference_router(routes: Inferring) -> APIRouter:
         )
 
     async def model_ready(request: Request, response: Response) -> ModelReady:
-        """Say whether a model can answer: 200, or 503."""
+        """Return whether a model can answer: 200, or 503."""
         name = _model(request, service)
         is_ready = await _ready(service)
         response.status_code = _status(ready=is_ready)
@@ -251,8 +251,8 @@ def _deadline_s(routes: Inferring, parameters: RequestParameters) -> float:
     A timeout of 0 stands for the usual one, and one that is too long for the longest.
     """
     ms, us = parameters.deadline_ms, parameters.timeout
-    asked = [limit for limit in (ms and ms / _MS_PER_S, us and us / _US_PER_S) if limit]
-    return min([*asked, MAX_DEADLINE_S] if asked else [routes.deadline_ms / _MS_PER_S])
+    limits = [limit for limit in (ms and ms / _MS_PER_S, us and us / _US_PER_S) if limit]
+    return min([*limits, MAX_DEADLINE_S] if limits else [routes.deadline_ms / _MS_PER_S])
 
 
 def _answer(

@@ -159,8 +159,8 @@ def models_router(service: Service) -> APIRouter:
     async def one_model(request: Request, name: str) -> ModelAnatomy:
         """Tell how a model is split, where its tiles lie on the picture, and what was predicted of it."""
         check_parameters(request, ())
-        found: ModelAnatomy = described(service.name(name))
-        return found
+        anatomy: ModelAnatomy = described(service.name(name))
+        return anatomy
 
     return router
 

@@ -96,8 +96,8 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
                 return [inlined(member) for member in value]
         return value
 
-    found: dict[str, Any] = inlined(schema)
-    return found
+    whole: dict[str, Any] = inlined(schema)
+    return whole
 
 
 CLASSIFY: Final[dict[str, Any]] = {

@@ -197,7 +197,7 @@ class Results:
                 await doing
 
     def _is_gone(self, key: str, state: _State) -> bool:
-        """Say whether another driver deleted the job, or began it again, as far as is known."""
+        """Return whether another driver deleted the job, or began it again, as far as is known."""
         try:
             entry = self._coordination.get(key)
         except SerferError:

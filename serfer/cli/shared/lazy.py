@@ -64,11 +64,11 @@ def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same
 def _imported(name: str, place: str) -> Any:  # noqa: ANN401 - same
     """Return the command at `module:attribute`: a function, or an application with commands of its own."""
     module, _, attribute = place.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
+    target = getattr(import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(name=name)(found)
-        found = one
-    command = typer.main.get_command(found)
+        one.command(name=name)(target)
+        target = one
+    command = typer.main.get_command(target)
     command.name = name
     return command

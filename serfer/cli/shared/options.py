@@ -71,7 +71,7 @@ _DEFAULT_MODEL = "efficientnet-lite0"
 
 @contextmanager
 def status_line() -> Iterator[Any]:
-    """Show the current step on a terminal; say nothing where nobody watches."""
+    """Show the current step on a terminal; print nothing elsewhere."""
     with err.status("") as status:
         yield lambda text: status.update(plain(text))
 

@@ -28,7 +28,7 @@ PlansOption = Annotated[
 ]
 HostOption = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all there are.")]
 KeysOption = Annotated[
-    Path | None, typer.Option("--keys", help="A file of API keys (serfer keys add); without one, anybody may ask.")
+    Path | None, typer.Option("--keys", help="A file of API keys (serfer keys add); without one, no key is needed.")
 ]
 AllowHostOption = Annotated[
     list[str] | None,
@@ -71,7 +71,7 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
 
     Raises UsageError for two of one name.
     """
-    found: dict[str, Path] = {}
+    models: dict[str, Path] = {}
     wanted = [*((name, None) for name in names or ()), *((None, each) for each in plans or ())]
     for name, text in wanted or [(None, None)]:
         if text is None:
@@ -81,10 +81,10 @@ def served_models(names: list[str] | None, plans: list[str] | None) -> dict[str,
             match = _NAMED.fullmatch(text)
             directory = Path(match[2] if match else text)
             called = match[1] if match else _NAME.sub("-", load_plan(directory).model)
-        if called in found:
+        if called in models:
             raise UsageError(f"two models are called {called}: name one of them, --plan NAME=DIR")
-        found[called] = directory
-    return found
+        models[called] = directory
+    return models
 
 
 def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:

@@ -114,7 +114,7 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _drop_unwritten() -> None:
-    """Forget output that cannot be written: its reader is gone or was told; Python would tell it once more at exit."""
+    """Drop output that cannot be written: its reader is gone or has the error; Python would report it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -157,7 +157,7 @@ def _code_of(error: Exception) -> int | None:
         case TyperException():
             return _misused(error)
         case BrokenPipeError():
-            return 0  # whoever read our output has enough of it
+            return 0  # the reader of the output has closed it
         case OSError():  # a full disk, say
             complain(error)
             return UnavailableError.exit_code

@@ -1,4 +1,4 @@
-"""Who may call the local Lambda service: whoever signs with its credentials, as in AWS.
+"""Access to the local Lambda service: calls are signed with its credentials, as in AWS.
 
 Loopback is open to every user of the machine, and a function runs with the rights of the one who started the service.
 """

@@ -20,7 +20,7 @@ class Faults:
     """Which faults a service injects.
 
     `throttle` is the share of invocations that are refused with 429. With `twice` every event is delivered twice, and
-    twice as many invocations have room, so that a doubled one keeps nobody out. One environment in `slow_one_in` (0:
+    twice as many invocations have room, so that a doubled one displaces no other. One environment in `slow_one_in` (0:
     none) takes `slow_factor` times as long for everything its handler does. `seed` fixes which invocations are refused
     and which environments, in the order of their creation, are slow.
 
@@ -82,7 +82,7 @@ class Injector:
         self._created = faults.seed
 
     def throttles(self) -> bool:
-        """Say whether the next invocation is refused."""
+        """Return whether the next invocation is refused."""
         return self._faults.throttle > 0 and self._chance() < self._faults.throttle
 
     def slowness(self) -> float:

@@ -65,7 +65,7 @@ def package_size(directory: Path) -> int:
 
 
 def _loops(subfolder: Path) -> bool:
-    """Say whether a subfolder is a link back to where it lies."""
+    """Return whether a subfolder is a link back to where it lies."""
     return subfolder.is_symlink() and subfolder.parent.resolve().is_relative_to(subfolder.resolve())
 
 
@@ -105,7 +105,7 @@ def python_version(python: Path) -> str:
         return f"{sys.version_info.major}.{sys.version_info.minor}"
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
-        asked = subprocess.run(  # noqa: S603 - the interpreter that our caller chose
+        process = subprocess.run(  # noqa: S603 - the interpreter that our caller chose
             [str(python), "-S", "-P", "-c", code],
             capture_output=True,
             text=True,
@@ -115,7 +115,7 @@ def python_version(python: Path) -> str:
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise InputError(f"{python} is not a Python interpreter that runs here: {type(error).__name__}") from error
-    if not re.fullmatch(r"\d+\.\d+", version := asked.stdout.strip()):
+    if not re.fullmatch(r"\d+\.\d+", version := process.stdout.strip()):
         raise InputError(f"{python} is not a Python interpreter: it says {version[:40]!r}")
     return version
 

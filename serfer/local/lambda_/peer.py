@@ -35,20 +35,20 @@ def check_supported() -> None:
 
 
 def is_ours(peer: tuple[str, int], own: tuple[str, int]) -> bool:
-    """Say whether a process of this process's user holds the `peer` end of an IPv4 connection whose other end is `own`.
+    """Return whether a process of our user has the `peer` end of an IPv4 connection whose other end is `own`.
 
     False too for an end that its process has closed: the kernel no longer knows whose it was.
     """
-    found = _owner(peer, own)
-    return found is not None and found == os.geteuid()
+    owner = _owner(peer, own)
+    return owner is not None and owner == os.geteuid()
 
 
 def _owner(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
     """Return the user id of the process that holds the connection's `peer` end, None for none; raises OSError."""
     identity = _IDENTITY.pack(peer[1], own[1], socket.inet_aton(peer[0]), socket.inet_aton(own[0]))
-    asked = _ASK.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + identity + _REST.pack(0, _NO_COOKIE)
+    request = _ASK.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + identity + _REST.pack(0, _NO_COOKIE)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-        kernel.send(_HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0) + asked)
+        kernel.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST, 0, 0) + request)
         answer = kernel.recv(4096)
     if _HEADER.unpack_from(answer)[1] != _BY_FAMILY:  # an error: there is no such socket
         return None

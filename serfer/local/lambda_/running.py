@@ -1,4 +1,4 @@
-"""A look at a Lambda service that somebody else has started: the one that SERFER_LOCAL_URL names."""
+"""A Lambda service that another process has started: the one that SERFER_LOCAL_URL names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_functions(url: str, access: Access, plan: Plan) -> None:
         raise UnavailableError(f"SERFER_LOCAL_URL: {url} is not an address such as http://127.0.0.1:9001") from error
     try:
         answer = json.loads(fetch(url, "/2015-03-31/functions/", access, _LOOK_S, _MOST_BYTES))
-        found = {function["FunctionName"] for function in answer["Functions"]}
+        names = {function["FunctionName"] for function in answer["Functions"]}
     except PermissionError as error:
         raise UnavailableError(
             f"SERFER_LOCAL_ACCESS: the Lambda service at {url} refuses these credentials: give those that it runs with"
@@ -34,7 +34,7 @@ def check_functions(url: str, access: Access, plan: Plan) -> None:
         raise UnavailableError(f"SERFER_LOCAL_URL: no Lambda service answers at {url}: {reason}") from error
     except (http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise UnavailableError(f"SERFER_LOCAL_URL: what answers at {url} is not a local Lambda service") from error
-    if missing := wanted - found:
+    if missing := wanted - names:
         raise UnavailableError(
             f"SERFER_LOCAL_URL: the Lambda service at {url} has no function {min(missing)}: start it with this plan"
         )

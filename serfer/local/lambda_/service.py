@@ -276,7 +276,7 @@ def _answer(exchange: Exchange, invocation: Invocation, outcome: Outcome) -> Non
 
 
 def _runtime_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return what the runtime is told besides the event; raises ValueError for a malformed client context."""
+    """Return what the runtime gets besides the event; raises ValueError for a malformed client context."""
     result = {}
     if trace := headers.get("x-amzn-trace-id"):
         result["Lambda-Runtime-Trace-Id"] = trace

@@ -133,7 +133,7 @@ class Balancer(LocalServer):
             if output is None:
                 return
             if not (tries_left and _TAKEN in output):
-                raise UnavailableError(f"HAProxy did not start: {output[-300:] or 'it said nothing'}")
+                raise UnavailableError(f"HAProxy did not start: {output[-300:] or 'no output'}")
 
     @property
     def url(self) -> str:
@@ -145,7 +145,7 @@ class Balancer(LocalServer):
         self.stop()
         output = self._start()
         if output is not None:
-            raise UnavailableError(f"HAProxy did not start again: {output[-300:] or 'it said nothing'}")
+            raise UnavailableError(f"HAProxy did not start again: {output[-300:] or 'no output'}")
 
     def drain(self, most_s: float) -> None:
         """Take no more connections, wait at most `most_s` seconds until what is under way has ended, and stop."""
@@ -160,7 +160,7 @@ class Balancer(LocalServer):
         self._log.close()
 
     def _start(self) -> str | None:
-        """Start the server; returns None once it answers, or what it said instead."""
+        """Start the server; returns None once it answers, or its output."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
         self._process = self._launch()
         if self._comes_up():
@@ -197,7 +197,7 @@ class Balancer(LocalServer):
         )
 
     def _answers(self) -> bool:
-        """Ask for what only our own server knows, whoever else may listen on the port."""
+        """Request what only our own server knows, not another one that listens at the port."""
         host = reachable(self._host)
         with contextlib.closing(http.client.HTTPConnection(host, self._port, timeout=_ANSWER_S)) as connection:
             try:
@@ -226,5 +226,5 @@ def _refusal(most: int) -> str:
         "detail": f"more queries than can be answered in time: come again in {_FULL_S} s",
         "request_id": "%[var(txn.request)]",
     }
-    said = f"content-type application/problem+json lf-string '{json.dumps(problem)}' hdr Retry-After {_FULL_S}"
-    return f"  http-request tarpit deny_status 429 {said} if METH_POST {{ be_conn(drivers) ge {most} }}"
+    response = f"content-type application/problem+json lf-string '{json.dumps(problem)}' hdr Retry-After {_FULL_S}"
+    return f"  http-request tarpit deny_status 429 {response} if METH_POST {{ be_conn(drivers) ge {most} }}"

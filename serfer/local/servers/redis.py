@@ -51,7 +51,7 @@ class RedisServer(LocalServer):
             output = self._output()
             self.stop()
             if "Address already in use" not in output:
-                raise UnavailableError(f"redis-server did not start: {output[-300:] or 'it said nothing'}")
+                raise UnavailableError(f"redis-server did not start: {output[-300:] or 'no output'}")
             if not tries_left:
                 raise UnavailableError(f"port {self._port} is taken: choose another, or stop what listens there")
 
@@ -87,7 +87,7 @@ class RedisServer(LocalServer):
             )
 
     def _answers(self) -> bool:
-        """Log in and ping: only our own server knows the password, whoever else may listen on the port."""
+        """Log in and ping: only our own server knows the password, not another one that listens at the port."""
         try:
             with socket.create_connection(("127.0.0.1", self._port), timeout=_ANSWER_S) as connection:
                 connection.sendall(f"AUTH {self._password}\r\nPING\r\n".encode())

@@ -80,7 +80,7 @@ class RedisCluster:
                 config += f"cluster-announce-port {announced}\ncluster-announce-bus-port {port + _BUS}\n"
             try:
                 return RedisServer(port, password=self._password, config=config)
-            except UnavailableError:  # somebody took the port, or that of the bus, meanwhile
+            except UnavailableError:  # the port, or that of the bus, was taken meanwhile
                 if not tries_left:
                     raise
         raise AssertionError
@@ -109,5 +109,5 @@ class RedisCluster:
 
 
 def _is_whole(client: Redis, nodes: int) -> bool:
-    told: dict[str, str] = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
-    return told["cluster_state"] == "ok" and int(told["cluster_size"]) == nodes
+    info: dict[str, str] = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
+    return info["cluster_state"] == "ok" and int(info["cluster_size"]) == nodes

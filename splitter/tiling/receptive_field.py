@@ -13,7 +13,7 @@ Rows and columns never mix, so each axis is computed by itself, for all tiles at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -30,9 +30,9 @@ ReceptiveField = Callable[[Spans], Spans]
 """From rows of an operator's output to the rows of one of its inputs that they depend on, not clipped to the map."""
 
 
-def spans_of(parts: Iterable[Span]) -> Spans:
+def spans_of(parts: Sequence[Span]) -> Spans:
     """Return spans as one array."""
-    return np.array([(part.start, part.stop) for part in parts], dtype=np.int64).T
+    return np.array([[part.start for part in parts], [part.stop for part in parts]])
 
 
 def hull(one: Spans, other: Spans) -> Spans:

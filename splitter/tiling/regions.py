@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
@@ -24,6 +25,18 @@ class AxisInput:
 
     size: int
     field: ReceptiveField
+
+    def read_by(self, span: Span) -> tuple[Span, Span]:
+        """Return the rows that one span of the output reads, with the padding and clipped to the map."""
+        if span not in self._known:
+            rows = self.field(spans_of([span]))
+            full, inside = (Span(*each[:, 0].tolist()) for each in (rows, clipped(rows, self.size)))
+            self._known[span] = full, inside
+        return self._known[span]
+
+    @cached_property
+    def _known(self) -> dict[Span, tuple[Span, Span]]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -104,7 +117,7 @@ def infer_regions(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[s
 def _walked(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[str, Rect]], *, clip: bool) -> list[Regions]:
     found = []
     for axis, side in ((ROW_AXIS, "rows"), (COL_AXIS, "cols")):
-        targets = {name: spans_of(getattr(tile[name], side) for tile in tiles) for name in tiles[0]}
+        targets = {name: spans_of([getattr(tile[name], side) for tile in tiles]) for name in tiles[0]}
         walk = AxisWalk([axis_node(graph, node, axis) for node in nodes], targets, clip=clip)
         while walk.position:
             walk.step()
@@ -135,13 +148,10 @@ def _outside(field: Rect, whole: Rect) -> Padding:
 
 def input_region(graph: Graph, node: Node, source: str, region: Rect) -> InputRegion:
     """Return what `region` of an operator's output reads of its input `source`, with and without the padding."""
-    full, inside = [], []
-    for axis, span in ((ROW_AXIS, region.rows), (COL_AXIS, region.cols)):
-        read = axis_node(graph, node, axis).inputs[source]
-        rows = read.field(spans_of([span]))
-        full.append(Span(*rows[:, 0].tolist()))
-        inside.append(Span(*clipped(rows, read.size)[:, 0].tolist()))
-    return InputRegion(Rect(*full), Rect(*inside))
+    rows = axis_node(graph, node, ROW_AXIS).inputs[source].read_by(region.rows)
+    cols = axis_node(graph, node, COL_AXIS).inputs[source].read_by(region.cols)
+    full, inside = (Rect(*spans) for spans in zip(rows, cols, strict=True))
+    return InputRegion(full, inside)
 
 
 def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:

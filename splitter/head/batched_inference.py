@@ -6,39 +6,30 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from splitter.network.graph import Graph, Node
+from splitter.network.graph import Graph, Node, needed_for
+from splitter.network.onnx_models import model_of, session_of
 from splitter.tiling import operators
 
 Array = NDArray[np.float32]
 Progress = Callable[[str], None]
-_IR_VERSION = 10
 _BATCH_BYTES = 256 * 1024 * 1024
 _MOST_IMAGES = 64
 
 
 def onnx_of(graph: Graph, *outputs: str) -> onnx.ModelProto:
     """Write the part of a graph that `outputs` depend on, with a free batch axis; constants lie inside."""
-    needed = set(outputs)
-    nodes = []
-    for node in reversed(graph.nodes):
-        if node.output in needed:
-            nodes.append(node)
-            needed.update(name for name in node.inputs if name)
-    constants = [
-        numpy_helper.from_array(np.ascontiguousarray(graph.weights[n]), n) for n in graph.weights if n in needed
-    ]
-    body = helper.make_graph(
-        [_proto(node) for node in reversed(nodes)],
-        "part",
+    nodes = needed_for(graph.nodes, outputs)
+    read = {name for node in nodes for name in node.inputs}
+    return model_of(
+        [_proto(node) for node in nodes],
         [_value(graph, graph.input)],
         [_value(graph, name) for name in outputs],
-        constants,
+        [numpy_helper.from_array(np.ascontiguousarray(graph.weights[n]), n) for n in graph.weights if n in read],
+        opset=graph.opset,
     )
-    return helper.make_model(body, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=_IR_VERSION)
 
 
 def _proto(node: Node) -> onnx.NodeProto:
@@ -64,7 +55,7 @@ def pooled_and_logits(
     graph: Graph, trunk_end: str, logits: str, images: Array, progress: Progress
 ) -> tuple[Array, Array]:
     """Return the means (N, C) of the map `trunk_end` and the vectors (N, K) `logits` for images (N, C, H, W)."""
-    session = _session(onnx_of(graph, trunk_end, logits))
+    session = session_of(onnx_of(graph, trunk_end, logits))
     pooled, answers = [], []
     size = batch_size(graph)
     for start in range(0, len(images), size):
@@ -77,11 +68,7 @@ def pooled_and_logits(
 
 def answers(graph: Graph, images: Array) -> Array:
     """Return the graph's outputs (N, K) for images (N, C, H, W)."""
-    session = _session(onnx_of(graph, graph.output))
+    session = session_of(onnx_of(graph, graph.output))
     size = batch_size(graph)
     batches = (images[start : start + size] for start in range(0, len(images), size))
     return np.concatenate([session.run(None, {graph.input: batch})[0] for batch in batches])
-
-
-def _session(model: onnx.ModelProto) -> ort.InferenceSession:
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

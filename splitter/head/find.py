@@ -93,13 +93,12 @@ def _trunk_end(graph: Graph) -> str | None:
 
 def _alone(graph: Graph) -> list[str]:
     """Return the tensors, in order, that are the only one alive at their time."""
-    last_use = {name: index for index, node in enumerate(graph.nodes) for name in graph.activations(node)}
     found = []
-    longest = last_use[graph.input]
+    longest = graph.last_use(graph.input)
     for index, node in enumerate(graph.nodes):
         if longest <= index:
             found.append(node.output)
-        longest = max(longest, last_use.get(node.output, index))
+        longest = max(longest, graph.last_use(node.output), index)
     return found
 
 

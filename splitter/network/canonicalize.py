@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from splitter.network.graph import COL_AXIS, MAP_RANK, ROW_AXIS, Graph, Node, Weights
+from splitter.network.onnx_models import model_of, run_once
 from splitter.network.unsupported import refuse
 from splitter.tiling.receptive_field import explicit_pads
 from splitter.tiling.rule import integers
@@ -222,17 +222,14 @@ def _run(graph: Graph, node: Node, image: NDArray[np.float32]) -> NDArray[np.flo
     sizes = node.inputs[3] if len(node.inputs) > 3 else ""  # noqa: PLR2004 - X, roi, scales, sizes
     if sizes and constants[sizes].size == MAP_RANK:
         constants[sizes] = np.array([1, image.shape[1], *constants[sizes][2:]], dtype=np.int64)
-    body = helper.make_graph(
+    model = model_of(
         [helper.make_node(node.kind, node.inputs, [node.output], **node.attributes)],
-        "one",
         [helper.make_tensor_value_info(node.inputs[0], TensorProto.FLOAT, image.shape)],
         [helper.make_tensor_value_info(node.output, TensorProto.FLOAT, None)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        opset=graph.opset,
     )
-    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=10)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    result: NDArray[np.float32] = session.run(None, {node.inputs[0]: image})[0]
-    return result
+    return run_once(model, {node.inputs[0]: image})[0]
 
 
 def _concat(rewriter: Rewriter, node: Node) -> bool:

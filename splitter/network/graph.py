@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -82,6 +83,19 @@ class Graph:
         height, width = shape[axes[0]], shape[axes[1]]
         return Shape(size // (height * width), height, width, flat=False)
 
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """The positions of the nodes that read each activation, in order."""
+        found: dict[str, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            for name in self.activations(node):
+                found.setdefault(name, []).append(index)
+        return found
+
+    def last_use(self, tensor: str) -> int:
+        """Return the position of the last node that reads an activation, -1 where none does."""
+        return self.readers.get(tensor, [-1])[-1]
+
     def can_cross(self, tensor: str) -> bool:
         """Say whether stages can hand the activation on: float32, and (N, C, H, W) or (N, K)."""
         plain = len(self.shapes[tensor]) == VECTOR_RANK or self.axes(tensor) == NCHW
@@ -91,3 +105,13 @@ class Graph:
     def memo(self) -> dict[tuple[str, str], Any]:
         """What was already found out about the operators, by a question and their outputs' names."""
         return {}
+
+
+def needed_for(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...]:
+    """Return those of `nodes` (in topological order) that `outputs` depend on."""
+    needed, kept = set(outputs), list[Node]()
+    for node in reversed([*nodes]):
+        if node.output in needed:
+            kept.append(node)
+            needed.update(node.inputs)
+    return tuple(reversed(kept))

@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import onnxscript.optimizer
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnxscript import ir
+from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 
 from serfer.core.errors import ModelError
 from splitter.network import half_floats, whole_numbers
 from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
 from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import NCHW, VECTOR_RANK, Graph, Node, Weights
+from splitter.network.graph import NCHW, VECTOR_RANK, Graph, Node, Weights, needed_for
 from splitter.network.half_floats import widened
+from splitter.network.onnx_models import run_once
 from splitter.network.transpose_sinking import with_batch_first
 from splitter.network.unsupported import check_batch, check_kinds, check_windows, may_fold, refuse
 from splitter.network.whole_numbers import in_whole_numbers
@@ -104,17 +105,8 @@ def _simplified(model: ExternalWeightsModel) -> ExternalWeightsModel:
     """Inline functions and fold constants, and keep only what the output depends on."""
     whole = model.whole()
     onnxscript.optimizer.optimize_ir(whole, should_fold=_is_no_growth)
-    model = ExternalWeightsModel.of(whole)
-    graph = model.proto.graph
-    needed = {graph.output[0].name}
-    kept = []
-    for node in reversed(graph.node):
-        if needed & set(node.output):
-            kept.append(node)
-            needed.update(_read_by(node))
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
-    return model
+    RemoveUnusedNodesPass()(whole)
+    return ExternalWeightsModel.of(whole)
 
 
 def _is_no_growth(node: ir.Node) -> bool | None:
@@ -125,14 +117,6 @@ def _is_no_growth(node: ir.Node) -> bool | None:
         return False
     read = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
     return None if prod(sizes) <= max(_MOST_OPTIMIZED, read) else False
-
-
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield what an operator reads, its branches included."""
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield from _read_by(inner)
 
 
 def _folded(model: ExternalWeightsModel) -> ExternalWeightsModel:
@@ -191,9 +175,8 @@ def _computed(model: ExternalWeightsModel, nodes: list[onnx.NodeProto], names: l
         [tensor for tensor in model.proto.graph.initializer if tensor.name in read],
     )
     part = helper.make_model(body, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
-    session = ort.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
     given = {name: value for name, value in model.large.items() if name in read}
-    return dict(zip(names, session.run(names, given), strict=True))
+    return dict(zip(names, run_once(part, given, names), strict=True))
 
 
 def _without_late_windows(light: ExternalWeightsModel) -> ExternalWeightsModel:
@@ -324,13 +307,8 @@ def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
 
     `second` has the operators of which some output but the first is used.
     """
-    needed = {graph.output}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if node.output in needed:
-            kept.append(node)
-            needed.update(graph.activations(node))
-    kept.reverse()
+    kept = needed_for(graph.nodes, [graph.output])
+    needed = {graph.output, *(name for node in kept for name in graph.activations(node))}
     for name in sorted(needed & second.keys()):
         why = f"its second output {name!r} is used; only first outputs can be handed on"
         raise refuse(second[name].name, second[name].kind, why)
@@ -346,7 +324,7 @@ def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
     _check_output(graph)
     weights = {name: graph.weights[name] for node in kept for name in graph.constants(node)}
     shapes = {name: graph.shapes[name] for name in needed}
-    return replace(graph, nodes=tuple(kept), weights=weights, shapes=shapes, others=graph.others & needed)
+    return replace(graph, nodes=kept, weights=weights, shapes=shapes, others=graph.others & needed)
 
 
 def _check_output(graph: Graph) -> None:

@@ -29,6 +29,7 @@ from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, Preprocess
 from splitter.network import zoo
 from splitter.network.external_weights import ExternalWeightsModel
+from splitter.network.onnx_models import OPSET, session_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 Run = Callable[[Array], Array]
 Progress = Callable[[str], None]
-MIN_OPSET, OPSET = 18, 20
+MIN_OPSET = 18
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _SILENT = 4
 """ONNX Runtime's level of errors that end the process: others are raised, and told by us."""
@@ -348,7 +349,7 @@ def _runner(path: Path) -> Run:
     def run(batch: Array) -> Array:
         nonlocal session
         try:
-            session = session or ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            session = session or session_of(path, options)
             given = session.get_inputs()[0]
             kind = np.float16 if given.type == "tensor(float16)" else np.float32
             answers = [session.run(None, {given.name: image[None].astype(kind)})[0] for image in batch]

@@ -1,4 +1,4 @@
-"""Axes that are moved about: written so that the images of a batch stay on the first one.
+"""Transpose sinking: rewrites that keep axis 0 the batch axis.
 
 Exporters bring another axis to the front to index or unpack it, and fold the heads of attention into the batch to
 transpose a product's operand. Each comes back soon after:
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitter.network.canonicalize import Rewriter, without_identities
-from splitter.network.graph import Graph, Node
+from splitter.network.graph import Graph, Node, needed_for
 from splitter.tiling.rule import integers
 
 _SWAPPED = [0, 2, 1]
@@ -40,7 +40,8 @@ def with_batch_first(graph: Graph) -> Graph:
             plainer = plainer or _one_move(move, node) or _moved_behind(rewriter, move, node)
         makers[node.output] = plainer or node
         rewriter.nodes.append(plainer or node)
-    return _needed(without_identities(rewriter.done()))
+    found = without_identities(rewriter.done())
+    return replace(found, nodes=needed_for(found.nodes, [found.output]))
 
 
 def _one_move(first: Node, second: Node) -> Node | None:
@@ -122,13 +123,3 @@ def _unstrided(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None
     if indices is None or not np.array_equal(indices.ravel() % count, np.arange(count)):
         return None
     return Node(node.name, "Reshape", flat.inputs, node.output)
-
-
-def _needed(graph: Graph) -> Graph:
-    """Return the graph without operators that the output does not depend on."""
-    needed, kept = {graph.output}, []
-    for node in reversed(graph.nodes):
-        if node.output in needed:
-            kept.append(node)
-            needed.update(node.inputs)
-    return replace(graph, nodes=tuple(reversed(kept)))

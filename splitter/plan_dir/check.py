@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference, check_finite, difference
 from serfer.core.plan import IMAGE, Plan
 from splitter.network.graph import Graph
+from splitter.network.onnx_models import session_of
 from splitter.network.source import Array, Run, Source
 from splitter.plan_dir.emit import in_one_piece, input_name, output_name
 
@@ -27,7 +27,7 @@ def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
     for number, stage in enumerate(plan.stages):
         whole = [np.empty(shape.of(shape.whole, len(batch)), dtype=np.float32) for shape in stage.outputs]
         for tile in stage.tiles:
-            session = _session(directory / tile.graph)
+            session = session_of(directory / tile.graph)
             given = {
                 input_name(index): np.ascontiguousarray(tensors[read.stage, read.output][read.shape.slices(rect)])
                 for index, (read, rect) in enumerate(zip(stage.inputs, tile.inputs, strict=True))
@@ -40,14 +40,9 @@ def run_tiles(plan: Plan, directory: Path, batch: Array) -> Array:
     return tensors[len(plan.stages) - 1, 0]
 
 
-def _session(model: Path | bytes) -> ort.InferenceSession:
-    return ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-
-
 def whole_runner(model: Graph | Path) -> Run:
     """Return the whole network (a graph, or a plan's unsplit.onnx) as a function of a batch."""
-    path = model if isinstance(model, Path) else in_one_piece(model).model({}).SerializeToString()
-    session = _session(path)
+    session = session_of(model if isinstance(model, Path) else in_one_piece(model).model({}))
 
     def run(batch: Array) -> Array:
         result: Array = session.run(None, {input_name(0): batch})[0]

@@ -12,13 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect
 from splitter.network.graph import Graph, Node, Weights
+from splitter.network.onnx_models import model_of
 from splitter.plan_dir.onnx_builder import OnnxBuilder
 from splitter.plan_dir.weights import WeightsFile
 from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of
 from splitter.tiling.regions import Regions, input_region, whole_regions
 from splitter.tiling.rule import Rule, TileOperator
-
-_IR_VERSION = 10
 
 
 def input_name(number: int) -> str:
@@ -54,8 +53,7 @@ class TileGraph:
             tensors, readers = _stored(name, value, files)
             initializers += tensors
             nodes += readers
-        body = helper.make_graph([*nodes, *self.nodes], "tile", self.inputs, self.outputs, initializers)
-        return helper.make_model(body, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=_IR_VERSION)
+        return model_of([*nodes, *self.nodes], self.inputs, self.outputs, initializers, opset=self.opset, name="tile")
 
 
 _Stored = tuple[list[TensorProto], list[onnx.NodeProto]]

@@ -139,7 +139,7 @@ class StageEnumerator:
     def whole(self, left: Cut, right: Cut) -> StageWork:
         """Return the stage between two cuts as one task."""
         start, stop = left.position, right.position
-        reads = [name for name in left.tensors if any(start <= at < stop for at in self._read_at.get(name, ()))]
+        reads = [name for name in left.tensors if any(start <= at < stop for at in self._graph.readers.get(name, ()))]
         writes = [name for name in right.tensors if self._made_at[name] >= start]
         shapes = {name: self._graph.shape(name) for name in reads}
         costs = self._before[:, stop] - self._before[:, start]
@@ -316,7 +316,7 @@ class StageEnumerator:
     ) -> Floats:
         """Return the cost of converting a tensor for its readers in the only tile of nodes [start, stop)."""
         graph = self._graph
-        readers = tuple(index for index in self._read_at.get(tensor, ()) if start <= index < stop)
+        readers = tuple(index for index in self._graph.readers.get(tensor, ()) if start <= index < stop)
         key = (tensor, readers, is_input, is_output)
         if key not in self._known_layout_costs:
             whole = graph.shape(tensor).whole
@@ -353,14 +353,6 @@ class StageEnumerator:
     @cached_property
     def _made_at(self) -> dict[str, int]:
         return {node.output: index for index, node in enumerate(self._graph.nodes)}
-
-    @cached_property
-    def _read_at(self) -> dict[str, list[int]]:
-        read: dict[str, list[int]] = {}
-        for index, node in enumerate(self._graph.nodes):
-            for name in self._graph.activations(node):
-                read.setdefault(name, []).append(index)
-        return read
 
 
 def _views(rows: _StageAxis, cols: _StageAxis, tensor: str, cut: int | None = None) -> _Views:

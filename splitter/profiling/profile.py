@@ -37,6 +37,7 @@ from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
 from splitter.network.ingest import from_onnx
+from splitter.network.onnx_models import model_of, session_of
 from splitter.network.source import Progress, load
 from splitter.plan_dir.emit import tile_graph
 from splitter.planning.ort_kernels import (
@@ -130,7 +131,7 @@ def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None
     if events:
         options.enable_profiling = True
         options.profile_file_prefix = str(events)
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session_of(model, options)
 
 
 class Meter:
@@ -146,16 +147,13 @@ class Meter:
         rng = np.random.default_rng(0)
         weight = numpy_helper.from_array(rng.standard_normal((64, 64, 3, 3), dtype=np.float32), "w")
         value = helper.make_tensor_value_info
-        graph = helper.make_graph(
+        model = model_of(
             [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1])],
-            "reference",
             [value("x", TensorProto.FLOAT, [1, 64, 32, 32])],
             [value("y", TensorProto.FLOAT, [1, 64, 32, 32])],
             [weight],
         )
-        self._session = worker_session(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), threads
-        )
+        self._session = worker_session(model, threads)
         self._given = {"x": rng.standard_normal((1, 64, 32, 32), dtype=np.float32)}
         ended, self._best = time.monotonic() + _WARM_UP_SECONDS, self._reference()
         while time.monotonic() < ended:
@@ -422,8 +420,7 @@ def _chain(length: int) -> onnx.ModelProto:
     """Return a model of so many operators that have next to nothing to do."""
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 1]) for name in ("t0", f"t{length}")]
     nodes = [helper.make_node("Abs" if step % 2 else "Neg", [f"t{step}"], [f"t{step + 1}"]) for step in range(length)]
-    graph = helper.make_graph(nodes, "chain", value[:1], value[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return model_of(nodes, value[:1], value[1:])
 
 
 @dataclass(frozen=True)

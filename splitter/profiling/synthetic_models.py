@@ -12,7 +12,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-_OPSET, _IR_VERSION = 20, 10
+from splitter.network.onnx_models import model_of
+
 _CHANNELS = (16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 _WINDOWS = ((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (5, 5), (1, 7), (7, 1), (1, 3))
 _ACTIVATIONS = ("Relu", "Relu", "Clip", "Clip", "HardSwish", "Sigmoid")
@@ -53,8 +54,7 @@ class _GraphBuilder:
     def model(self, output: str) -> onnx.ModelProto:
         given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *self._shape[1:]])
         result = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
-        graph = helper.make_graph(self._nodes, "drawn", [given], [result], self._constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+        return model_of(self._nodes, [given], [result], self._constants)
 
 
 def synthetic_models(rng: Generator, rounds: int) -> Iterator[onnx.ModelProto]:

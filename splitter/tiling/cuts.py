@@ -27,10 +27,9 @@ def all_cuts(graph: Graph) -> list[Cut]:
 
     The image is read by the first stage alone, so there is no cut as long as it is still needed.
     """
-    last_use = {name: index for index, node in enumerate(graph.nodes) for name in graph.activations(node)}
     live, cuts = [graph.input], [Cut(0, (graph.input,))]
     for index, node in enumerate(graph.nodes[:-1]):
-        live = [name for name in (*live, node.output) if last_use.get(name, -1) > index]
+        live = [name for name in (*live, node.output) if graph.last_use(name) > index]
         plain = all(graph.can_cross(name) for name in live)
         if plain and len(live) <= MOST_TENSORS and graph.input not in live:
             cuts.append(Cut(index + 1, tuple(live)))

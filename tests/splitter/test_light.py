@@ -50,7 +50,7 @@ def serialised(monkeypatch):
         "infer_shapes",
         lambda model, **more: sizes.append(model.ByteSize()) or infer(model, **more),
     )
-    monkeypatch.setattr(ort, "InferenceSession", lambda data, **more: sizes.append(len(data)) or session(data, **more))
+    monkeypatch.setattr(ort, "InferenceSession", lambda data, *a, **more: sizes.append(len(data)) or session(data, *a, **more))
     return sizes
 
 

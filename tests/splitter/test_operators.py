@@ -6,7 +6,8 @@ import pytest
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
 from splitter.network.ingest import from_onnx
-from splitter.network.source import OPSET, mean_matrix
+from splitter.network.onnx_models import OPSET
+from splitter.network.source import mean_matrix
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error

@@ -1,0 +1,44 @@
+"""ONNX models that are written here, and sessions that run a model or a part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import helper
+
+IR_VERSION = 10
+OPSET = 20
+"""The opset of models that are written from nothing."""
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: Iterable[onnx.TensorProto] = (),
+    *,
+    opset: int = OPSET,
+    name: str = "graph",
+) -> onnx.ModelProto:
+    """Return a model of ONNX's own operators."""
+    graph = helper.make_graph(nodes, name, inputs, outputs, list(constants))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+
+
+def session_of(model: onnx.ModelProto | Path, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
+    """Return a session on the processor for a model or the file of one."""
+    source = model if isinstance(model, Path) else model.SerializeToString()
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def run_once(
+    model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None
+) -> list[NDArray[Any]]:
+    """Return a model's outputs (all, or those named)."""
+    results: list[NDArray[Any]] = session_of(model).run(outputs, inputs)
+    return results

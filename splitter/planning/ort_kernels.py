@@ -1,7 +1,7 @@
 """The work of ONNX Runtime's kernels for a tile: the counts that its time is predicted from.
 
 A worker's session optimises a tile's graph at the highest level. What that means here was read off optimised graphs
-(1.31 on AVX-512), and `tests/splitter/test_profile.py` holds it:
+(1.31 on AVX-512), and `tests/splitter/profiling/test_profile.py` holds it:
 
 - an activation that alone reads a convolution is fused into it, and so is the sum of a convolution with another map;
 - convolutions and pools work in the NCHWc layout, channels in blocks of 16. Maps stay in it through activations, sums,

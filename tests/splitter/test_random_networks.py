@@ -27,8 +27,8 @@ from splitter.tiling.cuts import all_cuts
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import ONE, parse_grid
 from storage.memory import MemoryStore
-from tests.splitter.drawn import wanted
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
+from tests.splitter.random_networks import wanted
 
 EXACT = 1e-5
 QUERY = "0123456789abcdef" * 2

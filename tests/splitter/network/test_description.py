@@ -24,7 +24,7 @@ from serfer.plan_directory import load_plan
 from splitter.network.description import read_labels, read_preprocess
 from tests.splitter.models import Net
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 IMAGENET = Preprocess(256, "bilinear", "RGB", 1 / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 

@@ -107,7 +107,7 @@ def test_a_branch_that_depends_on_the_data_is_named_by_its_line():
 
 def test_torch_adds_no_noise_to_the_refusal_of_a_branch():
     code = (
-        "from tests.splitter import test_load as t; from splitter.network.source import load\n"
+        "from tests.splitter.network import test_source as t; from splitter.network.source import load\n"
         "try: load(t.Branches(), t.EXAMPLE)\nexcept t.ModelError: print('refused')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from serfer.core.errors import InputError, UnavailableError
-from splitter.plan_dir import output_directory as directory
+from splitter.plan_dir import output_directory
 from splitter.plan_dir.output_directory import appearing_whole, place_for
 from tests.core.plans import write_plan
 
@@ -168,14 +168,14 @@ def test_what_came_while_the_model_was_split_is_kept(home):
 @pytest.mark.parametrize("end", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
 def test_a_replacement_that_fails_half_way_brings_the_old_plan_back(home, plan, monkeypatch, end):
     before = json.loads((plan / "plan.json").read_text())
-    rename = directory.Path.rename
+    rename = output_directory.Path.rename
 
     def fail(self, target):
         if target == plan and not self.name.endswith(".old"):
             raise end
         return rename(self, target)
 
-    monkeypatch.setattr(directory.Path, "rename", fail)
+    monkeypatch.setattr(output_directory.Path, "rename", fail)
     with pytest.raises((UnavailableError, KeyboardInterrupt)):
         write(plan)
     assert json.loads((plan / "plan.json").read_text()) == before

@@ -17,7 +17,7 @@ from serfer.packaging.bundle import directory_bytes, function_directory
 from splitter.network.zoo import ZOO, find, imagenet_labels
 from splitter.tiling.grids import ONE, parse_grids
 
-PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "images" / "chelsea.png"
+PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
 PACKAGE_LIMIT = 262_144_000
 WORST = 1e-5
 PRETRAINED = {"efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.splitter.models import Net
-from tests.splitter.test_channels import EXACT, network, spread
+from tests.splitter.tiling.test_elementwise import EXACT, network, spread
 
 GRIDS = ["2x2", "3x2", "1x4"]
 

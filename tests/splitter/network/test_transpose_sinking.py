@@ -9,7 +9,7 @@ from splitter.network.source import load
 from splitter.tiling import operators
 from splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
-from tests.splitter.test_channels import EXACT, SIZE, network
+from tests.splitter.tiling.test_elementwise import EXACT, SIZE, network
 
 
 def picked(net, x, axis, indices, kind="GatherND"):

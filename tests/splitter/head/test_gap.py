@@ -8,7 +8,7 @@ import torch
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
-from splitter.head import fine_tune as tuning
+from splitter.head import fine_tune
 from splitter.head.batched_inference import answers, pooled_and_logits
 from splitter.head.calibration import Calibration
 from splitter.head.find import Linear, find_head, with_linear_head
@@ -288,7 +288,7 @@ def solved():
 
 
 def test_a_fitted_head_keeps_the_accuracy_and_is_the_same_each_time(solved, monkeypatch):
-    monkeypatch.setattr(tuning, "_STEPS", 60)
+    monkeypatch.setattr(fine_tune, "_STEPS", 60)
     calibration = Calibration(*lines(240, 7))
     before = torch.random.get_rng_state()
     (graph, fit), (again, fit_again) = (replace_head(solved, calibration, seed=3) for _ in range(2))

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from serfer.core.errors import ModelError
 from splitter.network.ingest import from_onnx
 from tests.splitter.models import worst_error
-from tests.splitter.test_ingest import network
+from tests.splitter.network.test_ingest import network
 
 EXACT = 2e-6
 SIZE = (8, 10)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from serfer.core.errors import ModelError
-from splitter.network import source as load
+from splitter.network import source
 
 FACTORY = """
 from __future__ import annotations
@@ -24,12 +24,12 @@ def test_a_factory_file_may_use_dataclasses_and_its_neighbours(tmp_path):
     (tmp_path / "net.py").write_text(FACTORY)
     (tmp_path / "neighbour.py").write_text("def build(width):\n    return ['built', width]\n")
     before = list(sys.path)
-    assert load._call_factory(tmp_path / "net.py", "make") == ["built", 3]
+    assert source._call_factory(tmp_path / "net.py", "make") == ["built", 3]
     assert sys.path == before
 
 
 def test_a_module_in_training_mode_is_refused_and_left_so():
     module = torch.nn.Linear(2, 2).train()
     with pytest.raises(ModelError, match="training mode"):
-        load.load(module, None)
+        source.load(module, None)
     assert module.training

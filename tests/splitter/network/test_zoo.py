@@ -22,7 +22,7 @@ from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import parse_grids
 from tests.splitter.models import BUDGET
 
-PHOTOGRAPHS = Path(__file__).parents[2] / "examples" / "images"
+PHOTOGRAPHS = Path(__file__).parents[3] / "examples" / "images"
 LIMIT = 1e-4
 WORST = {"efficientnet-lite0": 5e-6, "alexnet": 5e-6}  # 6e-7 and 3e-7 were seen
 

@@ -50,7 +50,9 @@ def serialised(monkeypatch):
         "infer_shapes",
         lambda model, **more: sizes.append(model.ByteSize()) or infer(model, **more),
     )
-    monkeypatch.setattr(ort, "InferenceSession", lambda data, *a, **more: sizes.append(len(data)) or session(data, *a, **more))
+    monkeypatch.setattr(
+        ort, "InferenceSession", lambda data, *a, **more: sizes.append(len(data)) or session(data, *a, **more)
+    )
     return sizes
 
 

@@ -37,7 +37,7 @@ from splitter.tiling.grids import COLUMNS, ONE, GridChoice
 GAP_MODES = ("auto", "never", "always")
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
-_CALLER_OF_SPLIT = 4  # frames up from fit: _planned, split, its caller
+_CALLER_OF_SPLIT = 5  # frames up from fit: _planned, split, its decorator, its caller
 _Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
@@ -96,9 +96,9 @@ def fit(
     if chain is None:
         raise out_of_reach(search, options.goal)
     choices, others = choices_of(chain), alternatives(search, chain, unsplit(graph, budget))
-    untiled_macs = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
-    if untiled_macs:
-        warnings.warn(untiled_macs, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
+    untiled = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
+    if untiled:
+        warnings.warn(untiled, PlanWarning, stacklevel=_CALLER_OF_SPLIT)
     half = _half_weights(graph, choices)
     if half:
         graph = precision.with_half(graph, half)
@@ -110,8 +110,8 @@ def fit(
         choices,
         changes,
         _ways(original, options, budget, changes),
-        untiled_macs[:1].upper()
-        + untiled_macs[1:]
+        untiled[:1].upper()
+        + untiled[1:]
         + why(options.objective, options.goal, chain, others, budget.profiles, _constraints(options, budget)),
         others,
     )

@@ -80,7 +80,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     fitted to `calibration`, a folder with a folder of images for each class. What either loses is measured and kept in
     the plan.
 
-    `preprocess` says how an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
+    `preprocess` defines how an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
     (docs/how-to/preprocess.md). `labels` are the names of the outputs, or the path of a file with one a line.
     `activation` turns the outputs into scores: "softmax", "sigmoid" or "none". A zoo model has all three. `progress` is
     called with each step in words.
@@ -91,7 +91,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     against the model before it appears: a directory that exists is exact, and complete. An empty directory or a plan at
     `out` is replaced.
 
-    Where one grid was asked for and no stage can be spread like that, the stages have one tile: warns (PlanWarning).
+    Where one grid was requested and no stage can be spread like that, the stages have one tile: warns (PlanWarning).
     Raises ModelError, UsageError, InputError for an `out` that cannot be a plan's place, UnavailableError for a full
     disk, or WrongAnswerError if the parts do not equal the whole.
     """
@@ -140,7 +140,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
 
 
 def _in_silence(_step: str) -> None:
-    """Let no one know how far a split is."""
+    """Report no progress."""
 
 
 def _described(
@@ -166,8 +166,9 @@ def _planned(
     progress: Progress,
 ) -> Plan:
     """Choose a plan and write it; the bytes of its graphs are known only then, so it may have to be chosen again."""
-    reserve, limit = 0, budget.limit
-    for tries in range(1, _CHOICES + 1):
+    reserve, limit, tries = 0, budget.limit, 0
+    while True:
+        tries += 1
         tighter = replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve))
         decision = fit(graph, options, tighter, images, progress)
         try:
@@ -178,7 +179,6 @@ def _planned(
             reserve += overflow.excess
             for entry in directory.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def _calibration(

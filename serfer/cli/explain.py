@@ -123,7 +123,7 @@ def _print_plan(plan: Plan, facts: LambdaFacts) -> None:
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
     _print_packages(plan)
-    _print_ways(plan)
+    _print_deployment_options(plan)
     _print_changes(plan)
     out.print(plain(plan.why))
     spread = latency([(stage.predicted_ms / MS_PER_S, stage.grid.tiles) for stage in plan.stages], facts)
@@ -154,18 +154,18 @@ def _print_packages(plan: Plan) -> None:
     out.print(f"M = {byte_size(limit.package)} unzipped, D = {byte_size(limit.dependencies)} of code and dependencies")
 
 
-def _print_ways(plan: Plan) -> None:
+def _print_deployment_options(plan: Plan) -> None:
     """Print how the part that was too large for one function could be deployed."""
     if not plan.ways:
         return
     out.print("the largest part that no cut divides could be deployed as:")
     table = columns("way", "functions", "weights of each", "fits", "exact")
-    for way in plan.ways:
+    for option in plan.ways:
         table.add_row(
-            plain(way.what),
-            str(way.functions),
-            byte_size(way.bytes),
-            *("yes" if yes else "no" for yes in (way.fits, way.exact)),
+            plain(option.what),
+            str(option.functions),
+            byte_size(option.bytes),
+            *("yes" if yes else "no" for yes in (option.fits, option.exact)),
         )
     out.print(table)
 

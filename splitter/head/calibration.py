@@ -104,9 +104,9 @@ def read_calibration(
     if not labels:
         raise InputError("calibration images need the names of the network's outputs: give --labels FILE")
     check_channels(preprocess, shape)
-    found = _images_of_classes(_class_folders(folder, labels))
-    _check_enough(folder, found, labels)
-    files = [(path, index) for index in sorted(found) for path in found[index]]
+    files_of = _images_of_classes(_class_folders(folder, labels))
+    _check_enough(folder, files_of, labels)
+    files = [(path, index) for index in sorted(files_of) for path in files_of[index]]
     _check_memory(folder, len(files), shape)
     images = np.empty((len(files), shape.channels, shape.height, shape.width), dtype=np.float32)
     for number, (path, _) in enumerate(files):
@@ -164,16 +164,16 @@ class _Names:
     def index(self, path: Path) -> int | None:
         """Return the index of a folder's class or None; raises InputError where its name is that of several."""
         name = path.name
-        found = self._exact.get(name) or self._folded.get(_fold(name))
-        if found is None:
+        indices = self._exact.get(name) or self._folded.get(_fold(name))
+        if indices is None:
             number = int(name) if name.isascii() and name.isdecimal() and len(name) <= _DIGITS else -1
             return number if 0 <= number < self._count else None
-        if len(found) > 1:
+        if len(indices) > 1:
             raise InputError(
-                f"{path} is the name of {len(found)} of the network's classes: name the folder by the index of the one "
-                f"that is meant ({', '.join(map(str, found[:_NAMED]))})"
+                f"{path} is the name of {len(indices)} of the network's classes: name the folder by the index of the "
+                f"one that is meant ({', '.join(map(str, indices[:_NAMED]))})"
             )
-        return found[0]
+        return indices[0]
 
 
 def _fold(name: str) -> str:
@@ -181,30 +181,30 @@ def _fold(name: str) -> str:
 
 
 def _images_of_classes(folders: dict[Path, int]) -> dict[int, list[Path]]:
-    """Return the image files of each class; raises InputError that names what is none, and folders without any."""
-    found: dict[int, list[Path]] = defaultdict(list)
+    """Return the image files of each class; raises InputError for files that are not images, and for empty folders."""
+    files_of: dict[int, list[Path]] = defaultdict(list)
     strays: list[Path] = []
     for folder, index in folders.items():
         files = folder_files(folder)
         if not files:
             raise InputError(f"{folder} holds no images: put some into it, or take it away")
         strays += [path for path in files if path.suffix.lower() not in SUFFIXES]
-        found[index] += files
+        files_of[index] += files
     if strays:
         raise InputError(f"{_some(strays)}: {len(strays):,} files in class folders are not images, take them away")
-    return found
+    return files_of
 
 
-def _check_enough(folder: Path, found: dict[int, list[Path]], labels: Sequence[str]) -> None:
-    if len(found) < LEAST_CLASSES:
+def _check_enough(folder: Path, files_of: dict[int, list[Path]], labels: Sequence[str]) -> None:
+    if len(files_of) < LEAST_CLASSES:
         raise InputError(f"{folder} has images of one class only: give at least {LEAST_CLASSES} classes")
-    few = [index for index, files in found.items() if len(files) < LEAST_OF_A_CLASS]
+    few = [index for index, files in files_of.items() if len(files) < LEAST_OF_A_CLASS]
     if few:
         raise InputError(
             f"{folder} has {len(few):,} classes of fewer than {LEAST_OF_A_CLASS} images, such as {labels[few[0]]!r}: "
             "one is fitted to and one measured on, so give more or take the folder away"
         )
-    count = sum(map(len, found.values()))
+    count = sum(map(len, files_of.values()))
     if count < LEAST_IMAGES:
         raise InputError(f"{folder} has {count} images: give at least {LEAST_IMAGES}, any fewer measure nothing")
 

@@ -4,7 +4,7 @@
                           │                                               ▲
                           └──▶ global average pooling ─▶ one Gemm ────────┘
 
-The tail (a softmax, say) stays: the output means what it meant. SerFer, section 4.1.1, optimisation 2.
+The tail (for example a softmax) stays: the output means what it meant. SerFer, section 4.1.1, optimisation 2.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def _trunk_end(graph: Graph) -> str | None:
 
 def _alone(graph: Graph) -> list[str]:
     """Return the tensors, in order, that are the only one alive at their time."""
-    found = []
+    alone = []
     longest = graph.last_use(graph.input)
     for index, node in enumerate(graph.nodes):
         if longest <= index:
-            found.append(node.output)
+            alone.append(node.output)
         longest = max(longest, graph.last_use(node.output), index)
-    return found
+    return alone
 
 
 def split_at(graph: Graph, end: str) -> tuple[list[Node], list[Node]]:

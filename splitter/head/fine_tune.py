@@ -80,8 +80,8 @@ def tune(
             network = _Network(Trainable(graph, nodes), start, scaling, rate, batch_size(graph))
             progress(f"training the trunk at rate {rate:g}")
             steps = _steps(len(parts[0]), cost, seed)
-            found = _course(Tuned(graph, start, network.score(parts[1]), 0), network, parts, list(steps), progress)
-            best = found if best is None or found.score > best.score else best
+            trained = _course(Tuned(graph, start, network.score(parts[1]), 0), network, parts, list(steps), progress)
+            best = trained if best is None or trained.score > best.score else best
     return best or Tuned(graph, start, (0.0, 0.0), 0)
 
 

@@ -1,6 +1,6 @@
 """Global average pooling in place of a fully connected head, fitted to images: SerFer, section 4.1.1, optimisation 2.
 
-The paper trains the pooled network anew. Here one layer on the pooled features stays (without one, the last map would
+The paper retrains the pooled network. Here one layer on the pooled features stays (without one, the last map would
 need a channel for each class), and it is fitted, then trained on together with the trunk for a few epochs.
 """
 
@@ -31,7 +31,7 @@ class HeadFit:
     """How a head was replaced, and what that changed on `held_out` images that no fit saw.
 
     Accuracies and agreement (with the original's first answer) are shares; accuracies are None without labelled images.
-    Bytes are the head's constants'. `how` is "logistic", "fine-tuned" or "blind"; `note` says what a reader must know.
+    Bytes are the head's constants'. `how` is "logistic", "fine-tuned" or "blind"; `note` holds a caveat for the reader.
     """
 
     how: str
@@ -76,7 +76,7 @@ def replace_head(
 def _fitted(
     graph: Graph, head: Head, known: Calibration, seen: tuple[Array, Array], seed: int, progress: Progress
 ) -> tuple[Graph, str, str]:
-    """Return the best graph on a validation part of `known`, how it came about, and what to say of it.
+    """Return the best graph on a validation part of `known`, how it was fitted, and a note on it.
 
     `seen` is what the trunk and the original made of these images: means (N, C) and logits (N, K).
     """
@@ -183,12 +183,12 @@ def _check_original(logits: Array, labels: Indices) -> None:
     Chance knows how often each class is shown and how often it is answered; two standard errors above it are chance.
     """
     classes, answers = logits.shape[1], logits.argmax(axis=1)
-    found = float((answers == labels).mean())
+    right = float((answers == labels).mean())
     shown, given = (np.bincount(indices, minlength=classes) / len(labels) for indices in (labels, answers))
     chance = float(shown @ given)
-    least = max(2 / classes if classes > 3 else 0.0, chance + 2 * np.sqrt(chance * (1 - chance) / len(labels)))  # noqa: PLR2004 - 2/3 is no chance
-    if found <= least:
+    least = max(2 / classes if classes > 3 else 0.0, chance + 2 * np.sqrt(chance * (1 - chance) / len(labels)))  # noqa: PLR2004 - 2/3 is not chance
+    if right <= least:
         raise ModelError(
-            f"the network is right on {found:.1%} of the {len(labels)} calibration images, by chance on {chance:.1%}: "
+            f"the network is right on {right:.1%} of the {len(labels)} calibration images, by chance on {chance:.1%}: "
             "they are mislabelled, prepared in another way, or of other classes"
         )

@@ -1,4 +1,4 @@
-"""Random images of many grains and contrasts: what a network is asked about when nobody has given real ones."""
+"""Random images of many grains and contrasts, for networks without calibration images."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _KEYS = ("resize", "crop", "interpolation", "channels", "scale", "mean", "std")
 
 
 def read_preprocess(path: Path) -> Preprocess:
-    """Read a TOML file that says how an image becomes a network's input; raises InputError that names file and key."""
+    """Read the TOML description of a network's input; raises InputError that names file and key."""
     try:
         table = tomllib.loads(_read(path, _MAX_PREPROCESS_BYTES))
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting

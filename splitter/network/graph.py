@@ -37,7 +37,7 @@ class Graph:
 
     `half` names the weights whose values are fp16 numbers and are stored as such; they are float32 here as everywhere.
     `places` has the rows' and columns' axes of maps that are not (N, C, H, W): a transposed map's, or a map's whose
-    channels are groups. `others` names the activations that are not float32 (a comparison's, say).
+    channels are groups. `others` names the activations that are not float32 (a comparison's, for example).
     `rounding` is how far the graph's answer may be from that of the model that it was read from, relative to the range,
     because the model rounds (to fp16, or to 8 bits) what float32 does not.
     """
@@ -67,12 +67,12 @@ class Graph:
 
     def shape(self, tensor: str) -> Shape:
         """Return the shape of an activation without its batch axis; what is not a map counts as a vector."""
-        if tensor not in self._found:
-            self._found[tensor] = self._shape(tensor)
-        return self._found[tensor]
+        if tensor not in self._known_shapes:
+            self._known_shapes[tensor] = self._shape(tensor)
+        return self._known_shapes[tensor]
 
     @cached_property
-    def _found(self) -> dict[str, Shape]:
+    def _known_shapes(self) -> dict[str, Shape]:
         return {}
 
     def _shape(self, tensor: str) -> Shape:
@@ -86,24 +86,24 @@ class Graph:
     @cached_property
     def readers(self) -> dict[str, list[int]]:
         """The positions of the nodes that read each activation, in order."""
-        found: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for index, node in enumerate(self.nodes):
             for name in self.activations(node):
-                found.setdefault(name, []).append(index)
-        return found
+                positions.setdefault(name, []).append(index)
+        return positions
 
     def last_use(self, tensor: str) -> int:
         """Return the position of the last node that reads an activation, -1 where none does."""
         return self.readers.get(tensor, [-1])[-1]
 
     def can_cross(self, tensor: str) -> bool:
-        """Say whether stages can hand the activation on: float32, and (N, C, H, W) or (N, K)."""
+        """Return whether stages can hand the activation on: float32, and (N, C, H, W) or (N, K)."""
         plain = len(self.shapes[tensor]) == VECTOR_RANK or self.axes(tensor) == NCHW
         return plain and len(self.shapes[tensor]) in (VECTOR_RANK, MAP_RANK) and tensor not in self.others
 
     @cached_property
     def memo(self) -> dict[tuple[str, str], Any]:
-        """What was already found out about the operators, by a question and their outputs' names."""
+        """Results already computed for the operators, by property and output name."""
         return {}
 
 

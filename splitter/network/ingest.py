@@ -56,7 +56,7 @@ def from_onnx(model: onnx.ModelProto | ExternalWeightsModel, height: int, width:
     except ModelError:
         raise
     except Exception as error:  # the checkers raise many kinds, all meaning that the model is not sound
-        check_kinds(light.proto)  # says more, if that is the reason
+        check_kinds(light.proto)  # names the operator, if that is the reason
         check_windows(shape_inference.infer_shapes(light.proto))  # same
         raise ModelError(f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}") from error
     graph = with_batch_first(without_identities(_read(light)))
@@ -142,7 +142,7 @@ def _folded(model: ExternalWeightsModel) -> ExternalWeightsModel:
 
 
 def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
-    """Refuse to compute constants that take more memory than any model's do: a few bytes can ask for that."""
+    """Refuse to compute constants that take more memory than any model's do: a few bytes can declare that much."""
     inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     values = {value.name: value for value in (*inferred.value_info, *inferred.output)}
     total = 0
@@ -157,7 +157,7 @@ def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> N
 
 
 def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
-    """Return how large a tensor is, None where inference found no static shape."""
+    """Return how large a tensor is, None without a static shape."""
     if value is None or not value.type.tensor_type.HasField("shape") or min(_static_shape(value), default=0) < 0:
         return None
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -221,7 +221,7 @@ def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Values:
-    """What shape inference found out about a model's tensors."""
+    """The results of shape inference on a model's tensors."""
 
     shapes: dict[str, tuple[int, ...]]
     others: frozenset[str]
@@ -271,7 +271,7 @@ def _inputs(proto: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _named_apart(nodes: list[Node]) -> tuple[Node, ...]:
-    """Give operators that share a name their outputs' names as well: cuts are asked for by name."""
+    """Give operators that share a name their outputs' names as well: cuts are requested by name."""
     seen: set[str] = set()
     apart = []
     for node in nodes:
@@ -337,8 +337,8 @@ def _with_places(graph: Graph) -> Graph:
     """Follow rows and columns through transposes, reshapes and the like."""
     places: dict[str, tuple[int, int]] = {}
     for node in graph.nodes:
-        found = axes_of_output(replace(graph, places=places), node)
+        axes = axes_of_output(replace(graph, places=places), node)
         default = NCHW if len(graph.shapes[node.output]) == len(NCHW) + VECTOR_RANK else None
-        if found is not None and found != default:
-            places[node.output] = found
+        if axes is not None and axes != default:
+            places[node.output] = axes
     return replace(graph, places=places)

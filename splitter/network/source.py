@@ -40,14 +40,14 @@ Progress = Callable[[str], None]
 MIN_OPSET = 18
 _MAX_ONNX_BYTES = 2 * 1024**3 - 1
 _SILENT = 4
-"""ONNX Runtime's level of errors that end the process: others are raised, and told by us."""
+"""ONNX Runtime's level of errors that end the process: others are raised, and reported by SerFer."""
 
 
 @dataclass(frozen=True)
 class Source:
     """A model as it came: its ONNX form at one input size, and `run`, the unsplit model itself.
 
-    `run` takes (N, C, H, W) float32 and returns (N, K) float32. `exported` says that `onnx` was made of a module here.
+    `run` takes (N, C, H, W) float32 and returns (N, K) float32. `exported`: `onnx` was exported from a module here.
     """
 
     name: str
@@ -133,7 +133,7 @@ def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[
         raise ModelError(f"{name} is {type(module).__name__}, no torch.nn.Module")
     module = module.eval()
 
-    def answer(batch: Array) -> Any:  # noqa: ANN401 - whatever the user's module returns
+    def answer(batch: Array) -> Any:  # noqa: ANN401 - any type that the user's module returns
         with torch.inference_mode():
             return module(torch.from_numpy(np.ascontiguousarray(batch)))
 
@@ -187,7 +187,7 @@ def _inductor_cache() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch's exporter logs, warns of and dumps to itself: what it raises says enough."""
+    """Keep what torch's exporter logs, warns of and dumps to itself: the errors it raises are enough."""
     disabled = logging.root.manager.disable
     logging.disable()
     try:
@@ -199,7 +199,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _why_not(error: BaseException) -> str:
-    """Say in one line why a module cannot be exported, by the first of the errors that led to another."""
+    """Explain in one line why a module cannot be exported, by the first error of the chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     branch = re.search(r'raised this error:\n *File "(.*)", line (\d+), in .*\n *(.*)', str(error))
@@ -220,7 +220,7 @@ def _in_one_line(error: BaseException) -> str:
 def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
     """Write adaptive average pooling as what it is at this size: nothing, a plain pool, or rows @ x @ columns.
 
-    The matrices' zeros say which positions each mean covers; they are needed where windows differ in size.
+    The matrices' zeros mark the positions outside each mean; they are needed where windows differ in size.
     """
     import onnxscript  # noqa: PLC0415 - only exporting needs it
     from onnxscript import opset20  # noqa: PLC0415 - same
@@ -281,7 +281,7 @@ def _checked(path: Path) -> ExternalWeightsModel:
             whole.graph.sort()
             model = ExternalWeightsModel.of(whole)
             onnx.checker.check_model(model.proto)
-        except Exception:  # noqa: BLE001 - whatever it is, the order was not all that was wrong
+        except Exception:  # noqa: BLE001 - any failure means that the order was not the only fault
             raise error from None
         return model
     return ExternalWeightsModel.of(ir.load(path))
@@ -361,6 +361,6 @@ def _runner(path: Path) -> Run:
 
 
 def _plainly(error: Exception) -> str:
-    """Return what ONNX Runtime says without its status, its own source's places and the path."""
+    """Return ONNX Runtime's message without its status, its own source's places and the path."""
     inside = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|/onnxruntime_src/.*?\) (?=[A-Z])"
     return re.sub(inside, "", str(error).strip().partition("\n")[0])

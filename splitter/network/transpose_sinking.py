@@ -40,8 +40,8 @@ def with_batch_first(graph: Graph) -> Graph:
             plainer = plainer or _one_move(move, node) or _moved_behind(rewriter, move, node)
         makers[node.output] = plainer or node
         rewriter.nodes.append(plainer or node)
-    found = without_identities(rewriter.done())
-    return replace(found, nodes=needed_for(found.nodes, [found.output]))
+    sunk = without_identities(rewriter.done())
+    return replace(sunk, nodes=needed_for(sunk.nodes, [sunk.output]))
 
 
 def _one_move(first: Node, second: Node) -> Node | None:

@@ -60,12 +60,12 @@ _BATCH = {
     "Reshape": "it folds another axis into that of the images of a batch, as window attention often does; keep "
     "windows and heads on axes of their own, (N, windows, ...)",
 }
-"""Why operators that only say where values lie are refused."""
+"""The reason for refusing operators that only return positions of values."""
 _WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
 
 
 def refuse(name: str, kind: str, why: str) -> ModelError:
-    """Return the error that names an operator and says why the network cannot be split."""
+    """Return the error that names an operator and explains why the network cannot be split."""
     return ModelError(f"operator {name!r} ({kind}) cannot be split: {why}")
 
 
@@ -92,7 +92,7 @@ def _why_not(model: onnx.ModelProto, node: onnx.NodeProto, known: Collection[tup
 
 
 def may_fold(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
-    """Say whether an operator that reads constants alone can be computed once and for all."""
+    """Return whether an operator that reads constants alone can be computed once and for all."""
     return node.op_type in _SIZES or _why_not(model, node, ()) is None
 
 
@@ -101,7 +101,7 @@ def _flag(node: onnx.NodeProto, name: str) -> bool:
 
 
 def _is_true(model: onnx.ModelProto, name: str) -> bool:
-    """Say whether a boolean input is, or may be, true."""
+    """Return whether a boolean input is, or may be, true."""
     values = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == name]
     constants = [node for node in model.graph.node if node.op_type == "Constant" and name in node.output]
     values += [numpy_helper.to_array(node.attribute[0].t) for node in constants]
@@ -130,7 +130,7 @@ def check_batch(graph: Graph) -> None:
 
 
 def _acted(graph: Graph, node: Node) -> Iterable[int]:
-    """Return the axes along which an operator mixes values, as far as it says so."""
+    """Return the axes along which an operator mixes values, as far as its attributes define them."""
     rank = len(graph.shapes[graph.activations(node)[0]]) if graph.activations(node) else 0
     special: Callable[[], Iterable[int]] | None = {
         "Transpose": lambda: [0] if next(iter(node.attributes.get("perm") or [rank])) else [],

@@ -19,9 +19,10 @@ from serfer.core.plan import (
     IMAGE,
     Alternative,
     Artefact,
-    Change,
+    DeploymentOption,
     Function,
     Input,
+    ModelChange,
     Operator,
     PackageLimit,
     Padding,
@@ -29,7 +30,6 @@ from serfer.core.plan import (
     Plan,
     Stage,
     Tile,
-    Way,
     dump_plan,
     sealed,
 )
@@ -58,8 +58,8 @@ class Decision:
     graph: Graph
     cuts: Sequence[Cut]
     choices: Sequence[Choice]
-    changes: tuple[Change, ...] = ()
-    ways: tuple[Way, ...] = ()
+    changes: tuple[ModelChange, ...] = ()
+    ways: tuple[DeploymentOption, ...] = ()
     why: str = ""
     alternatives: tuple[Alternative, ...] = ()
 
@@ -319,15 +319,15 @@ def _write_functions(part: _StagePart, groups: Sequence[Sequence[int]], director
         weights = {name: value for tile in group for name, value in part.tiles[tile].graph.weights.items()}
         file = WeightsFile(weights_file(number), weights, _half(part, group))
         file.write(directory / file.name)
-        found: dict[Path, Artefact] = {}
+        artefacts: dict[Path, Artefact] = {}
         for tile in group:
             model = part.tiles[tile].graph.model({file.name: file}).SerializeToString()
             path = directory / f"{hashlib.sha256(model).hexdigest()[:16]}.onnx"
-            if path not in found:
+            if path not in artefacts:
                 path.write_bytes(model)
-                found[path] = _artefact(path, directory.parent)
-            graphs[tile] = found[path].path
-        functions.append(Function(_artefact(directory / file.name, directory.parent), tuple(found.values())))
+                artefacts[path] = _artefact(path, directory.parent)
+            graphs[tile] = artefacts[path].path
+        functions.append(Function(_artefact(directory / file.name, directory.parent), tuple(artefacts.values())))
         files.append(file)
     return _Written(tuple(functions), tuple(files), tuple(graphs))
 

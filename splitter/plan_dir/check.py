@@ -69,22 +69,22 @@ def check_exact(plan: Plan, directory: Path, source: Source, batch: Array, round
         raise WrongAnswerError(
             f"the split network answers with shape {got.shape}, the unsplit one with {expected.shape}"
         )
-    found = difference(got, expected)
-    if not found.exact:
+    deviation = difference(got, expected)
+    if not deviation.exact:
         if not plan.original and not rounding:
             _check_reading(directory / plan.unsplit.path, source, expected, batch, rounding)
         raise WrongAnswerError(
-            f"the split network differs from the unsplit one by {found.error:.2g} of its range (at most "
+            f"the split network differs from the unsplit one by {deviation.error:.2g} of its range (at most "
             f"{TOLERANCE:g} is allowed), or in its first class; nothing was written"
         )
-    return found.error
+    return deviation.error
 
 
 def _run_model(source: Source, batch: Array) -> Array:
     try:
         return source.run(batch)
     except ModelError:
-        raise  # says why by itself
+        raise  # names the reason itself
     except Exception as failure:  # the user's own code may raise anything; on one image it ran
         raise ModelError(f"the model does not run on a batch of {len(batch)} images: {_plainly(failure)}") from failure
 
@@ -109,12 +109,12 @@ def _plainly(failure: Exception) -> str:
 def _check_reading(path: Path, source: Source, expected: Array, batch: Array, rounding: float) -> None:
     """Raise ModelError where the network at `path`, which is not split, answers otherwise than the model itself."""
     run = whole_runner(path)
-    found = difference(run(batch), expected)
-    if _agrees(found, rounding):
+    deviation = difference(run(batch), expected)
+    if _agrees(deviation, rounding):
         return
     if not difference(source.run(batch), expected).exact:
         raise ModelError("the model answers the same images otherwise each time: an operator depends on chance")
-    how = f"by {found.error:.2g} of its range, or in its first class, before anything is split"
+    how = f"by {deviation.error:.2g} of its range, or in its first class, before anything is split"
     if _agrees(difference(_one_by_one(run, batch), _one_by_one(source.run, batch)), rounding):
         raise ModelError(
             f"the model answers a batch of {len(batch)} images otherwise than each image by itself, {how}: an operator "
@@ -131,9 +131,9 @@ def _check_reading(path: Path, source: Source, expected: Array, batch: Array, ro
     )
 
 
-def _agrees(found: Difference, rounding: float) -> bool:
-    """Say whether a network is the model: exactly so, or for a model that rounds, within what rounding may do."""
-    return found.error <= rounding if rounding else found.exact
+def _agrees(deviation: Difference, rounding: float) -> bool:
+    """Return whether a network is the model: exactly so, or for a model that rounds, within what rounding may do."""
+    return deviation.error <= rounding if rounding else deviation.exact
 
 
 def _one_by_one(run: Run, batch: Array) -> Array:

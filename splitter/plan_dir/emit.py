@@ -61,9 +61,9 @@ _Stored = tuple[list[TensorProto], list[onnx.NodeProto]]
 
 def _stored(name: str, value: NDArray[Any], files: Mapping[str, WeightsFile]) -> _Stored:
     """Return the initializers of a weight, and the nodes that make of them what the operators read."""
-    found = next(((location, file) for location, file in files.items() if name in file), None)
-    if found:
-        return _reference(found[1], name, found[0])
+    whole = next(((location, file) for location, file in files.items() if name in file), None)
+    if whole:
+        return _reference(whole[1], name, whole[0])
     parts = {part: (file, location) for location, file in files.items() for part in file.slices_of(name)}
     if sum(part.of(value).size for part in parts) != value.size:  # small parts are in no file
         return [numpy_helper.from_array(value, name)], []
@@ -99,7 +99,7 @@ def tile_graph(
     used = {name for node in builder.nodes for name in node.input}
     names = {name: input_name(number) for number, name in enumerate(inputs)}
     names |= {name: output_name(number) for number, name in enumerate(targets)}
-    taken = {new: f"{new}.inner" for new in names.values()}  # whatever else had one of these names gives way
+    taken = {new: f"{new}.inner" for new in names.values()}  # other tensors with one of these names are renamed
     return TileGraph(
         nodes=tuple(_renamed(node, {**taken, **names}) for node in builder.nodes),
         weights={taken.get(name, name): value for name, value in builder.weights.items() if name in used},

@@ -34,7 +34,7 @@ class OnnxBuilder:
         return self.append("Slice", [name, starts, stops, along], output)
 
     def append(self, kind: str, inputs: Sequence[str], output: str, attributes: dict[str, Any] | None = None) -> str:
-        """Append an ONNX node and return its first output; others that it must have are read by nobody."""
+        """Append an ONNX node and return its first output; other required outputs are never read."""
         must = onnx.defs.get_schema(kind, self._graph.opset).min_output
         others = [self._own(f"{output}.output{number}") for number in range(1, must)]
         self.nodes.append(helper.make_node(kind, list(inputs), [output, *others], **(attributes or {})))

@@ -1,4 +1,4 @@
-"""A directory that somebody asked for appears whole or not at all, and a plan in the place of nothing but a plan."""
+"""An output directory appears whole or not at all, and a plan replaces nothing but a plan."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def place_for(
 def appearing_whole(place: Path, check_replaceable: Callable[[Path], None] = check_plan_place) -> Iterator[Path]:
     """Give a directory to fill that becomes `place`, a path of `place_for`, when all went well, and vanishes otherwise.
 
-    Raises UnavailableError where it cannot be written after all: a disk that is full, say.
+    Raises UnavailableError where it cannot be written after all: for example a full disk.
     """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def appearing_whole(place: Path, check_replaceable: Callable[[Path], None] = che
 
 
 def _is_plan(directory: Path) -> bool:
-    """Say whether a directory has a plan.json of ours, of whatever format, or what a damaged one leaves of a plan."""
+    """Return whether a directory has a plan.json of SerFer, of any format, or the remains of a damaged plan."""
     file = directory / PLAN_FILE
     if not file.is_file():
         return False

@@ -70,8 +70,8 @@ class WeightsFile:
 
     def slices_of(self, base: str) -> list[Slice]:
         """Return the parts of a constant that the file holds."""
-        found = (Slice.parse(key) for key in self._constants)
-        return [part for part in found if part and part.base == base]
+        slices = (Slice.parse(key) for key in self._constants)
+        return [part for part in slices if part and part.base == base]
 
     def _length(self, key: str) -> int:
         return self._constants[key].nbytes // (2 if key in self._half else 1)
@@ -85,7 +85,7 @@ class WeightsFile:
                 file.write(bytes(-file.tell() % _ALIGNMENT))
 
     def is_half(self, key: str) -> bool:
-        """Say whether a constant is stored in fp16."""
+        """Return whether a constant is stored in fp16."""
         return key in self._half
 
     def reference(self, key: str, name: str, location: str) -> TensorProto:

@@ -1,9 +1,9 @@
-"""Where tensors may be worth their way through the object store: bounds that keep the search small, and exact.
+"""Cuts whose tensors may be worth sending through the object store: bounds that keep the search small, and exact.
 
 Such a store answers later than the first and charges more for a request, but nothing for a byte. A stage that writes
 there, and one that reads there, then saves dollars only by its bytes, and never time. Where the most that any stage up
 to a cut saves by writing and the most that any stage after it saves by reading save nothing together, no chain of
-stages is better for having its tensors there, whatever it is wanted for.
+stages is better for having its tensors there, for any objective.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ObjectStoreTradeoff:
 
     @classmethod
     def on(cls, platform: Platform) -> ObjectStoreTradeoff | None:
-        """Return the detour on a platform, or None where it has no object store."""
+        """Return the trade-off of a platform, or None where it has no object store."""
         near, far = platform.store, platform.objects
         if far is None:
             return None

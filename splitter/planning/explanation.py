@@ -23,7 +23,7 @@ _MEANINGS = {
     "balanced": "the least product of latency and dollars",
     "work": "the fewest multiply-accumulates, and of those the least latency",
 }
-_LEAST_SHOWN = 0.01  # times as much: below it two decimals say nothing
+_LEAST_SHOWN = 0.01  # times as much: below it two decimals show nothing
 _ENDLESS = PackageLimit(1 << 62, 0)
 _MILLION = 1_000_000
 
@@ -51,7 +51,7 @@ def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) ->
 
 
 def out_of_reach(search: Search, goal: Goal) -> ModelError:
-    """Say which bound no plan keeps, by how much, and which plan comes nearest."""
+    """Return the error that names the bound no plan keeps, by how much, and the nearest plan."""
     fastest, cheapest = search.fastest, search.cheapest
     if fastest is None or cheapest is None:
         raise AssertionError("no chain at all: nothing fits")
@@ -81,9 +81,9 @@ def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) 
     """Return what a plan competed with, the fastest first: the frontier's hull, itself, and the network unsplit."""
     chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
     mine = (chosen.seconds, chosen.usd)
-    found = [_alternative(chain, chosen=key == mine) for key, chain in chains.items()]
-    known = {each.stages for each in found}
-    return tuple(sorted([*found, *(each for each in unsplit if each.stages not in known)], key=lambda each: each.ms))
+    listed = [_alternative(chain, chosen=key == mine) for key, chain in chains.items()]
+    known = {each.stages for each in listed}
+    return tuple(sorted([*listed, *(each for each in unsplit if each.stages not in known)], key=lambda each: each.ms))
 
 
 def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
@@ -91,13 +91,13 @@ def unsplit(graph: Graph, budget: Budget) -> list[Alternative]:
     whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), (graph.output,))]
     fits = weight_bytes(graph, 0, len(graph.nodes)) <= budget.limit.room
     facts = budget.facts.functions
-    found = []
+    priced = []
     for memory in (facts.memory_per_vcpu, facts.memory_max):
         endless = replace(budget, limit=_ENDLESS, memory_mb=(memory,))
         chain = prepare(graph, whole, GridChoice((ONE,)), None, endless).fastest
         if chain:
-            found.append(replace(_alternative(chain, chosen=False), fits=fits))
-    return found
+            priced.append(replace(_alternative(chain, chosen=False), fits=fits))
+    return priced
 
 
 def why(
@@ -131,7 +131,7 @@ def why(
 
 
 def _apart(choices: Sequence[Choice]) -> list[str]:
-    """Say which stages a plan sends to the object store, where it has a choice and does."""
+    """Name the stages whose tensors a plan sends to the object store; empty where it has no choice."""
     numbers = [str(number) for number, choice in enumerate(choices) if choice.path == OBJECTS]
     if not numbers:
         return []
@@ -143,7 +143,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _beats(other: Alternative, chosen: Chain) -> bool:
-    """Say whether another plan fits, and is predicted to be faster and cheaper."""
+    """Describe another plan that fits and is predicted to be faster and cheaper, if there is one."""
     return other.fits and other.ms < chosen.seconds * MS_PER_S and other.usd < chosen.usd
 
 

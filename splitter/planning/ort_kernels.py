@@ -96,19 +96,19 @@ def conversion_work(graph: Graph, tensor: str, have: Rect, needs: Needs, *, is_i
     With `is_input` the tensor is an input of the task: it comes in NCHW.
     """
     layout, channels = _layout(graph), graph.shape(tensor).channels
-    found = []
+    works = []
     if is_input and any(need == have and _reads_nchwc(graph, layout.nchwc, reader) for reader, need in needs):
-        found.append(_copy_work(Kind.REORDER_TASK_INPUT, graph, tensor, have))
+        works.append(_copy_work(Kind.REORDER_TASK_INPUT, graph, tensor, have))
     cropped = [(reader, need) for reader, need in needs if need != have]
     if not cropped:
-        return found
+        return works
     if not is_input and tensor in layout.nchwc:
-        found.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
+        works.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
     wanted = dict.fromkeys(need for _, need in cropped)
-    found += [_copy_work(Kind.CROP, graph, tensor, need) for need in wanted]
+    works += [_copy_work(Kind.CROP, graph, tensor, need) for need in wanted]
     for reader, need in cropped:
-        found += _crop_reader_work(graph, layout, reader, channels * need.area)
-    return found
+        works += _crop_reader_work(graph, layout, reader, channels * need.area)
+    return works
 
 
 def _crop_reader_work(graph: Graph, layout: _LayoutPlan, reader: Node, elements: int) -> list[Work]:
@@ -133,25 +133,25 @@ def tile_works(
 
     Each operator is taken by itself, as it would run in the whole network, so that a search can add up any chain.
     """
-    found = [one for node in nodes if (one := operator_work(graph, node, regions[node.output]))]
-    return found + tile_moves(graph, nodes, regions, inputs, outputs)
+    works = [one for node in nodes if (one := operator_work(graph, node, regions[node.output]))]
+    return works + tile_moves(graph, nodes, regions, inputs, outputs)
 
 
 def tile_moves(
     graph: Graph, nodes: Sequence[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
 ) -> list[Work]:
     """Return what a tile does besides its operators: convert maps between NCHW and NCHWc, and crop them."""
-    layout, computed, found = _layout(graph), {node.output for node in nodes}, list[Work]()
+    layout, computed, works = _layout(graph), {node.output for node in nodes}, list[Work]()
     for name in (*inputs, *(node.output for node in nodes)):
         needs = [
             (reader, input_region(graph, reader, name, regions[reader.output]).clipped)
             for reader in layout.readers.get(name, ())
             if reader.output in computed and not operators.is_replicated(graph, reader)
         ]
-        found += conversion_work(graph, name, regions[name], needs, is_input=name in inputs)
+        works += conversion_work(graph, name, regions[name], needs, is_input=name in inputs)
     for name, part in outputs.items():
-        found += output_work(graph, name, regions[name], part)
-    return found
+        works += output_work(graph, name, regions[name], part)
+    return works
 
 
 def _copy_work(kind: Kind, graph: Graph, tensor: str, region: Rect) -> Work:
@@ -168,12 +168,12 @@ def _with_reorder(graph: Graph, layout: _LayoutPlan, node: Node, region: Rect) -
 
 def output_work(graph: Graph, tensor: str, have: Rect, part: Rect) -> list[Work]:
     """Return the work of a task to output `part` of a tensor of which it computes `have`."""
-    layout, found = _layout(graph), []
+    layout, works = _layout(graph), []
     if tensor in layout.nchwc and tensor not in layout.converted and have.area > 1:
-        found.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
+        works.append(_copy_work(Kind.REORDER_OUTPUT, graph, tensor, have))
     if part != have:
-        found.append(_copy_work(Kind.CROP, graph, tensor, part))
-    return found
+        works.append(_copy_work(Kind.CROP, graph, tensor, part))
+    return works
 
 
 def with_activation(work: Work, activation: str) -> Work:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from serfer.core.errors import ModelError, PlanWarning, UsageError
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
-from serfer.core.plan import Change, Way
+from serfer.core.plan import DeploymentOption, ModelChange
 from splitter.head.calibration import Calibration
 from splitter.head.find import find_head
 from splitter.head.gap import HeadFit, replace_head, replace_head_blind
@@ -43,7 +43,7 @@ _Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """What the user asked for: grids, a number of stages, cuts after operators, and which optimisations are allowed."""
+    """What the user requested: grids, a number of stages, cuts after operators, and which optimisations are allowed."""
 
     grids: GridChoice
     stages: int | None
@@ -61,9 +61,9 @@ class SplitOptions:
 
     @property
     def asks_for_columns(self) -> bool:
-        """Whether some stage was asked to be spread by columns."""
-        asked = self.grids.per_stage or ((self.grids.requested,) if self.grids.requested else ())
-        return any(grid.columns for grid in asked)
+        """Whether a spread by columns was requested for some stage."""
+        grids = self.grids.per_stage or ((self.grids.requested,) if self.grids.requested else ())
+        return any(grid.columns for grid in grids)
 
 
 def fit(
@@ -71,27 +71,27 @@ def fit(
 ) -> Decision:
     """Choose stages for a network so that each fits its functions, changing the network only where it must be.
 
-    Warns (PlanWarning) where one grid was asked for and no stage can have it.
+    Warns (PlanWarning) where one grid was requested and no stage can have it.
 
-    Raises ModelError where nothing fits (it says which bound is in the way), or a GAP head was asked for and there is
-    none to replace; UsageError for options that contradict each other.
+    Raises ModelError where nothing fits (the message names the bound), or a GAP head was requested and there is
+    no head to replace; UsageError for options that contradict each other.
     """
     _check(options)
     progress("choosing cuts and grids")
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ModelChange, ...] = ()
     given = original
     if options.gap == "always":
         given, changes = _with_gap(original, calibration, progress)
-    found = _first_that_fits(given, options, budget, _storages(given, options, spread=options.asks_for_columns))
-    if found is None and options.gap == "auto" and calibration is not None and find_head(original):
+    fitted = _first_that_fits(given, options, budget, _storages(given, options, spread=options.asks_for_columns))
+    if fitted is None and options.gap == "auto" and calibration is not None and find_head(original):
         given, changes = _with_gap(original, calibration, progress)
-        found = _first_that_fits(given, options, budget, _storages(given, options, spread=False))
-    if found is None:
+        fitted = _first_that_fits(given, options, budget, _storages(given, options, spread=False))
+    if fitted is None:
         given, changes = (original, ()) if options.gap != "always" else (given, changes)
-        found = _first_that_fits(given, _with_columns(options), budget, _storages(given, options, spread=True))
-    if found is None:
+        fitted = _first_that_fits(given, _with_columns(options), budget, _storages(given, options, spread=True))
+    if fitted is None:
         raise _nothing_fits(given, options, budget)
-    graph, cuts, search = found
+    graph, cuts, search = fitted
     chain = search.best(options.goal)
     if chain is None:
         raise out_of_reach(search, options.goal)
@@ -109,7 +109,7 @@ def fit(
         cuts,
         choices,
         changes,
-        _ways(original, options, budget, changes),
+        _deployment_options(original, options, budget, changes),
         untiled[:1].upper()
         + untiled[1:]
         + why(options.objective, options.goal, chain, others, budget.profiles, _constraints(options, budget)),
@@ -118,7 +118,7 @@ def fit(
 
 
 def _check(options: SplitOptions) -> None:
-    _ = options.goal  # refuses what is none
+    _ = options.goal  # raises for an unknown objective
     for name, given, known in (
         ("precision", options.precision, precision.MODES),
         ("gap", options.gap, GAP_MODES),
@@ -132,7 +132,7 @@ def _check(options: SplitOptions) -> None:
 def _why_untiled(
     graph: Graph, cuts: Sequence[Cut], wanted: Grid | None, choices: Sequence[Choice], max_tiles: int | None
 ) -> str:
-    """Say why no stage has the grid that was asked for wherever it can be; nothing where one has it."""
+    """Explain why no stage has the requested grid; empty where one has it."""
     if wanted in (None, ONE) or any(choice.grid == wanted for choice in choices):
         return ""
     if max_tiles is not None and wanted.tiles > max_tiles:
@@ -151,7 +151,7 @@ def _count(stages: int) -> str:
 
 
 def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
-    """Say what the user fixed of a plan, and what was chosen."""
+    """Return what the user fixed of a plan, and what was chosen."""
     grids, memory = options.grids, budget.memory_mb
     any_memory = set(memory) == set(memory_sizes(budget.facts.functions))
     fixed = {
@@ -182,16 +182,16 @@ def _storages(graph: Graph, options: SplitOptions, *, spread: bool) -> Iterator[
 
 
 def _with_columns(options: SplitOptions) -> SplitOptions:
-    """Allow columns for what is too large, whichever grid was asked for in general."""
+    """Allow columns for layers that are too large, independent of the requested grid."""
     return options if options.grids.per_stage else replace(options, grids=replace(options.grids, for_large=COLUMNS))
 
 
-_Found = tuple[Graph, Sequence[Cut], Search]
+_Fitted = tuple[Graph, Sequence[Cut], Search]
 
 
 def _first_that_fits(
     given: Graph, options: SplitOptions, budget: Budget, storages: Iterator[WeightStorage]
-) -> _Found | None:
+) -> _Fitted | None:
     graph = with_tile_pools(given)
     cuts = _cuts(graph, options, budget)
     stages = len(cuts) - 1 if options.cuts else options.stages
@@ -214,7 +214,9 @@ def _nothing_fits(given: Graph, options: SplitOptions, budget: Budget) -> ModelE
     return ModelError(why_nothing_fits(graph, cuts, options.grids, stages, budget, smallest))
 
 
-def _with_gap(original: Graph, calibration: Calibration | None, progress: Progress) -> tuple[Graph, tuple[Change, ...]]:
+def _with_gap(
+    original: Graph, calibration: Calibration | None, progress: Progress
+) -> tuple[Graph, tuple[ModelChange, ...]]:
     """Return the network with a global average pooling head, and what that cost."""
     if find_head(original) is None:
         raise ModelError("the network has no fully connected head that pooling could replace: use --gap never")
@@ -227,8 +229,8 @@ def _with_gap(original: Graph, calibration: Calibration | None, progress: Progre
     return graph, (_gap_change(how),)
 
 
-def _gap_change(how: HeadFit) -> Change:
-    return Change(
+def _gap_change(how: HeadFit) -> ModelChange:
+    return ModelChange(
         what="global average pooling head",
         how=f"{how.how}: {how.note}",
         measured_on="images held out" if how.accuracy_after is not None else "random inputs",
@@ -245,7 +247,7 @@ def _half_weights(graph: Graph, choices: Sequence[Choice]) -> frozenset[str]:
     return precision.storable(graph, nodes)
 
 
-def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration: Calibration | None) -> Change:
+def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration: Calibration | None) -> ModelChange:
     """Measure what rounding weights to fp16 does to the answers, on real images where there are any."""
     shape = before.shape(before.input)
     if calibration is None:
@@ -259,7 +261,7 @@ def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration
     accuracies = [
         float((logits.argmax(axis=1) == calibration.labels).mean()) if calibration else None for logits in (wanted, got)
     ]
-    return Change(
+    return ModelChange(
         what="fp16 storage",
         how=f"{len(half)} weights, {share:.0%} of the network's bytes",
         measured_on=on,
@@ -276,8 +278,10 @@ def _run_all(run: _Run, images: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([run(images[start : start + _MEASURED_AT_ONCE]) for start in starts])
 
 
-def _ways(original: Graph, options: SplitOptions, budget: Budget, changes: Sequence[Change]) -> tuple[Way, ...]:
-    """Say how the largest part that no cut divides could be deployed; nothing where it fits as it is."""
+def _deployment_options(
+    original: Graph, options: SplitOptions, budget: Budget, changes: Sequence[ModelChange]
+) -> tuple[DeploymentOption, ...]:
+    """List how the largest part that no cut divides could be deployed; nothing where it fits as it is."""
     graph = with_tile_pools(original)
     room = budget.limit.room
     spans = [(left.position, right.position) for left, right in pairwise(_cuts(graph, options, budget))]
@@ -286,16 +290,20 @@ def _ways(original: Graph, options: SplitOptions, budget: Budget, changes: Seque
     if full <= room:
         return ()
     half = weight_bytes(graph, start, stop, precision.storable(graph, graph.nodes[start:stop]))
-    ways = [Way("fp32, one function", 1, full, full <= room, exact=True)]
-    ways.append(Way("fp16 storage, one function", 1, half, half <= room, exact=False))
+    listed = [DeploymentOption("fp32, one function", 1, full, full <= room, exact=True)]
+    listed.append(DeploymentOption("fp16 storage, one function", 1, half, half <= room, exact=False))
     head = find_head(original)
     if head:
         for what, size, exact in (("fp32", full, True), ("fp16", half, False)):
             parts = -(-size // room)
             if parts > 1:
-                ways.append(Way(f"{what}, columns over functions", parts, -(-size // parts), fits=True, exact=exact))
+                listed.append(
+                    DeploymentOption(
+                        f"{what}, columns over functions", parts, -(-size // parts), fits=True, exact=exact
+                    )
+                )
         classes = graph.shape(graph.output).elements
         pooled = 4 * classes * (graph.shape(head.trunk_end).channels + 1)
         fitted = next((change.how for change in changes if "pooling" in change.what), "needs --calibration")
-        ways.append(Way(f"global average pooling head ({fitted})", 1, pooled, fits=True, exact=False))
-    return tuple(ways)
+        listed.append(DeploymentOption(f"global average pooling head ({fitted})", 1, pooled, fits=True, exact=False))
+    return tuple(listed)

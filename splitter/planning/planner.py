@@ -1,6 +1,6 @@
 """The choice of cuts, grids, memory and data paths: every stage that is possible, priced, and searched exactly.
 
-`stage_costs.py` says what a stage would do, `serfer/core/costs` what that takes, `data_path.py` where an object
+`stage_costs.py` lists the work of a stage, `serfer/core/costs` its time and price, `data_path.py` where an object
 store may pay, `search.py` finds the best chain.
 """
 
@@ -60,7 +60,7 @@ class WeightStorage:
 class Choice:
     """A stage: nodes [start, stop) of the graph on a grid, each task with `memory_mb`; `seconds`, `usd` are predicted.
 
-    `half` says that its weights are stored in fp16 where they can be, `path` is how what it hands on travels (Stage).
+    `half`: its weights are stored in fp16 where they can be, `path` is how what it hands on travels (Stage).
     """
 
     start: int
@@ -79,7 +79,7 @@ class Choice:
 
 
 def memory_sizes(functions: LambdaFacts) -> tuple[int, ...]:
-    """Return the MB that functions may have unless told: one to four vCPUs, and the most that there is."""
+    """Return the MB that functions may have by default: one to four vCPUs, and the most that there is."""
     vcpus = (round(number * functions.memory_per_vcpu) for number in range(1, _VCPU_SIZES + 1))
     return (*(size for size in vcpus if size < functions.memory_max), functions.memory_max)
 
@@ -218,9 +218,9 @@ class _StageGraph:
 
     @cached_property
     def _known_grids(self) -> dict[Grid, int]:
-        asked = (*(self.grids.per_stage or self.grids.options), *self.grids.for_large)
+        grids = (*(self.grids.per_stage or self.grids.options), *self.grids.for_large)
         most = self.budget.max_tiles or sys.maxsize
-        allowed = [grid for grid in asked if grid.tiles <= most]
+        allowed = [grid for grid in grids if grid.tiles <= most]
         return {grid: number for number, grid in enumerate(dict.fromkeys((ONE, *allowed)))}
 
     def _stage_works(self) -> Iterator[StageWork]:
@@ -239,8 +239,8 @@ class _StageGraph:
                     if grid == wanted and (work.start, work.stop) in neighbours:
                         links.add((work.start, work.stop))
                     yield work
-        asked = self.grids.per_stage or self.grids.options
-        if wanted or ONE in asked:
+        grids = self.grids.per_stage or self.grids.options
+        if wanted or ONE in grids:
             for number, left in enumerate(self.cuts):
                 for right in self.cuts[number + 1 :]:
                     inside = [link for link in links if left.position <= link[0] and link[1] <= right.position]
@@ -281,7 +281,7 @@ class _StageGraph:
         return {}
 
     def _has_room(self, work: StageWork, size: int, half: Container[str]) -> bool:
-        """Say whether each function of a stage with `size` bytes of weights fits, spread by its columns if need be."""
+        """Return whether each function of a stage with `size` bytes of weights fits, spread by columns if needed."""
         room = self.budget.limit.room
         if size <= room or not (self.storage.spread and work.grid.columns):
             return size <= room
@@ -306,12 +306,12 @@ class _StageGraph:
         return range(1, self.stages + 1) if self.stages else (0,)
 
     def _belongs(self, layer: int, candidate: _CandidateStage) -> bool:
-        """Say whether a stage has the grid that was asked for at its place."""
+        """Return whether a stage has the grid requested for its position."""
         wanted = self.grids.per_stage
         return not wanted or candidate.work.grid == wanted[layer - 1]
 
     def _object_cuts(self, candidates: Sequence[_CandidateStage]) -> frozenset[int]:
-        """Return the positions of the cuts whose tensors may be worth their way through an object store."""
+        """Return the positions of the cuts whose tensors may be worth sending through an object store."""
         inner = [cut.position for cut in self.cuts[1:-1]]
         tradeoff = ObjectStoreTradeoff.on(self.budget.platform)
         if tradeoff is None:
@@ -331,12 +331,12 @@ class _StageGraph:
         return frozenset(position for position in inner if writing[position] + reading[position] > 0)
 
     def _edges(self, candidate: _CandidateStage, object_cuts: Container[int]) -> Iterator[Edge]:
-        """Yield a stage for every way in which its tensors can come and go, all priced at once."""
-        ways = self._data_paths(candidate.work, object_cuts)
+        """Yield a stage for every pair of paths of its tensors in and out, all priced at once."""
+        pairs = self._data_paths(candidate.work, object_cuts)
         memory = np.array(candidate.memory_mb, dtype=float)[:, None, None]
-        seconds, usd = stage_price(self._stage_load(candidate, ways), memory, self.budget.platform)
-        shape = (len(ways), len(candidate.memory_mb), len(self._known_grids))
-        every = zip(ways, np.broadcast_to(seconds, shape), np.broadcast_to(usd, shape), strict=True)
+        seconds, usd = stage_price(self._stage_load(candidate, pairs), memory, self.budget.platform)
+        shape = (len(pairs), len(candidate.memory_mb), len(self._known_grids))
+        every = zip(pairs, np.broadcast_to(seconds, shape), np.broadcast_to(usd, shape), strict=True)
         for (before, after), each_s, each_usd in every:
             yield Edge(
                 (0, candidate.work.start),
@@ -363,13 +363,13 @@ class _StageGraph:
         last = work.stop == len(self.graph.nodes)
         return list(product(before, [_INLINE] if last else at(work.stop, FLOAT_BYTES * float(work.written.sum()))))
 
-    def _stage_load(self, candidate: _CandidateStage, ways: Sequence[tuple[int, int]]) -> StageLoad:
-        """Return what a stage's tasks do, the ways as the first axis, then memories, grids before it, tasks.
+    def _stage_load(self, candidate: _CandidateStage, pairs: Sequence[tuple[int, int]]) -> StageLoad:
+        """Return what a stage's tasks do: pairs of paths as the first axis, then memories, grids before it, tasks.
 
         The image comes as 8-bit pixels inside the first stage's payloads.
         """
         work = candidate.work
-        come, go = np.array(ways).T[:, :, None, None, None]
+        come, go = np.array(pairs).T[:, :, None, None, None]
         if not work.start:
             come = np.full_like(come, _INLINE)
         read, written = _bytes_read(work) if work.start else _values_read(work), work.written * FLOAT_BYTES
@@ -388,7 +388,7 @@ class _StageGraph:
             carried_in=(come == _INLINE) * read,
             carried_out=(go == _INLINE) * written,
             weight_bytes=self._weight_bytes(work.start, work.stop, half=candidate.half),
-            objects=through(_OBJECTS) if any(_OBJECTS in way for way in ways) else None,
+            objects=through(_OBJECTS) if any(_OBJECTS in pair for pair in pairs) else None,
         )
 
     def _ranges(self, work: StageWork) -> Floats:
@@ -472,7 +472,7 @@ def memory_needed(graph: Graph, start: int, stop: int, weights: int) -> int:
 def why_nothing_fits(
     graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget, storage: WeightStorage
 ) -> str:
-    """Say in a line which bound is in the way of what was asked, and by how much."""
+    """Explain in one line which bound the request violates, and by how much."""
     facts = budget.facts.functions
     endless = replace(budget, limit=PackageLimit(sys.maxsize, 0), memory_mb=(facts.memory_max,))
     choices = choose(graph, cuts, grids, stages, endless)
@@ -480,7 +480,7 @@ def why_nothing_fits(
         return _why_no_chain(graph, cuts, grids, stages, budget)
     spans = [(choice.start, choice.stop) for choice in choices]
     free = stages is None and not grids.per_stage
-    if free:  # whatever is not one part could still be cut
+    if free:  # only indivisible parts count: the others could still be cut
         spans = [(left.position, right.position) for left, right in pairwise(cuts)]
     needs = [memory_needed(graph, *span, weight_bytes(graph, *span)) for span in spans]
     if max(needs) > max(budget.memory_mb):
@@ -503,13 +503,13 @@ def why_nothing_fits(
 
 
 def _advice(graph: Graph, heaviest: Node, storage: WeightStorage, *, free: bool) -> str:
-    """Say what would help a part that is too large: only what has not been tried, and applies to it."""
-    ways = [] if free else ["allow more stages"]
+    """List remedies for a part that is too large: only those that were not tried and apply to it."""
+    remedies = [] if free else ["allow more stages"]
     if not storage.half:
-        ways.append("allow --precision fp16")
+        remedies.append("allow --precision fp16")
     if operators.is_fully_connected(graph, heaviest):
-        ways.append("allow columns (col4), or a pooled head (--gap always)")
-    return ", or ".join([*ways, "raise --limit-mb, for workers on this machine only"])
+        remedies.append("allow columns (col4), or a pooled head (--gap always)")
+    return ", or ".join([*remedies, "raise --limit-mb, for workers on this machine only"])
 
 
 def _why_no_chain(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget) -> str:

@@ -52,7 +52,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Chain:
-    """A way from the image to the answer: its edges with the memory that each takes."""
+    """A path from the image to the answer: its edges with the memory that each takes."""
 
     seconds: float
     usd: float
@@ -68,7 +68,7 @@ class Goal:
     most_usd: float = float("inf")
 
     def holds(self, seconds: float, usd: float) -> bool:
-        """Say whether the bounds are kept."""
+        """Return whether the bounds are kept."""
         return seconds <= self.most_seconds * (1 + _SLACK) and usd <= self.most_usd * (1 + _SLACK)
 
 
@@ -112,18 +112,18 @@ class Search:
 
     def _to_go(self, per_second: float, per_usd: float) -> Mapping[Vertex, Floats]:
         """Return the least weighted sum from every state to the end, as an array (paths, grids) for each vertex."""
-        found = {vertex: np.full(self._shape, np.inf) for vertex in self._vertices}
+        least = {vertex: np.full(self._shape, np.inf) for vertex in self._vertices}
         for vertex in self._last:
-            if vertex in found:
-                found[vertex][:] = 0.0
+            if vertex in least:
+                least[vertex][:] = 0.0
         for vertex in reversed(self._vertices):
             if vertex in self._last:
                 continue
             for path, batch in self._batches.get(vertex, {}).items():
-                rest = np.array([found[edge.stop][edge.after, edge.grid] for edge in batch.edges])
+                rest = np.array([least[edge.stop][edge.after, edge.grid] for edge in batch.edges])
                 weighted = (per_second * batch.seconds + per_usd * batch.usd).min(axis=1) + rest[:, None]
-                found[vertex][path] = weighted.min(axis=0)
-        return found
+                least[vertex][path] = weighted.min(axis=0)
+        return least
 
     @cached_property
     def _batches(self) -> dict[Vertex, dict[int, _EdgeBatch]]:
@@ -162,11 +162,11 @@ class Search:
             down, across = left.usd - right.usd, right.seconds - left.seconds
             if down <= 0 or across <= 0:
                 continue
-            found = self.shortest(down, across)
+            between = self.shortest(down, across)
             weight = down * left.seconds + across * left.usd
-            if found and down * found.seconds + across * found.usd < weight * (1 - 1e-9):
-                chains.append(found)
-                gaps += [(left, found), (found, right)]
+            if between and down * between.seconds + across * between.usd < weight * (1 - 1e-9):
+                chains.append(between)
+                gaps += [(left, between), (between, right)]
         return _frontier(chains)
 
     def best(self, goal: Goal) -> Chain | None:
@@ -194,7 +194,7 @@ class Search:
         self, vertex: Vertex, labels: Mapping[Vertex, list[_Labels]], goal: Goal, bound: float
     ) -> list[_Labels]:
         """Return the chains to every state of a vertex that may still become the best."""
-        found: dict[tuple[int, int], list[_Labels]] = {}
+        by_state: dict[tuple[int, int], list[_Labels]] = {}
         seconds_left, usd_left = (left[vertex] for left in self._bounds)
         for edge in self._into[vertex]:
             state = (edge.after, edge.grid)
@@ -203,8 +203,8 @@ class Search:
                     longer = before.extended(edge)
                     kept = longer.within(goal, bound, seconds_left[state], usd_left[state])
                     if len(kept.seconds):
-                        found.setdefault(state, []).append(kept)
-        return [_undominated(several) for several in found.values()]
+                        by_state.setdefault(state, []).append(kept)
+        return [_undominated(several) for several in by_state.values()]
 
     def _finished(self, vertex: Vertex, labels: Mapping[Vertex, list[_Labels]]) -> Iterator[Chain]:
         for state in labels.get(vertex, ()):
@@ -261,7 +261,7 @@ class _Labels:
         return _Labels(edge.after, edge.grid, seconds, usd, [edge], np.zeros_like(memory), memory, [self], parent)
 
     def within(self, goal: Goal, bound: float, seconds_left: float, usd_left: float) -> _Labels:
-        """Drop what cannot become better than `bound`, even on the fastest and on the cheapest way to the end."""
+        """Drop what cannot become better than `bound`, even on the fastest and on the cheapest path to the end."""
         seconds, usd = self.seconds + seconds_left, self.usd + usd_left
         kept = (
             np.isfinite(seconds)

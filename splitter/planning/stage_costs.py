@@ -197,8 +197,8 @@ class StageEnumerator:
             if node.output in targets:
                 areas = _products(rows.target(node.output), cols.target(node.output))
                 written += graph.shape(node.output).channels * areas
-            found, count = self._tile_costs(graph, index, rows.sizes(index), cols.sizes(index))
-            costs, macs = costs + found, macs + count
+            operator_costs, count = self._tile_costs(graph, index, rows.sizes(index), cols.sizes(index))
+            costs, macs = costs + operator_costs, macs + count
             if rows.is_in_parts(node.output):
                 costs += self._layout_costs(graph, _views(rows, cols, node.output))
             if index in self._at_cut:
@@ -246,8 +246,8 @@ class StageEnumerator:
         node = graph.nodes[index]
         key = (self._signature_number(graph, index), height, width)
         if key not in self._parts:
-            found = operator_work(graph, node, Rect(Span(0, height), Span(0, width)))
-            parts = self._profiles.parts(found) if found else (0.0, 0.0)
+            work = operator_work(graph, node, Rect(Span(0, height), Span(0, width)))
+            parts = self._profiles.parts(work) if work else (0.0, 0.0)
             self._parts[key] = (*parts, operators.macs(graph, node, height * width))
         return self._parts[key]
 
@@ -417,7 +417,7 @@ class _StageAxis:
 
 
 def can_part(graph: Graph, tensor: str, grid: Grid, least: int = 1) -> bool:
-    """Say whether a tensor can be cut like that: maps into rows and columns (`least` each), vectors into columns.
+    """Return whether a tensor can be cut like that: maps into rows and columns (`least` each), vectors into columns.
 
     What tiles pool of a map is one value each.
     """

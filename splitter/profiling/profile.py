@@ -1,7 +1,7 @@
 """Fills the operator profiles on the machine at hand (INFless, section 3.3: operators are profiled, not networks).
 
 Tasks of a fixed set of networks, and of small graphs with drawn shapes, run in sessions as workers build them, and ONNX
-Runtime says how long each operator took. So operators are measured as they run in a task: fused, with the maps that
+Runtime reports how long each operator took. So operators are measured as they run in a task: fused, with the maps that
 the one before left in the cache. Each kind's prices are then the non-negative ones with the least relative error.
 
 A machine is hardly ever quiet. A small reference convolution runs before and after each repetition; repetitions go on
@@ -81,7 +81,7 @@ _REORDERS = {
     "ReorderInput of input": Kind.REORDER_TASK_INPUT,
 }
 _MATRIX_PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
-_WORTH_THREADS = 2e-4  # seconds; waking a thread takes so long that anything shorter says nothing about sharing
+_WORTH_THREADS = 2e-4  # seconds; waking a thread takes so long that shorter operators give no information about sharing
 _US = 1e6
 _NS = 1e9
 
@@ -121,7 +121,7 @@ def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
         return []
     tiles = [{name: parts[number] for name, parts in rects.items()} for number in range(grid.tiles)]
     regions = infer_regions(graph, nodes, tiles) if spread else [whole_regions(graph, nodes)]
-    return [Task(graph, nodes, found, inputs, targets) for targets, found in zip(tiles, regions, strict=True)]
+    return [Task(graph, nodes, needed, inputs, targets) for targets, needed in zip(tiles, regions, strict=True)]
 
 
 def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None = None) -> ort.InferenceSession:
@@ -217,7 +217,7 @@ class Sample:
 def observe(model: onnx.ModelProto, meter: Meter, threads: int = 1, batch: int = 1) -> list[Sample]:
     """Measure a model's operators; none where the machine was never quiet."""
     for node in model.graph.node:
-        node.name = node.output[0]  # ONNX Runtime's reports then say which operator is meant
+        node.name = node.output[0]  # ONNX Runtime's reports then name the operator
     with tempfile.TemporaryDirectory() as directory:
         session = worker_session(model, threads, Path(directory) / "events")
         given = given_to(session, batch)
@@ -241,10 +241,10 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> list[tuple[_Step, float]]:
     for event in events:
         if event["cat"] != "Node" or not event["name"].endswith("_kernel_time"):
             continue
-        told = event["args"]
-        read, written = (_shapes(told[key]) for key in ("input_type_shape", "output_type_shape"))
-        step = event["name"].removesuffix("_kernel_time"), told["op_name"], read, written[0]
-        key, seconds = (event["name"], told["node_index"]), event["dur"] / _US + _RESOLUTION / 2
+        args = event["args"]
+        read, written = (_shapes(args[key]) for key in ("input_type_shape", "output_type_shape"))
+        step = event["name"].removesuffix("_kernel_time"), args["op_name"], read, written[0]
+        key, seconds = (event["name"], args["node_index"]), event["dur"] / _US + _RESOLUTION / 2
         if key not in best or seconds < best[key][1]:
             best[key] = step, seconds
     return list(best.values())
@@ -254,16 +254,16 @@ def _with_inputs(
     steps: Iterable[tuple[_Step, float]], given: AbstractSet[tuple[int, ...]]
 ) -> list[tuple[_Step, float]]:
     """Mark the operators that bring a task's inputs into blocks: those maps are in no cache yet."""
-    left, found = set(given), []
+    left, marked = set(given), []
     for (name, operator, read, written), seconds in steps:
         first = operator == "ReorderInput" and read[0] in left
         left -= {read[0]} if first else set()
-        found.append(((name, f"{operator} of input" if first else operator, read, written), seconds))
-    return found
+        marked.append(((name, f"{operator} of input" if first else operator, read, written), seconds))
+    return marked
 
 
-def _shapes(told: Iterable[Mapping[str, Sequence[int]]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(next(iter(one.values()))) for one in told)
+def _shapes(tensors: Iterable[Mapping[str, Sequence[int]]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(next(iter(one.values()))) for one in tensors)
 
 
 @dataclass(frozen=True)
@@ -278,18 +278,18 @@ class _Window:
 
 def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
     """Return the windows of a model's operators, by their names and by those of what may run inside them."""
-    found: dict[str, _Window] = {}
+    windows: dict[str, _Window] = {}
     for node in model.graph.node:
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         if "kernel_shape" in attributes:
             stride = (attributes.get("strides") or [1, 1])[-1]
             pads = attributes.get("pads") or [0] * MAP_RANK
             edges = edge_columns(pads[1], pads[3], stride)
-            found[node.output[0]] = _Window(prod(attributes["kernel_shape"]), stride, edges)
+            windows[node.output[0]] = _Window(prod(attributes["kernel_shape"]), stride, edges)
         else:
-            before = [found[name] for name in node.input if name in found]
-            found |= {node.output[0]: replace(before[-1], last=node.op_type)} if before else {}
-    return found
+            before = [windows[name] for name in node.input if name in windows]
+            windows |= {node.output[0]: replace(before[-1], last=node.op_type)} if before else {}
+    return windows
 
 
 def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
@@ -311,7 +311,7 @@ def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
         return replace(moved, kind=_REORDERS[operator])
     if operator in ("Conv", "FusedConv"):
         return _convolution(moved, read, window, in_blocks=name.endswith("_nchwc"))
-    if operator in _MATRIX_PRODUCTS:  # a constant matrix is packed and no longer told; the last axes have its size
+    if operator in _MATRIX_PRODUCTS:  # a constant matrix is packed and no longer reported; the last axes have its size
         summed, columns = read[0][-1], written[-1]
         kind = Kind.FULLY_CONNECTED if len(written) == VECTOR_RANK else Kind.PRODUCT
         macs, weights = prod(written) * summed, summed * columns
@@ -367,7 +367,7 @@ def measure(
 
 
 def _is_vector(model: onnx.ModelProto) -> bool:
-    """Say whether a model is fully connected layers alone: those tell what weights cost from what products cost."""
+    """Return whether a model has only fully connected layers: they separate the costs of weights and products."""
     return len(model.graph.input[0].type.tensor_type.shape.dim) == VECTOR_RANK
 
 
@@ -411,9 +411,9 @@ def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
             if one.seconds > _WORTH_THREADS:
                 one_s[one.work.kind] += one.seconds
                 two_s[one.work.kind] += two.seconds
-    found = {kind: min(1.0, max(0.0, _THREADS * (1 - two_s[kind] / one_s[kind]))) for kind in one_s}
-    least = min((found[kind] for kind in _CONVOLUTIONS if kind in found), default=0.0)
-    return dict.fromkeys(_CONVOLUTIONS, least) | found
+    shares = {kind: min(1.0, max(0.0, _THREADS * (1 - two_s[kind] / one_s[kind]))) for kind in one_s}
+    least = min((shares[kind] for kind in _CONVOLUTIONS if kind in shares), default=0.0)
+    return dict.fromkeys(_CONVOLUTIONS, least) | shares
 
 
 def _chain(length: int) -> onnx.ModelProto:
@@ -446,7 +446,7 @@ def overheads(meter: Meter) -> Overheads:
 
 
 def fit(samples: Iterable[Sample], shares: Mapping[Kind, float], extra: Overheads) -> Profiles:
-    """Fit every kind's prices; raises ModelError for a kind of which there is no sample."""
+    """Fit every kind's prices; raises ModelError for a kind without samples."""
     by_kind = defaultdict[Kind, list[Sample]](list)
     for sample in samples:
         by_kind[sample.work.kind].append(sample)

@@ -29,7 +29,7 @@ _EXHAUSTIVE = 6
 def lay_out(outputs: Sequence[Sequence[Rect]], readers: Sequence[Wanted]) -> Layout:
     """Cut what each tile writes into cells, in writing order, each with those of `readers` that read it.
 
-    `outputs` are each tile's rectangles, one for each output of the stage. A part that nobody reads is in no cell: it
+    `outputs` are each tile's rectangles, one for each output of the stage. A part that no task reads is in no cell: it
     is never written.
     """
     return [

@@ -1,4 +1,4 @@
-"""Global pooling as tiles see it: each pools its share of the map, and whoever reads that puts the shares together.
+"""Global pooling as tiles see it: each pools its share of the map, and the readers combine the shares.
 
     map ─▶ GlobalAveragePool ─▶ (C, 1, 1)    becomes    map ─▶ TilePool ─▶ (C, rows, cols) ─▶ TileSum ─▶ (C, 1, 1)
 

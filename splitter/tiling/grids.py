@@ -32,7 +32,7 @@ class GridChoice:
 
     @property
     def requested(self) -> Grid | None:
-        """The one grid that was asked for wherever it can be, or None."""
+        """The one grid requested for every stage that can have it, or None."""
         return self.options[0] if len(self.options) == 1 and not self.per_stage else None
 
 

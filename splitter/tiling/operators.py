@@ -2,7 +2,7 @@
 
     over tiles      a rectangle of a map needs a rectangle of each input map
     by columns      columns of a vector need, through a fully connected layer, the whole vector before it
-    as partial sums global pooling of a map: each tile pools its share, and whoever reads them adds them up (TilePool)
+    as partial sums global pooling of a map: each tile pools its share, and the readers add them up (TilePool)
 
 An operator without a rule, or one that its rule does not cover, is computed in one piece by a stage of one tile. What
 is as small as a vector is computed whole by every tile that reads it.
@@ -126,7 +126,7 @@ def rule_of(graph: Graph, node: Node) -> Rule | None:
 
 
 def _once(graph: Graph, node: Node, question: Callable[[Graph, Node], _Answer]) -> _Answer:
-    """Ask a question about an operator of a graph once: searching for stages asks it again and again."""
+    """Return a property of an operator, computed once for a graph: the search for stages reads it again and again."""
     key = question.__name__, node.output
     if key not in graph.memo:
         graph.memo[key] = question(graph, node)
@@ -153,7 +153,7 @@ def axes_of_output(graph: Graph, node: Node) -> Axes | None:
 
 
 def tileable(graph: Graph, node: Node) -> bool:
-    """Say whether a rectangle of the operator's output needs only a rectangle of each input map.
+    """Return whether a rectangle of the operator's output needs only a rectangle of each input map.
 
     What follows global pooling is as good as that: so small that every tile can compute it whole.
     """
@@ -163,7 +163,7 @@ def tileable(graph: Graph, node: Node) -> bool:
 
 
 def column_splittable(graph: Graph, node: Node) -> bool:
-    """Say whether the operator may be part of a stage that is spread by the columns of its output vector.
+    """Return whether the operator may be part of a stage that is spread by the columns of its output vector.
 
     Maps before the vector may: every group computes them whole, which may cost less than handing them on.
     """
@@ -173,7 +173,7 @@ def column_splittable(graph: Graph, node: Node) -> bool:
 
 
 def _is_column_by_column(graph: Graph, node: Node) -> bool:
-    """Say whether each column of the operator's output vector needs that column of its inputs alone."""
+    """Return whether each column of the operator's output vector needs that column of its inputs alone."""
     vectors = all(len(graph.shapes[name]) == VECTOR_RANK for name in (node.output, *graph.activations(node)))
     width = graph.shapes[node.output][-1]
     fits = all(graph.weights[name].shape[-1:] in ((), (1,), (width,)) for name in graph.constants(node))
@@ -181,7 +181,7 @@ def _is_column_by_column(graph: Graph, node: Node) -> bool:
 
 
 def is_replicated(graph: Graph, node: Node) -> bool:
-    """Say whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
+    """Return whether every tile of a spread stage computes all of the operator's output, from all of its inputs."""
     return _once(graph, node, _find_replicated)
 
 
@@ -192,7 +192,7 @@ def _find_replicated(graph: Graph, node: Node) -> bool:
 
 
 def _is_small(graph: Graph, node: Node) -> bool:
-    """Say whether the operator works on vectors and maps of one position alone."""
+    """Return whether the operator works on vectors and maps of one position alone."""
     names = [*graph.activations(node), node.output]
     return all(graph.axes(name) is None or graph.shape(name).whole.area == 1 for name in names)
 

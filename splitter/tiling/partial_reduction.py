@@ -92,7 +92,7 @@ class FullyConnected(Rule):
 
 
 def is_fully_connected(graph: Graph, node: Node) -> bool:
-    """Say whether the operator multiplies a vector by a constant matrix."""
+    """Return whether the operator multiplies a vector by a constant matrix."""
     if node.kind not in ("Gemm", "MatMul") or len(node.inputs) < 2:  # noqa: PLR2004 - x and the matrix
         return False
     straight = not node.attributes.get("transA", 0) and node.inputs[1] in graph.weights

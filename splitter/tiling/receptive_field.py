@@ -74,9 +74,9 @@ def tabulated(first: NDArray[Any], stop: NDArray[Any]) -> ReceptiveField:
 
     def rows(out: Spans) -> Spans:
         parts = [slice(*span) for span in clipped(out, len(first)).T.tolist()]
-        found = np.array([[first[part].min() for part in parts], [stop[part].max() for part in parts]], dtype=np.int64)
-        found[:, found[0] >= found[1]] = [[0], [1]]
-        return found
+        spans = np.array([[first[part].min() for part in parts], [stop[part].max() for part in parts]], dtype=np.int64)
+        spans[:, spans[0] >= spans[1]] = [[0], [1]]
+        return spans
 
     return rows
 

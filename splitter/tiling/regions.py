@@ -62,8 +62,8 @@ def axis_node(graph: Graph, node: Node, axis: int) -> AxisNode:
                 for source in graph.activations(node)
             },
         )
-    found: AxisNode = graph.memo[key]
-    return found
+    cached: AxisNode = graph.memo[key]
+    return cached
 
 
 class AxisWalk:
@@ -71,7 +71,7 @@ class AxisWalk:
 
     `spans` holds them, as far as the walk went: where several operators read a tensor, the hull of what they read.
     `reads` holds, for each tensor, its readers (by their positions, the last first) and the rows that each reads, but
-    for those that every tile computes whole. Rows are clipped to the map unless the walk is told otherwise.
+    for those that every tile computes whole. Rows are clipped to the map unless `clip` is false.
     """
 
     def __init__(self, nodes: Sequence[AxisNode], targets: Mapping[str, Spans], *, clip: bool = True) -> None:
@@ -115,14 +115,14 @@ def infer_regions(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[s
 
 
 def _walked(graph: Graph, nodes: Sequence[Node], tiles: Sequence[Mapping[str, Rect]], *, clip: bool) -> list[Regions]:
-    found = []
+    spans = []
     for axis, side in ((ROW_AXIS, "rows"), (COL_AXIS, "cols")):
         targets = {name: spans_of([getattr(tile[name], side) for tile in tiles]) for name in tiles[0]}
         walk = AxisWalk([axis_node(graph, node, axis) for node in nodes], targets, clip=clip)
         while walk.position:
             walk.step()
-        found.append({name: [Span(*span) for span in rows.T.tolist()] for name, rows in walk.spans.items()})
-    rows, cols = found
+        spans.append({name: [Span(*span) for span in rows.T.tolist()] for name, rows in walk.spans.items()})
+    rows, cols = spans
     return [{name: Rect(rows[name][tile], cols[name][tile]) for name in rows} for tile in range(len(tiles))]
 
 

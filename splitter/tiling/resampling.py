@@ -139,8 +139,8 @@ class MatMul(Rule):
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return where the map has its rows and columns."""
-        found = matrix_of(graph, node)
-        return graph.axes(graph.activations(node)[0]) if found and found[0] > 0 else None
+        product = matrix_of(graph, node)
+        return graph.axes(graph.activations(node)[0]) if product and product[0] > 0 else None
 
     def receptive_field(self, graph: Graph, node: Node, source: str, axis: int) -> ReceptiveField:
         """Return the rows whose entries in the matrix are not all zero."""
@@ -171,10 +171,10 @@ class MatMul(Rule):
 
     def _mixed(self, graph: Graph, node: Node) -> int | None:
         """Return ROW_AXIS or COL_AXIS where the product mixes rows or columns."""
-        found, places = matrix_of(graph, node), graph.axes(graph.activations(node)[0])
-        if found is None or places is None or found[0] not in places:
+        product, places = matrix_of(graph, node), graph.axes(graph.activations(node)[0])
+        if product is None or places is None or product[0] not in places:
             return None
-        return ROW_AXIS + places.index(found[0])
+        return ROW_AXIS + places.index(product[0])
 
     def _part(self, graph: Graph, node: Node, out: Span, have: Span) -> NDArray[Any]:
         matrix = graph.weights[node.inputs[int(self._is_right(graph, node))]]

@@ -17,7 +17,7 @@ WINDOWED = POOLS | {"Conv"}
 
 
 def works_on_maps(graph: Graph, node: Node) -> bool:
-    """Say whether a windowed operator slides over a plain map, with constant weights."""
+    """Return whether a windowed operator slides over a plain map, with constant weights."""
     computed = graph.activations(node) == [node.inputs[0]]
     return computed and all(
         len(graph.shapes[name]) == MAP_RANK and graph.axes(name) == NCHW for name in (node.inputs[0], node.output)

@@ -138,7 +138,7 @@ def test_memory_is_bounded(forks, monkeypatch):
 
 
 def busy(forks):
-    """Say whether a decoder has computed for a while."""
+    """Return whether a decoder has computed for a while."""
     for pid in children(forks._process.pid) if forks._process else ():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if int(fields[11]) * 10 > os.sysconf("SC_CLK_TCK"):

@@ -49,7 +49,7 @@ ANYTHING = st.recursive(
 
 
 def _are_errors(value):
-    """Say whether a value is what a worker answers whose tasks have all failed: pairs of error type and message."""
+    """Return whether a value is what a worker answers whose tasks have all failed: pairs of error type and message."""
     pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
     return bool(value) and pairs and all(isinstance(part, str) for pair in value for part in pair)
 

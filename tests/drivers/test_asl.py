@@ -229,7 +229,7 @@ def queries(draw):
 
 
 def bearable(failures):
-    """Say whether a tile that fails like this is tried again every time."""
+    """Return whether a tile that fails like this is tried again every time."""
     refused = sum(name != BOOM for name in failures)
     return len(failures) - refused < RETRY.attempts and refused < RETRY.unavailable_attempts
 

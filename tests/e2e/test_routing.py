@@ -127,7 +127,7 @@ def metric(url, name):
 
 
 def alive(pid):
-    """Say whether a process runs: its remains may wait for whoever took it over from a driver that died."""
+    """Return whether a process runs: its remains may wait for whoever took it over from a driver that died."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

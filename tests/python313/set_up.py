@@ -117,7 +117,7 @@ def _compile(fresh: Path) -> None:
 
 
 def _works(target: Path) -> bool:
-    """Say whether it is compiled, runs, and has what is needed."""
+    """Return whether it is compiled, runs, and has what is needed."""
     if not (target / LIBRARY / "json" / "__pycache__").is_dir():
         return False
     code = "import compileall, ctypes, hashlib, sqlite3, ssl, sys; print('%d.%d' % sys.version_info[:2])"

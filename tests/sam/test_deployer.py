@@ -127,7 +127,7 @@ def test_the_deployers_policies_allow_every_action_on_every_arn_of_dev_and_prod(
 
 
 def allows(found, action, arn):
-    """Say whether a statement allows an action on an ARN; "*" in a resource matches as in IAM."""
+    """Return whether a statement allows an action on an ARN; "*" in a resource matches as in IAM."""
     return any(
         action in one["Action"]
         and any(

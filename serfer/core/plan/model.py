@@ -224,8 +224,8 @@ def stored_bytes(elements: int, cells: int, batch: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a plan computes otherwise than the model as it was given, and what that cost, as measured.
+class ModelChange:
+    """A difference between what a plan computes and the given model, and its measured cost.
 
     `samples` inputs, `measured_on` in words: `error` is the largest difference of the logits relative to their range
     (None for another head, whose logits are others), `agreement` the share with the same first class;
@@ -243,8 +243,8 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A way to deploy the network's largest indivisible part: `bytes` of weights in each of `functions` functions."""
+class DeploymentOption:
+    """One possible deployment of the network's largest indivisible part: `bytes` of weights in each of `functions`."""
 
     what: str
     functions: int
@@ -287,7 +287,7 @@ class Plan:
 
     `weights` says where the numbers come from, in words for people; `activation` turns logits into scores: "softmax",
     "sigmoid" or "none". `unsplit` is what the stages compute, in one piece; `changes` say where that differs from the
-    model as it was given, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
+    given model, which `original` (a graph and its weights) then holds. `ways` are empty unless some part was
     too large for one function in fp32. `memory_per_vcpu` is how many MB of a function's memory come with one vCPU
     (costs/vcpus.py). `store` is what the prediction is for: a kind of store, or two joined by "+"
     (costs/aws.py); `why` are the planner's reasons in a paragraph, `alternatives` what it had to choose from, the
@@ -307,8 +307,8 @@ class Plan:
     stages: tuple[Stage, ...]
     unsplit: Artefact
     original: tuple[Artefact, ...]
-    changes: tuple[Change, ...]
-    ways: tuple[Way, ...]
+    changes: tuple[ModelChange, ...]
+    ways: tuple[DeploymentOption, ...]
     store: str
     why: str
     alternatives: tuple[Alternative, ...]

@@ -146,8 +146,8 @@ class PollInvoker:
 
     async def _settle(self, due: dict[str, _Awaited]) -> None:
         """Poll replies, and hand on those that are there."""
-        found = await asyncio.to_thread(self._store.exists, [*due])
-        there = [key for key, is_there in zip(due, found, strict=True) if is_there]
+        exists = await asyncio.to_thread(self._store.exists, [*due])
+        there = [key for key, is_there in zip(due, exists, strict=True) if is_there]
         if not there:
             return
         try:

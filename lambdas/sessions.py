@@ -96,9 +96,9 @@ class SessionCache:
 def _not_computed(graph: str, error: Exception) -> PlanError:
     """Return in one line why ONNX Runtime does not take a graph, or could not run it."""
     text = str(error)
-    if found := _NO_MEMORY.search(text):
+    if match := _NO_MEMORY.search(text):
         return PlanError(
-            f"{graph} cannot be computed: one of its tensors takes {int(found[1]):,} bytes, more memory than there is; "
+            f"{graph} cannot be computed: one of its tensors takes {int(match[1]):,} bytes, more memory than there is; "
             "ask about fewer images, or split the model again with more --memory"
         )
     return PlanError(f"{graph} cannot be computed: {' '.join(text.split())[:_SHOWN]}; split the model again")

@@ -25,20 +25,20 @@ _INTERRUPTED = 130
 
 def check(given: argparse.Namespace) -> None:
     """Refuse an update that would delete the plan that an environment's stack serves, or its store."""
-    found, session = _stack(given)
-    check_update(find_stack(session.client("cloudformation"), found.stack), load_deployment(given.build))
+    settings, session = _stack(given)
+    check_update(find_stack(session.client("cloudformation"), settings.stack), load_deployment(given.build))
 
 
 def rollback(given: argparse.Namespace) -> None:
     """Let an environment's drivers use the plan before."""
-    found, session = _stack(given)
-    _say(f"{found.stack} serves the plan {roll_back(found.stack, session, _say)}")
+    settings, session = _stack(given)
+    _say(f"{settings.stack} serves the plan {roll_back(settings.stack, session, _say)}")
 
 
 def teardown(given: argparse.Namespace) -> None:
     """Delete an environment's stack, or the one named, and say how it goes."""
-    found, session = _stack(given)
-    stack = given.stack or found.stack
+    settings, session = _stack(given)
+    stack = given.stack or settings.stack
     tear_down(stack, session, _say)
     _say(f"{stack} is gone, and nothing of it bills")
 
@@ -47,16 +47,16 @@ def measure(given: argparse.Namespace) -> None:
     """Deploy, ask, measure and delete, as `sam.smoke` says; SIGTERM ends it as Ctrl-C does."""
     from sam.smoke import Order, smoke  # noqa: PLC0415 - it imports what the other commands do not need
 
-    found, session = _stack(given)
+    settings, session = _stack(given)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ["AWS_DEFAULT_REGION"] = found.region  # of the clients that know no samconfig.toml, and of SAM CLI
-    smoke(Order(given.build, found, given.max_usd, given.out.absolute()), load_settings(), session, _say)
+    os.environ["AWS_DEFAULT_REGION"] = settings.region  # of the clients that know no samconfig.toml, and of SAM CLI
+    smoke(Order(given.build, settings, given.max_usd, given.out.absolute()), load_settings(), session, _say)
 
 
 def _stack(given: argparse.Namespace) -> tuple[StackSettings, Any]:
     """Return an environment's stack, and a session of boto3 for its region."""
-    found = stack_of(given.build, given.environment)
-    return found, boto3.session.Session(region_name=found.region)
+    settings = stack_of(given.build, given.environment)
+    return settings, boto3.session.Session(region_name=settings.region)
 
 
 _COMMANDS = {"check": check, "rollback": rollback, "teardown": teardown, "smoke": measure}

@@ -89,12 +89,12 @@ class Target:
 
     def arns(self, pattern: str) -> list[str]:
         """Return a pattern's ARNs, one for each stack and region that it names."""
-        found = (
+        arns = (
             pattern.format(p=self.partition, r=region, a=self.account, s=stack)
             for stack in self.stacks
             for region in self.regions
         )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(arns))
 
 
 def actions(types: Iterable[str]) -> list[str]:
@@ -120,7 +120,7 @@ def statements(types: Collection[str], target: Target) -> list[dict[str, Any]]:
     services: dict[str, list[str]] = {}
     for action in actions(types):
         services.setdefault(_statement_of(action, target), []).append(action)
-    return [_statement(name, found, types, target) for name, found in sorted(services.items())]
+    return [_statement(name, allowed, types, target) for name, allowed in sorted(services.items())]
 
 
 def policies(types: Collection[str], target: Target) -> list[dict[str, Any]]:
@@ -140,9 +140,9 @@ def policies(types: Collection[str], target: Target) -> list[dict[str, Any]]:
     return documents
 
 
-def _characters(found: Sequence[dict[str, Any]]) -> int:
+def _characters(allowed: Sequence[dict[str, Any]]) -> int:
     """Return how long a document with these statements is, as IAM counts it: without blanks."""
-    return len(json.dumps({"Version": "2012-10-17", "Statement": found}, separators=(",", ":")))
+    return len(json.dumps({"Version": "2012-10-17", "Statement": allowed}, separators=(",", ":")))
 
 
 def _statement_of(action: str, target: Target) -> str:
@@ -158,15 +158,15 @@ def _statement_of(action: str, target: Target) -> str:
     return action.partition(":")[0]
 
 
-def _statement(name: str, found: list[str], types: Collection[str], target: Target) -> dict[str, Any]:
-    statement: dict[str, Any] = {"Sid": name[0].upper() + name[1:], "Effect": "Allow", "Action": found}
+def _statement(name: str, allowed: list[str], types: Collection[str], target: Target) -> dict[str, Any]:
+    statement: dict[str, Any] = {"Sid": name[0].upper() + name[1:], "Effect": "Allow", "Action": allowed}
     roles = target.arns(_NAMED["iam"][0])
     if name == "iamPass":
         return {**statement, "Resource": roles, "Condition": _equals("iam:PassedToService", _of(_ASSUMED_BY, types))}
     if name == "iamLinked":
         return {**statement, "Resource": "*", "Condition": _equals("iam:AWSServiceName", _of(_LINKED, types))}
     if name == "iamBounded":
-        bounded = [action for action in found if action != _UNBOUND]  # which would lift the boundary
+        bounded = [action for action in allowed if action != _UNBOUND]  # which would lift the boundary
         return {
             **statement,
             "Action": bounded,

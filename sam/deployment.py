@@ -88,7 +88,7 @@ def parse_deployment(text: str) -> Deployment:
 
 
 def _built(document: dict[str, Any]) -> Deployment:
-    found = Deployment(
+    deployment = Deployment(
         serfer=structure(str, document["serfer"], "serfer"),
         options=_options(document["options"]),
         plans=structure(tuple[str, ...], document["plans"], "plans"),
@@ -96,12 +96,12 @@ def _built(document: dict[str, Any]) -> Deployment:
         bytes=_sizes(document["bytes"]),
         digest=structure(str, document["digest"], "digest"),
     )
-    found.options.check()
-    if not 1 <= len(found.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, found.plans)):
+    deployment.options.check()
+    if not 1 <= len(deployment.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, deployment.plans)):
         raise PlanError("plans should be one or two times twelve hexadecimal digits")
-    if not _SHA256.fullmatch(found.digest):
+    if not _SHA256.fullmatch(deployment.digest):
         raise PlanError("digest should be 64 hexadecimal digits")
-    return found
+    return deployment
 
 
 def _options(value: Any) -> Options:  # noqa: ANN401 - any JSON value

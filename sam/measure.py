@@ -44,8 +44,8 @@ def facts_of(cold: Sequence[Sample], warm: Sequence[Sample], weight_bytes: int, 
     `weight_bytes` are those of the function, `store` is the table of its store. What comes out as no positive number,
     for samples that are too few or too noisy, is left out.
     """
-    found = [*_invocations(warm), *_starts(cold, warm, weight_bytes), *_transfers(warm, store)]
-    return [fact for fact in found if fact.value > 0]
+    facts = [*_invocations(warm), *_starts(cold, warm, weight_bytes), *_transfers(warm, store)]
+    return [fact for fact in facts if fact.value > 0]
 
 
 def _invocations(warm: Sequence[Sample]) -> Iterator[Fact]:

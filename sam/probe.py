@@ -57,9 +57,9 @@ async def probe(
     keys = [key for task in (small, large) for key in (input_key(task.query, 0), output_key(task.query, 0, 0))]
 
     async def sample(task: Task) -> Sample:
-        found = await _timed(plan, invoker, task, network_s)
-        spend(found)
-        return found
+        measured = await _timed(plan, invoker, task, network_s)
+        spend(measured)
+        return measured
 
     try:
         for task in (small, large):

@@ -193,7 +193,7 @@ def find_sam(beside: Path | None = None, path: str | None = None) -> Path:
     own = (beside or Path(sys.prefix)) / "sam" / "bin" / "sam"
     if own.is_file():
         return own
-    found = shutil.which("sam", path=path)
-    if found is None:
+    program = shutil.which("sam", path=path)
+    if program is None:
         raise UnavailableError(f"SAM CLI is missing: run make setup, or install aws-sam-cli into {own.parents[1]}")
-    return Path(found)
+    return Path(program)

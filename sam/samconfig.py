@@ -84,10 +84,10 @@ def stack_of(directory: Path, environment: str) -> StackSettings:
     """Return the settings of an environment's stack; raises InputError where the file does not have them."""
     if read_samconfig(directory) is None:
         raise InputError(f"{directory / FILE} is missing: write it again with serfer package")
-    found = {one.environment: one for one in stacks(directory, region=None)}
-    if environment not in found:
+    by_environment = {one.environment: one for one in stacks(directory, region=None)}
+    if environment not in by_environment:
         raise InputError(f"{directory / FILE} has no stack_name and region of {environment!r}: is ENV right?")
-    return found[environment]
+    return by_environment[environment]
 
 
 def stacks(directory: Path, region: str | None) -> list[StackSettings]:
@@ -98,7 +98,7 @@ def stacks(directory: Path, region: str | None) -> list[StackSettings]:
     """
     try:
         environments = tomllib.loads((read_samconfig(directory) or b"").decode("utf-8"))
-        found = [
+        settings = [
             _settings(name, tables, region)
             for name, tables in environments.items()
             if isinstance(tables, dict) and "stack_name" in tables.get("deploy", {}).get("parameters", {})
@@ -107,7 +107,7 @@ def stacks(directory: Path, region: str | None) -> list[StackSettings]:
         raise InputError(
             f"{directory / FILE} is not a configuration of SAM CLI: correct it, or move it away and package again"
         ) from error
-    return [one for one in found if one.region]
+    return [one for one in settings if one.region]
 
 
 def _settings(environment: str, tables: Mapping[str, Any], region: str | None) -> StackSettings:

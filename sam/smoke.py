@@ -120,13 +120,13 @@ def planned(order: Order, settings: Settings) -> Smoke:
         raise UsageError(f"OUT={order.out}: there is no directory {order.out.parent}")
     bill = price_build(order.build, settings.facts(), burst=1)
     plan = load_current_plan(order.build, deployment)
-    found = Smoke(order, plan, f"{options.name}-smoke", bill, settings)
-    if found.estimated_usd > order.most_usd:
+    run = Smoke(order, plan, f"{options.name}-smoke", bill, settings)
+    if run.estimated_usd > order.most_usd:
         raise UsageError(
-            f"aws-smoke is estimated at ${found.estimated_usd:.4f}, more than MAX_USD={order.most_usd:g}: allow more, "
+            f"aws-smoke is estimated at ${run.estimated_usd:.4f}, more than MAX_USD={order.most_usd:g}: allow more, "
             "or package a smaller network"
         )
-    return found
+    return run
 
 
 def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # noqa: ANN401 - boto3 has no types here
@@ -225,16 +225,16 @@ def _ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: A
 
 
 def _outputs(run: Smoke, session: Any) -> dict[str, str]:  # noqa: ANN401 - same
-    [found] = session.client("cloudformation").describe_stacks(StackName=run.stack)["Stacks"]
-    return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+    [stack] = session.client("cloudformation").describe_stacks(StackName=run.stack)["Stacks"]
+    return {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
 
 
 def _reachable(url: str, endpoint: str) -> str:
     """Return where a REST API answers: at its URL, or below an emulator's endpoint (AWS_ENDPOINT_URL) by its id."""
     if (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
         return url
-    found = urlsplit(url)
-    return f"{endpoint}/_aws/execute-api/{(found.hostname or '').partition('.')[0]}{found.path}"
+    parts = urlsplit(url)
+    return f"{endpoint}/_aws/execute-api/{(parts.hostname or '').partition('.')[0]}{parts.path}"
 
 
 def _until_open(client: Client) -> None:

@@ -47,39 +47,39 @@ class DeployedStack:
 def find_stack(formation: Any, name: str) -> DeployedStack | None:  # noqa: ANN401 - boto3 has no types here
     """Return a stack by its name, None where there is none."""
     try:
-        [found] = formation.describe_stacks(StackName=name)["Stacks"]
+        [described] = formation.describe_stacks(StackName=name)["Stacks"]
     except ClientError as error:
         if "does not exist" in error.response["Error"].get("Message", ""):
             return None
         raise
-    outputs = {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs", ())}
-    tags = {each["Key"] for each in found.get("Tags", ())}
-    store = _STORE.search(found.get("Description", ""))
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in described.get("Outputs", ())}
+    tags = {each["Key"] for each in described.get("Tags", ())}
+    store = _STORE.search(described.get("Description", ""))
     return DeployedStack(
         name=name,
-        identity=found["StackId"],
-        status=found["StackStatus"],
+        identity=described["StackId"],
+        status=described["StackStatus"],
         ours=TAG in tags or outputs.keys() >= OUTPUTS,
         prefix=outputs.get("FunctionPrefix", name),
         plans=tuple(filter(None, outputs.get("Plans", "").split(","))),
         serving=outputs.get(_SERVING, ""),
         store=store[1] if store else "",
-        parameters=tuple(each["ParameterKey"] for each in found.get("Parameters", ())),
+        parameters=tuple(each["ParameterKey"] for each in described.get("Parameters", ())),
     )
 
 
 def our_stack(formation: Any, name: str) -> DeployedStack:  # noqa: ANN401 - same
     """Return a stack of serfer package's; raises UsageError where there is none of that name."""
-    found = find_stack(formation, name)
+    stack = find_stack(formation, name)
     advice = "is samconfig.toml right, or AWS_PROFILE?"
-    if found is None:
+    if stack is None:
         raise UsageError(f"there is no stack {name} in {formation.meta.region_name}: {advice}")
-    if not found.ours:
+    if not stack.ours:
         raise UsageError(
             f"{name} is not a stack of serfer package: it has neither the tag {TAG} nor the outputs "
             f"{' and '.join(sorted(OUTPUTS))}: {advice}"
         )
-    return found
+    return stack
 
 
 def check_update(stack: DeployedStack | None, deployment: Deployment) -> None:

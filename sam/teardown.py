@@ -60,8 +60,8 @@ def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 -
     kinds = ("Contents",) if directory else ("Versions", "DeleteMarkers")
     pages = store.get_paginator("list_objects_v2" if directory else "list_object_versions")
     for page in pages.paginate(Bucket=bucket, Prefix=prefix, PaginationConfig={"PageSize": _AT_ONCE}):
-        found = [item for kind in kinds for item in page.get(kind, ())]
-        named = [{name: item[name] for name in ("Key", "VersionId") if name in item} for item in found]
+        items = [item for kind in kinds for item in page.get(kind, ())]
+        named = [{name: item[name] for name in ("Key", "VersionId") if name in item} for item in items]
         if named:
             failed = store.delete_objects(Bucket=bucket, Delete={"Objects": named, "Quiet": True}).get("Errors")
             if failed:

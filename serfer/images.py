@@ -48,30 +48,30 @@ def image_files(folder: Path) -> list[Path]:
     What is hidden (`.name`), is not a file (a pipe) or lies behind a linked folder is left out. Raises ImageError for
     what is not a folder, cannot be read, or holds no image.
     """
-    found = [path for path in folder_files(folder) if path.suffix.lower() in SUFFIXES]
-    if not found:
+    images = [path for path in folder_files(folder) if path.suffix.lower() in SUFFIXES]
+    if not images:
         raise ImageError(f"{folder} holds no images: none of its files ends in {', '.join(SUFFIXES)}")
-    return found
+    return images
 
 
 def folder_files(folder: Path) -> list[Path]:
     """Return every file that `image_files` would look at, whatever its suffix; raises ImageError as it does."""
-    found: list[Path] = []
+    files: list[Path] = []
     try:
         if not stat.S_ISDIR(folder.stat().st_mode):
             raise ImageError(f"{folder} is not a folder: give a folder of images")
         for place, folders, names in os.walk(folder, onerror=_raise):
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths = [Path(place, name) for name in names if not name.startswith(".")]
-            found += [path for path in paths if path.is_file() or not path.exists()]  # a link to nothing is named later
-            if len(found) > MAX_FILES:
+            files += [path for path in paths if path.is_file() or not path.exists()]  # a link to nothing is named later
+            if len(files) > MAX_FILES:
                 raise ImageError(f"{folder} holds more than {MAX_FILES:,} files: give a smaller folder")
     except FileNotFoundError as error:
         raise ImageError(f"{error.filename} does not exist: give a folder of images") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         name, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", error)
         raise ImageError(f"{str(name)!r} cannot be read: {reason}") from error
-    return sorted(found)
+    return sorted(files)
 
 
 def _raise(error: OSError) -> NoReturn:

@@ -119,13 +119,13 @@ def queries_at_once(chosen: int | None, tasks: int, settings: Settings) -> int:
     """
     limit = settings.local_concurrency
     most = limit // tasks
-    found = most if chosen is None else chosen
-    if not 1 <= found <= most:
+    in_flight = most if chosen is None else chosen
+    if not 1 <= in_flight <= most:
         raise UsageError(
-            f"{found} queries in flight, {tasks} tasks each: SERFER_LOCAL_CONCURRENCY={limit} is enough for {most}; "
-            "raise it, or have fewer in flight"
+            f"{in_flight} queries in flight, {tasks} tasks each: SERFER_LOCAL_CONCURRENCY={limit} is enough for "
+            f"{most}; raise it, or have fewer in flight"
         )
-    return found
+    return in_flight
 
 
 def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:

@@ -185,12 +185,14 @@ class Gillis:
         return labels[len(self._graph.nodes)]
 
     def _groups(self, end: _Label) -> Iterator[Group]:
-        found, label = [], end
+        groups, label = [], end
         while label.option and label.before:
             option = label.option
-            found.append(Group(option.offer, None if option.worker is None else self._options.memory_mb[option.worker]))
+            groups.append(
+                Group(option.offer, None if option.worker is None else self._options.memory_mb[option.worker])
+            )
             label = label.before
-        return reversed(found)
+        return reversed(groups)
 
     def _offers(self) -> Iterator[Offer]:
         """Yield every group on every grid, by workers alone and with part 0 on the master."""

@@ -118,21 +118,21 @@ class PollDriver:
         The one that is missing is invoked again after every 10,000 polls.
         """
         keys = [written_key(query, number, tile) for tile in range(len(invoked))]
-        found: list[bytes] = []
+        values: list[bytes] = []
         polls = 0
-        while len(found) < len(keys):
+        while len(values) < len(keys):
             try:
-                value = self._store.get(keys[len(found)])
+                value = self._store.get(keys[len(values)])
             except MissingKeyError:
                 polls += 1
                 self._others += StoreCounts(exists=1)
                 if polls % POLLS_BEFORE_RETRY == 0:
-                    self._start(query, number, len(found))
-                    invoked[len(found)] += 1
-                found = []
+                    self._start(query, number, len(values))
+                    invoked[len(values)] += 1
+                values = []
                 if self._clock() > deadline:
                     raise DeadlineError(f"stage {number} did not end within {self._deadline_s:g} s") from None
             else:
                 decode(value)  # each time, whether or not the others are there
-                found.append(value)
-        return found
+                values.append(value)
+        return values

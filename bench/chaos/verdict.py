@@ -137,8 +137,29 @@ def judge(
 
 def skipped(name: str, queries: int) -> Outcome:
     """Return the row of a scenario for which there was no time: all of its queries are lost."""
-    times, counts, problem = (0.0,) * 4, (0,) * 6, "there was no time left for it: allow more --seconds"
-    return Outcome(name, queries, queries, 0, *times, *counts, 0.0, 0, 0, 0, 0.0, "", (problem,))
+    return Outcome(
+        scenario=name,
+        queries=queries,
+        lost=queries,
+        wrong=0,
+        p50_ms=0.0,
+        p99_ms=0.0,
+        served_p50_ms=0.0,
+        served_p99_ms=0.0,
+        retries=0,
+        hedges=0,
+        restarts=0,
+        invocations=0,
+        allowed=0,
+        keys=0,
+        longest_s=0.0,
+        forever=0,
+        processes=0,
+        twofold=0,
+        seconds=0.0,
+        remark="",
+        problems=("there was no time left for it: allow more --seconds",),
+    )
 
 
 def _unanswered(observed: Observations) -> Iterator[str]:

@@ -57,7 +57,9 @@ def bench_plan(name: str, settings: Settings, progress: Progress = lambda _: Non
         target.parent.mkdir(parents=True, exist_ok=True)
         example = np.zeros((1, _CHANNELS, wanted.size, wanted.size), dtype=np.float32)
         split(
-            *(wanted.model, example, target),
+            wanted.model,
+            example,
+            target,
             grids=list(wanted.grids),
             cuts=wanted.cuts,
             memory_mb=shipped_aws().functions.memory_per_vcpu,

@@ -142,7 +142,9 @@ def one_function(directory: Path, settings: Settings, progress: Progress) -> Pat
         target.parent.mkdir(parents=True, exist_ok=True)
         size = plan.input.channels, plan.input.height, plan.input.width
         split(
-            *(str(directory / plan.unsplit.path), np.zeros((1, *size), dtype=np.float32), target),
+            str(directory / plan.unsplit.path),
+            np.zeros((1, *size), dtype=np.float32),
+            target,
             grids=[(1, 1)],
             memory_mb=max(stage.memory_mb for stage in plan.stages),
             limit_mb=IMAGE_MB,

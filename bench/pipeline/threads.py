@@ -48,8 +48,8 @@ class Threads:
             )
             for index, source in enumerate(stage.inputs)
         }
-        found = self._sessions.get(stage, tile).run(None, given)
-        for output, value in enumerate(found):
+        outputs = self._sessions.get(stage, tile).run(None, given)
+        for output, value in enumerate(outputs):
             maps[number, output][stage.outputs[output].slices(tile.outputs[output])] = value
 
     def __enter__(self) -> Self:

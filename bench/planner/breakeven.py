@@ -178,7 +178,7 @@ def command(
     with status_line() as progress:
         if here:
             networks, sizes = model or breakeven_here.NETWORKS, size or breakeven_here.SIZES
-            found = breakeven_here.results(breakeven_here.measure(settings, networks, sizes, progress=progress))
+            measured = breakeven_here.results(breakeven_here.measure(settings, networks, sizes, progress=progress))
         else:
-            found = results(measure(settings.facts(), model or NETWORKS, size or SIZES, store, progress))
-    publish(found, as_json=as_json, as_markdown=as_markdown)
+            measured = results(measure(settings.facts(), model or NETWORKS, size or SIZES, store, progress))
+    publish(measured, as_json=as_json, as_markdown=as_markdown)

@@ -107,19 +107,19 @@ def _query(pipeline: Pipeline, pixels: np.ndarray) -> float:
 _HEAD = ("network", "px", "one vCPU ms", "two vCPUs ms", "split over two ms", "against one", "against two", "stages")
 
 
-def rows(found: Sequence[Measured]) -> list[tuple[str, ...]]:
+def rows(measured: Sequence[Measured]) -> list[tuple[str, ...]]:
     """Return the table's rows."""
     return [
         (
             *(one.model, str(one.size), f"{one.one_vcpu_ms:.1f}", f"{one.two_vcpus_ms:.1f}", f"{one.split_ms:.1f}"),
             *(f"{one.speedup:.2f}x", f"{one.against_large:.2f}x", one.stages),
         )
-        for one in found
+        for one in measured
     ]
 
 
-def results(found: Sequence[Measured]) -> Results:
+def results(measured: Sequence[Measured]) -> Results:
     """Return what was measured."""
-    spread = max(one.spread for one in found)
+    spread = max(one.spread for one in measured)
     note = f"measured; slowest over fastest run at most {spread:+.0%}"
-    return Results((one.as_dict() for one in found), [Table(_HEAD, rows(found))], [note])
+    return Results((one.as_dict() for one in measured), [Table(_HEAD, rows(measured))], [note])

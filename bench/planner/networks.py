@@ -122,11 +122,11 @@ def measure(network: Network) -> Row:
         except ModelError as refusal:
             return Row(network, reason=_kinds_only(str(refusal)))
         graph = from_onnx(source.onnx, network.size, network.size)
-        found = difference(run_tiles(plan, Path(home) / "plan", example), source.run(example))
+        deviation = difference(run_tiles(plan, Path(home) / "plan", example), source.run(example))
     on_maps = {node.name for node in graph.nodes if node.kind == "Conv" and _is_map(graph, node.output)}
     tiled = {item.name for stage in plan.stages if str(stage.grid) == GRID for item in stage.operators} & on_maps
     grids = tuple(str(stage.grid) for stage in plan.stages)
-    return Row(network, grids, len(tiled), len(on_maps), found.error)
+    return Row(network, grids, len(tiled), len(on_maps), deviation.error)
 
 
 def _is_map(graph: Graph, tensor: str) -> bool:

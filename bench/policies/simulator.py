@@ -107,18 +107,20 @@ def measure(
 def _local_runs(directory: Path, settings: Settings, runs: int, queries: int, progress: Progress) -> list[Calibration]:
     """Open the plan so many times, and interleave the runs, so that load from elsewhere disturbs all alike."""
     with ExitStack() as stack:
-        found = []
+        local_runs = []
         for number in range(runs):
             progress(f"starting local run {number + 1} of {runs}")
-            found.append(LocalRun(stack.enter_context(open_pipeline(directory, workers="local", settings=settings))))
+            local_runs.append(
+                LocalRun(stack.enter_context(open_pipeline(directory, workers="local", settings=settings)))
+            )
         for number, begun in enumerate(range(0, queries, _TURN)):
             progress(f"local runs: {begun} of {queries} queries")
             first = number % runs  # the first one may have an advantage
-            for run in (*found[first:], *found[:first]):
+            for run in (*local_runs[first:], *local_runs[:first]):
                 run.warm_up(_WARM_UP)  # others had the processors' caches
                 run.take(min(_TURN, queries - begun))
         now = datetime.now(UTC).date().isoformat()
-        return [run.calibration(str(this_machine()), now) for run in found]
+        return [run.calibration(str(this_machine()), now) for run in local_runs]
 
 
 def _quantile(name: str, share: float, made: Sequence[Calibration], scenario: Scenario) -> Quantile:
@@ -160,8 +162,8 @@ def _speed(run: QueriesRun, rate: float, queries: int) -> float:
     seconds = queries / rate
     steps = steps_of(Trace("even", np.array([seconds]), np.array([rate])), 5.0)
     begun = time.process_time()
-    found = run.over(steps, 0.0, Window("whole", 0.0, seconds))
-    return found.queries / (time.process_time() - begun) * _MINUTE_S
+    window = run.over(steps, 0.0, Window("whole", 0.0, seconds))
+    return window.queries / (time.process_time() - begun) * _MINUTE_S
 
 
 def _decisions(scenario: Scenario, progress: Progress) -> Iterator[Speed]:
@@ -188,7 +190,7 @@ _QUANTILE_HEAD = (
 _SPEED_HEAD = ("what", "measured", "unit", "asked")
 
 
-def _quantile_rows(found: Checked) -> list[tuple[str, ...]]:
+def _quantile_rows(checked: Checked) -> list[tuple[str, ...]]:
     return [
         (
             one.name,
@@ -200,22 +202,23 @@ def _quantile_rows(found: Checked) -> list[tuple[str, ...]]:
             f"{one.close} of {len(one.local_ms)} ({CLOSE[one.name]:.0%})",
             "yes" if one.within else "no",
         )
-        for one in found.quantiles
+        for one in checked.quantiles
     ]
 
 
-def _speed_rows(found: Checked) -> list[tuple[str, ...]]:
-    return [(one.what, f"{one.value:,.1f}", one.unit, one.asked) for one in found.speeds]
+def _speed_rows(checked: Checked) -> list[tuple[str, ...]]:
+    return [(one.what, f"{one.value:,.1f}", one.unit, one.asked) for one in checked.speeds]
 
 
-def _line(found: Checked) -> str:
-    return f"{found.plan}, {found.tasks} tasks, {found.queries} queries a local run; {this_machine()}, processor time"
+def _line(checked: Checked) -> str:
+    run = f"{checked.tasks} tasks, {checked.queries} queries a local run"
+    return f"{checked.plan}, {run}; {this_machine()}, processor time"
 
 
-def results(found: Checked) -> Results:
+def results(checked: Checked) -> Results:
     """Return quantiles and speeds."""
-    tables = [Table(_QUANTILE_HEAD, _quantile_rows(found)), Table(_SPEED_HEAD, _speed_rows(found))]
-    return Results([asdict(found)], tables, [_line(found)])
+    tables = [Table(_QUANTILE_HEAD, _quantile_rows(checked)), Table(_SPEED_HEAD, _speed_rows(checked))]
+    return Results([asdict(checked)], tables, [_line(checked)])
 
 
 def command(
@@ -232,5 +235,5 @@ def command(
     """Hold the simulator against local runs that did not calibrate it, and time it and the router's decisions."""
     world, directory = read_scenario(scenario), plan_of(model, plan)
     with status_lines() as progress:
-        found = measure(directory, world, load_settings(), runs=runs, queries=queries, progress=progress)
-    publish(results(found), as_json=as_json, as_markdown=as_markdown)
+        checked = measure(directory, world, load_settings(), runs=runs, queries=queries, progress=progress)
+    publish(results(checked), as_json=as_json, as_markdown=as_markdown)

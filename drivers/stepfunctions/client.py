@@ -147,10 +147,10 @@ class Executions:
         while True:
             polls += 1
             await self._clock.sleep(max(_POLLING.wait(polls), self._in_flight / _POLLS_PER_S))
-            found = await self._call(self._client.describe_execution, executionArn=arn)
+            description = await self._call(self._client.describe_execution, executionArn=arn)
             self.polls += 1
-            if found["status"] != "RUNNING":
-                return found
+            if description["status"] != "RUNNING":
+                return description
 
     async def _express(self, name: str, text: str, _expected_s: float) -> Outcome:
         sent = self._clock.time()
@@ -158,12 +158,12 @@ class Executions:
             self._call(self._client.start_sync_execution, stateMachineArn=self._arn, name=name, input=text)
         )
         try:
-            found = await asyncio.shield(call)
+            response = await asyncio.shield(call)
         except asyncio.CancelledError:
             await asyncio.gather(call, return_exceptions=True)
             raise
-        middle = (found["startDate"].timestamp() + found["stopDate"].timestamp()) / 2
-        return _outcome(found, (sent + self._clock.time()) / 2 - middle)
+        middle = (response["startDate"].timestamp() + response["stopDate"].timestamp()) / 2
+        return _outcome(response, (sent + self._clock.time()) / 2 - middle)
 
     async def _call(self, method: Callable[..., Any], **given: str) -> Any:  # noqa: ANN401 - botocore's
         """Call botocore in a thread; its errors, which hold no secrets, become one line."""
@@ -179,6 +179,8 @@ class Executions:
             raise UnavailableError(f"Step Functions cannot be reached: {error}") from error
 
 
-def _outcome(found: Any, clock: float) -> Outcome:  # noqa: ANN401 - botocore's
-    status, output, error, cause = (str(found.get(key) or "") for key in ("status", "output", "error", "cause"))
-    return Outcome(status, output, error, cause, found["startDate"].timestamp(), found["stopDate"].timestamp(), clock)
+def _outcome(description: Any, clock: float) -> Outcome:  # noqa: ANN401 - botocore's
+    status, output, error, cause = (str(description.get(key) or "") for key in ("status", "output", "error", "cause"))
+    return Outcome(
+        status, output, error, cause, description["startDate"].timestamp(), description["stopDate"].timestamp(), clock
+    )

@@ -131,19 +131,19 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Earlier | None:
     if not is_build(place):
         return None
     try:
-        found = load_deployment(place)
+        deployment = load_deployment(place)
     except InputError as error:
         raise InputError(
             f"{place} cannot be updated: another version wrote its {RECORD}, or somebody altered it: package with "
             "--no-previous, or choose another --out"
         ) from error
-    if found.options.name == options.name and found.options.store != options.store:
+    if deployment.options.name == options.name and deployment.options.store != options.store:
         raise UsageError(
-            f"--store {options.store}: {place} was packaged for {found.options.store}, and a stack that changes its "
-            "store fails what is under way and leaves the old one behind: choose another --name, or another --out"
+            f"--store {options.store}: {place} was packaged for {deployment.options.store}, and a stack that changes "
+            "its store fails what is under way and leaves the old one behind: choose another --name, or another --out"
         )
-    others = [digest for digest in found.plans if digest != digest12(plan)]
-    if found.options.name != options.name or not others:
+    others = [digest for digest in deployment.plans if digest != digest12(plan)]
+    if deployment.options.name != options.name or not others:
         return None
     plan = load_packaged_plan(place, others[0])
     if not (place / _GENERATIONS / others[0]).is_dir():
@@ -162,15 +162,15 @@ def _earlier_of(
 
     session = boto3.session.Session(region_name=options.region)
     try:
-        found = our_stack(session.client("cloudformation"), stack)
-        if found.store and found.store != options.store:
-            raise UsageError(f"--store {options.store}: {stack} has the store {found.store}; choose another --name")
-        others = [digest for digest in (found.serving, *found.plans) if digest and digest != digest12(plan)]
+        deployed = our_stack(session.client("cloudformation"), stack)
+        if deployed.store and deployed.store != options.store:
+            raise UsageError(f"--store {options.store}: {stack} has the store {deployed.store}; choose another --name")
+        others = [digest for digest in (deployed.serving, *deployed.plans) if digest and digest != digest12(plan)]
         if not others:
             return None
         if (place / _GENERATIONS / others[0]).is_dir():
             return _Earlier(load_packaged_plan(place, others[0]), build=place)
-        earlier = fetch_plan(found, others[0], session, scratch, progress)
+        earlier = fetch_plan(deployed, others[0], session, scratch, progress)
     except (BotoCoreError, ClientError) as error:
         raise UnavailableError(f"--previous-of {stack}: {error}") from error
     return _Earlier(earlier, directory=scratch)

@@ -56,17 +56,17 @@ def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wh
     stamp = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     target = cache / "wheels" / f"{lock.stem}-{runtime}-{architecture}-{stamp}"
     if in_use(target):
-        if (found := _read(target, pinned)) is not None:
-            return found
+        if (cached := _read(target, pinned)) is not None:
+            return cached
         shutil.rmtree(target, ignore_errors=True)  # somebody has altered it
     with assembled(target) as directory:
         download(lock, runtime, architecture, directory, "--require-hashes")
-        found = _read(directory, pinned)
-        if found is None:
+        cached = _read(directory, pinned)
+        if cached is None:
             raise InputError(f"pip brought other files than {lock.name} pins: run python -m sam.build.relock")
-        for wheel in found:
+        for wheel in cached:
             check_glibc(wheel.path)
-    return tuple(Wheel(target / wheel.path.name, wheel.name, wheel.version, wheel.sha256) for wheel in found)
+    return tuple(Wheel(target / wheel.path.name, wheel.name, wheel.version, wheel.sha256) for wheel in cached)
 
 
 def unpack(wheel: Wheel, root: Path, keeps: Callable[[str], bool]) -> None:
@@ -127,7 +127,7 @@ def _refusal(output: str, runtime: str, architecture: str) -> Exception:
 def _read(directory: Path, pinned: tuple[Pin, ...]) -> tuple[Wheel, ...] | None:
     """Return the pinned wheels of a directory, None where one is missing or another file than was locked."""
     files = {canonicalize_name(path.name.split("-")[0]): path for path in directory.glob("*.whl")}
-    found = []
+    read = []
     for pin in pinned:
         path = files.get(canonicalize_name(pin.name))
         if path is None:
@@ -135,8 +135,8 @@ def _read(directory: Path, pinned: tuple[Pin, ...]) -> tuple[Wheel, ...] | None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if digest not in pin.hashes:
             return None
-        found.append(Wheel(path, pin.name, pin.version, digest))
-    return tuple(found)
+        read.append(Wheel(path, pin.name, pin.version, digest))
+    return tuple(read)
 
 
 def check_glibc(wheel: Path) -> None:
@@ -155,8 +155,10 @@ def check_glibc(wheel: Path) -> None:
 
 def newer_than_lambda(library: bytes) -> list[tuple[str, str]]:
     """Return the symbol versions in a shared library's bytes that Amazon Linux 2023 does not have."""
-    found = {(kind, tuple(map(int, version.split(b".")))) for kind, version in _SYMBOL_VERSION.findall(library)}
-    return [(kind.decode(), ".".join(map(str, version))) for kind, version in sorted(found) if version > _NEWEST[kind]]
+    versions = {(kind, tuple(map(int, version.split(b".")))) for kind, version in _SYMBOL_VERSION.findall(library)}
+    return [
+        (kind.decode(), ".".join(map(str, version))) for kind, version in sorted(versions) if version > _NEWEST[kind]
+    ]
 
 
 def _glibc(platform: str) -> tuple[int, ...]:

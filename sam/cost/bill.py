@@ -78,13 +78,13 @@ class Bill:
     @property
     def assumed(self) -> tuple[str, ...]:
         """What the bill takes for granted, a sentence each."""
-        found = self.deployed
-        facts = found.facts
+        deployed = self.deployed
+        facts = deployed.facts
         services = facts.services
         fleet = (
             f"a machine takes {_AT_ONCE} queries at once; a query's image has {services.upload_bytes:,} bytes"
-            if found.options.drivers == "fleet"
-            else f"a driver function of {found.driver_mb:,} MB waits for its query and is billed for all of it"
+            if deployed.options.drivers == "fleet"
+            else f"a driver function of {deployed.driver_mb:,} MB waits for its query and is billed for all of it"
         )
         notes = [
             "us-east-1's prices, on demand, without any free tier: not even the first ten alarms are subtracted",
@@ -96,12 +96,12 @@ class Bill:
         if self.alarms_usd:
             notes.append(f"no alarms: they cost ${self.alarms_usd:.2f} a month where {_EMAIL} is given")
         notes += self._of_pool()
-        if found.options.snapstart:
+        if deployed.options.snapstart:
             notes.append("a start from a snapshot takes as long as one without: what it saves was not measured")
-        if found.plan.store.partition("+")[0] not in _SPLIT_FOR[found.options.store]:
-            better = _SPLIT_FOR[found.options.store][0]
+        if deployed.plan.store.partition("+")[0] not in _SPLIT_FOR[deployed.options.store]:
+            better = _SPLIT_FOR[deployed.options.store][0]
             notes.append(
-                f"the plan was split for {found.plan.store}; serfer split --store {better} may find a better one"
+                f"the plan was split for {deployed.plan.store}; serfer split --store {better} may find a better one"
             )
         return (*notes, "D AWS's documentation, M measured, S a third party, K common knowledge, U your own file")
 
@@ -185,7 +185,7 @@ def _driver_memory(template: Template, options: Options, functions: LambdaFacts)
 
 
 def bill(
-    found: Deployed,
+    deployed: Deployed,
     template: Template,
     *,
     burst: int = _THOUSAND,
@@ -203,42 +203,42 @@ def bill(
     if burst < 1 or any(not 1 <= load <= _MOST_QUERIES for load in loads):
         raise UsageError(f"--queries-a-month and --burst are 1 to {_MOST_QUERIES:,} queries")
     check_parameters(template.get("Parameters") or {}, parameters or {})
-    idle = fixed_costs(template, found.facts, parameters, found.options.region)
-    idle += registry.lines(found.options, found.facts, template, parameters)
+    idle = fixed_costs(template, deployed.facts, parameters, deployed.options.region)
+    idle += registry.lines(deployed.options, deployed.facts, template, parameters)
     if packed_bytes:
         gigabytes = packed_bytes / _GB
-        usd = gigabytes * found.facts.services.price_s3_gb
+        usd = gigabytes * deployed.facts.services.price_s3_gb
         idle.append(Line("packages in S3, if not compressed", gigabytes, "GB", usd, "services.price_s3_gb"))
-    months = tuple(_month(found, tuple(idle), load, cold_share) for load in loads)
-    alarms = 0.0 if (parameters or {}).get(_EMAIL) else _alarms_usd(found, template, parameters or {})
-    return Bill(found, tuple(idle), query_usage(found), query_usage(found, 1.0), burst, months, alarms)
+    months = tuple(_month(deployed, tuple(idle), load, cold_share) for load in loads)
+    alarms = 0.0 if (parameters or {}).get(_EMAIL) else _alarms_usd(deployed, template, parameters or {})
+    return Bill(deployed, tuple(idle), query_usage(deployed), query_usage(deployed, 1.0), burst, months, alarms)
 
 
-def _alarms_usd(found: Deployed, template: Template, parameters: Mapping[str, str]) -> float:
+def _alarms_usd(deployed: Deployed, template: Template, parameters: Mapping[str, str]) -> float:
     """Return the dollars a month that alarms would cost, which are not in the template without an address."""
     with_alarms = fixed_costs(
-        template, found.facts, {**parameters, _EMAIL: "someone@example.org"}, found.options.region
+        template, deployed.facts, {**parameters, _EMAIL: "someone@example.org"}, deployed.options.region
     )
     return sum(line.usd for line in with_alarms) - sum(
-        line.usd for line in fixed_costs(template, found.facts, parameters, found.options.region)
+        line.usd for line in fixed_costs(template, deployed.facts, parameters, deployed.options.region)
     )
 
 
-def _month(found: Deployed, idle: tuple[Line, ...], queries: int, cold_share: float | None) -> Month:
-    share = _cold_share(found, queries) if cold_share is None else cold_share
-    usage = query_usage(found, share)
+def _month(deployed: Deployed, idle: tuple[Line, ...], queries: int, cold_share: float | None) -> Month:
+    share = _cold_share(deployed, queries) if cold_share is None else cold_share
+    usage = query_usage(deployed, share)
     used = [replace(line, quantity=queries * line.quantity, usd=queries * line.usd) for line in usage.lines]
-    return Month(queries, share, (*_grown(found, idle, queries, usage.seconds), *used, _logs(found, queries)))
+    return Month(queries, share, (*_grown(deployed, idle, queries, usage.seconds), *used, _logs(deployed, queries)))
 
 
-def _cold_share(found: Deployed, queries: int) -> float:
+def _cold_share(deployed: Deployed, queries: int) -> float:
     """Return the share of queries before which none came for as long as Lambda keeps an environment."""
-    return math.exp(-queries / SECONDS_A_MONTH * found.facts.functions.kept_warm)
+    return math.exp(-queries / SECONDS_A_MONTH * deployed.facts.functions.kept_warm)
 
 
-def _grown(found: Deployed, idle: tuple[Line, ...], queries: int, seconds: float) -> list[Line]:
+def _grown(deployed: Deployed, idle: tuple[Line, ...], queries: int, seconds: float) -> list[Line]:
     """Return what stands when a fleet has as many machines as so many queries keep busy."""
-    busy = queries / SECONDS_A_MONTH * (seconds + found.facts.services.driver_seconds)
+    busy = queries / SECONDS_A_MONTH * (seconds + deployed.facts.services.driver_seconds)
     hours = math.ceil(busy / _AT_ONCE) * SECONDS_A_MONTH / 3600
     return [_at_least(line, hours) if line.source.startswith("instances.") else line for line in idle]
 
@@ -248,9 +248,9 @@ def _at_least(line: Line, hours: float) -> Line:
     return replace(line, quantity=more * line.quantity, usd=more * line.usd)
 
 
-def _logs(found: Deployed, queries: int) -> Line:
-    services = found.facts.services
-    gigabytes = queries * services.log_bytes * (found.plan.tasks + 1) * _KEPT / _GB
+def _logs(deployed: Deployed, queries: int) -> Line:
+    services = deployed.facts.services
+    gigabytes = queries * services.log_bytes * (deployed.plan.tasks + 1) * _KEPT / _GB
     return Line("logs kept 14 days", gigabytes, "GB-months", gigabytes * services.price_log_gb, "services.price_log_gb")
 
 
@@ -290,9 +290,9 @@ def compare(
         if chosen.store == "s3express" and chosen.zone is None:
             continue
         template = make(chosen)
-        found = bill(deployed(plan, chosen, facts, template), template, loads=loads)
-        costs = tuple(month.usd for month in found.months)
-        rows.append(Row(drivers, store, engine, 1000 * found.warm.seconds, found.idle_usd, costs))
+        priced = bill(deployed(plan, chosen, facts, template), template, loads=loads)
+        costs = tuple(month.usd for month in priced.months)
+        rows.append(Row(drivers, store, engine, 1000 * priced.warm.seconds, priced.idle_usd, costs))
     return rows
 
 

@@ -45,7 +45,7 @@ class _Stack:
     facts: AwsFacts
 
     def of(self, kind: str) -> Iterator[Properties]:
-        return (properties for found, properties in self.resources.values() if found == kind)
+        return (properties for type_, properties in self.resources.values() if type_ == kind)
 
     def service(self, name: str, item: str, quantity: float, unit: str) -> Line:
         """Price a quantity by a field of the services."""
@@ -93,11 +93,11 @@ def _function(stack: _Stack, properties: Properties) -> list[Line]:
 
 def _balancer(stack: _Stack, properties: Properties) -> list[Line]:
     """Price a load balancer's hours, and its public addresses: one for each zone."""
-    found = [stack.service("price_balancer_hour", "load balancer", HOURS_A_MONTH, "hours")]
+    lines = [stack.service("price_balancer_hour", "load balancer", HOURS_A_MONTH, "hours")]
     if properties.get("Scheme", "internet-facing") == "internet-facing":
         hours = HOURS_A_MONTH * _length(properties.get("Subnets"))
-        found.append(stack.service("price_ipv4_hour", "public IPv4 addresses", hours, "hours"))
-    return found
+        lines.append(stack.service("price_ipv4_hour", "public IPv4 addresses", hours, "hours"))
+    return lines
 
 
 def _machines(stack: _Stack, properties: Properties) -> list[Line]:
@@ -111,13 +111,13 @@ def _machines(stack: _Stack, properties: Properties) -> list[Line]:
         raise InputError(f"SERFER_AWS_FILE: instances has no price for {kind!r}: add USD per hour, or choose another")
     hours = count * HOURS_A_MONTH
     gigabytes = _disk_gb(launched)
-    found = [
+    lines = [
         Line(f"drivers, {kind}", hours, "hours", hours * stack.facts.instances[kind], f"instances.{kind}"),
         stack.service("price_disk_gb", "drivers' disks", count * gigabytes, "GB"),
     ]
     if _is_public(stack, launched, properties):
-        found.append(stack.service("price_ipv4_hour", "public IPv4 addresses", hours, "hours"))
-    return found
+        lines.append(stack.service("price_ipv4_hour", "public IPv4 addresses", hours, "hours"))
+    return lines
 
 
 def _disk_gb(launched: Properties) -> float:

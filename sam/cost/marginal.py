@@ -135,14 +135,14 @@ def _workers(deployed: Deployed, loads: list[StageLoad], platform: Platform) -> 
         seconds += stage.memory_mb / _MB_PER_GB * float(times.sum())
         restored += platform.cold_share * load.tasks * stage.memory_mb / _MB_PER_GB
     price = "price_gb_second_arm" if options.architecture == "arm64" else "price_gb_second"
-    found = [
+    lines = [
         Line("workers' invocations", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
         Line("workers' compute", seconds, "GB-s", usd, f"lambda.{price}"),
     ]
     if options.snapstart:
         usd = restored * functions.price_snapstart_restored
-        found.append(Line("SnapStart restores", restored, "GB", usd, "lambda.price_snapstart_restored"))
-    return found
+        lines.append(Line("SnapStart restores", restored, "GB", usd, "lambda.price_snapstart_restored"))
+    return lines
 
 
 def _store(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
@@ -162,7 +162,7 @@ def _store(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
     if deployed.options.by_state_machine:  # the driver writes the crops
         puts, written = puts + loads[0].tasks, written + float(loads[0].bytes_read.sum())
     store, table = deployed.store, deployed.table
-    found = [
+    lines = [
         Line("store: writes", puts, "requests", puts * store.price_put, f"{table}.price_put"),
         Line("store: reads and looks", gets, "requests", gets * store.price_get, f"{table}.price_get"),
     ]
@@ -170,12 +170,12 @@ def _store(deployed: Deployed, loads: list[StageLoad]) -> list[Line]:
         services = deployed.facts.services
         up, down = written * services.price_s3express_upload, read * services.price_s3express_download
         return [
-            *found,
+            *lines,
             Line("store: bytes written", written, "bytes", up, "services.price_s3express_upload"),
             Line("store: bytes read", read, "bytes", down, "services.price_s3express_download"),
         ]
     moved = written + read
-    return [*found, Line("store: bytes", moved, "bytes", moved * store.price_byte, f"{table}.price_byte")]
+    return [*lines, Line("store: bytes", moved, "bytes", moved * store.price_byte, f"{table}.price_byte")]
 
 
 def _stage_seconds(deployed: Deployed, load: StageLoad, number: int) -> float:

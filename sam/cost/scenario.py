@@ -55,17 +55,17 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
         )
     try:
         table = _table(file)
-        found = parse_scenario(
+        scenario = parse_scenario(
             {"slo_ms": slo_ms, "lambda": _PLACEHOLDER, "instance": [{**table, "usd_per_hour": price}]}
         )
     except InputError as error:
         raise InputError(f"--gpu-profile {file}: {error}") from error
-    if found.instance.name != pool.instance_type:
+    if scenario.instance.name != pool.instance_type:
         raise UsageError(
-            f"--gpu-profile {file} is of {found.instance.name!r:.80}, not of {pool.instance_type}: run serfer tune "
+            f"--gpu-profile {file} is of {scenario.instance.name!r:.80}, not of {pool.instance_type}: run serfer tune "
             f"--name {pool.instance_type} on one"
         )
-    return Profile(found.instance, found.slo_ms)
+    return Profile(scenario.instance, scenario.slo_ms)
 
 
 def _table(file: Path) -> dict[str, object]:
@@ -80,12 +80,12 @@ def _table(file: Path) -> dict[str, object]:
         raise InputError(f"it cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"it is not TOML: {str(error)[:200]}") from error
-    found = document.get("instance")
-    if set(document) != {"instance"} or not isinstance(found, list) or len(found) != 1:
+    tables = document.get("instance")
+    if set(document) != {"instance"} or not isinstance(tables, list) or len(tables) != 1:
         raise InputError("it should be one [[instance]] table, as serfer tune writes it")
-    if not isinstance(found[0], dict):
+    if not isinstance(tables[0], dict):
         raise InputError("its [[instance]] is not a table")
-    return found[0]
+    return tables[0]
 
 
 def check_pool(plan: Plan, options: Options, profile: Profile | None) -> None:

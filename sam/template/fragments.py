@@ -75,7 +75,7 @@ def render(value: Any, variables: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a
         return value
     if whole := _WORD.fullmatch(value):
         return variables[whole[1]]
-    return _WORD.sub(lambda found: str(variables[found[1]]), value)
+    return _WORD.sub(lambda match: str(variables[match[1]]), value)
 
 
 def script(name: str, variables: Mapping[str, Any]) -> str:
@@ -84,8 +84,8 @@ def script(name: str, variables: Mapping[str, Any]) -> str:
     `@fetch@` defines how it fetches its code, `@logs@` what becomes of its log.
     """
     shared = {part: text(f"user-data-{part}.sh").rstrip() for part in ("fetch", "logs")}
-    found: str = render(text(name), {**variables, **shared})
-    return found
+    filled: str = render(text(name), {**variables, **shared})
+    return filled
 
 
 def merge(parts: Iterable[Part]) -> Part:

@@ -69,8 +69,8 @@ class Scope:
         if name == "Fn::Equals" and isinstance(argument, list) and len(argument) == _SIDES:
             one, other = (self.resolved(side) for side in argument)
             return str(one) == str(other)
-        found = [self.holds(part) for part in argument] if isinstance(argument, list) else []
-        return {"Fn::Not": found == [False], "Fn::And": all(found), "Fn::Or": any(found)}.get(name, False)
+        held = [self.holds(part) for part in argument] if isinstance(argument, list) else []
+        return {"Fn::Not": held == [False], "Fn::And": all(held), "Fn::Or": any(held)}.get(name, False)
 
     def _found(self, path: list[Any]) -> Any:  # noqa: ANN401 - any part of a template
         place: Any = self._mappings
@@ -93,14 +93,14 @@ def resources(
     """Return type and properties of every resource that is made, by logical id; SAM's Globals are in the properties."""
     scope = Scope(template, parameters or {}, region)
     shared = template.get("Globals") or {}
-    found = {}
+    made = {}
     for name, resource in (template.get("Resources") or {}).items():
         if "Condition" in resource and not scope.holds(resource["Condition"]):
             continue
         kind = resource["Type"]
         given = shared.get(kind.removeprefix("AWS::Serverless::"), {}) if kind.startswith("AWS::Serverless::") else {}
-        found[name] = (kind, scope.resolved({**given, **(resource.get("Properties") or {})}))
-    return found
+        made[name] = (kind, scope.resolved({**given, **(resource.get("Properties") or {})}))
+    return made
 
 
 def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> None:

@@ -115,7 +115,10 @@ def package(
         profile = read_profile(gpu_profile, gpu_slo_ms, options, settings.facts())
     with status_line() as progress:
         deployment = write(
-            *(directory, build, options, settings),
+            directory,
+            build,
+            options,
+            settings,
             keep_previous=previous,
             previous_of=previous_of,
             profile=profile,

@@ -123,8 +123,8 @@ class Scenario:
 
     def warnings(self) -> list[str]:
         """Return what is inconsistent in the scenario, a sentence for each instance type."""
-        found = (kind.warning(self.slo_ms) for kind in self.instances)
-        return [warning for warning in found if warning is not None]
+        warnings = (kind.warning(self.slo_ms) for kind in self.instances)
+        return [warning for warning in warnings if warning is not None]
 
 
 def parse_scenario(tables: Mapping[str, Any]) -> Scenario:

@@ -49,10 +49,10 @@ class ServedReport(QueryReport):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: without `timeline` where there is none, just as a report of the pipeline."""
-        found = super().as_dict()
+        values = super().as_dict()
         if self.timeline is None:
-            del found["timeline"]
-        return found
+            del values["timeline"]
+        return values
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,9 @@ def sign(
     """
     lowered = {**{name.lower(): value for name, value in headers.items()}, "x-amz-date": time}
     signed, scope = sorted(lowered), f"{time[:8]}/{region}/lambda/aws4_request"
-    found = signature(access.secret, scope, time, method, target, lowered, signed, body)
+    signed_with = signature(access.secret, scope, time, method, target, lowered, signed, body)
     credential = f"Credential={access.key_id}/{scope}, SignedHeaders={';'.join(signed)}"
-    return {**headers, "X-Amz-Date": time, "Authorization": f"{ALGORITHM} {credential}, Signature={found}"}
+    return {**headers, "X-Amz-Date": time, "Authorization": f"{ALGORITHM} {credential}, Signature={signed_with}"}
 
 
 @functools.lru_cache(maxsize=8)

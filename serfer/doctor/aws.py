@@ -57,8 +57,8 @@ class Build:
         deployment = load_deployment(directory)
         plan, template = load_current_plan(directory, deployment), load_template(directory)
         options = deployment.options
-        found = stacks(directory, options.region) or [StackSettings("", options.name, options.region, {})]
-        return cls(deployment, plan, template, tuple(found))
+        settings = stacks(directory, options.region) or [StackSettings("", options.name, options.region, {})]
+        return cls(deployment, plan, template, tuple(settings))
 
     def target(self, account: str, partition: str = "aws", *, only: StackSettings | None = None) -> Target:
         """Return where the stacks are deployed to, or one of them, for the deployer's policy."""
@@ -86,7 +86,7 @@ class Build:
     @property
     def types(self) -> set[str]:
         """The types of all resources that may be made, whatever the parameters."""
-        return {said["Type"] for said in self.template["Resources"].values()}
+        return {resource["Type"] for resource in self.template["Resources"].values()}
 
 
 @dataclass(frozen=True)
@@ -113,20 +113,20 @@ def examine_aws(facts: AwsFacts, build: Path | None = None, region: str | None =
 
     Raises InputError where BUILD is not what `serfer package` wrote.
     """
-    found = Build.load(build) if build else None
-    checks = [_sam(), *([_limits(found, facts, region)] if found else [])]
-    session, place = _region(found, region)
+    loaded = Build.load(build) if build else None
+    checks = [_sam(), *([_limits(loaded, facts, region)] if loaded else [])]
+    session, place = _region(loaded, region)
     checks.append(place)
     if session is None or not place.ok:
         return checks
-    checks.append(_exists(replace(_options(found), region=place.found), facts))
+    checks.append(_exists(replace(_options(loaded), region=place.found), facts))
     account, identity = _identity(session, place.found, facts)
     checks.append(identity)
     if account is None:
         return checks
-    looks = [_concurrency, _storage, *_needed(found)]
+    looks = [_concurrency, _storage, *_needed(loaded)]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return [*checks, *threads.map(lambda look: look(account, found), looks)]
+        return [*checks, *threads.map(lambda look: look(account, loaded), looks)]
 
 
 def _options(build: Build | None) -> Options:
@@ -139,12 +139,12 @@ def _sam() -> Check:
     except UnavailableError as error:
         return Check("sam", ok=False, found="none", remedy=str(error))
     try:
-        said = subprocess.run(  # noqa: S603 - the program that was found
+        completed = subprocess.run(  # noqa: S603 - the program that was found
             [program, "--version"], capture_output=True, text=True, timeout=_SAM_PATIENCE_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         return Check("sam", ok=False, found=f"{program}: {type(error).__name__}", remedy="install aws-sam-cli anew")
-    return Check("sam", ok=True, found=said.stdout.strip())
+    return Check("sam", ok=True, found=completed.stdout.strip())
 
 
 def _limits(build: Build, facts: AwsFacts, region: str | None) -> Check:
@@ -190,7 +190,7 @@ def _identity(session: Session, region: str, facts: AwsFacts) -> tuple[Account |
     try:
         if session.get_credentials() is None:
             return None, Check("credentials", ok=False, found="none", remedy=remedy)
-        said = session.client("sts", region_name=region, config=_CONFIG).get_caller_identity()
+        identity = session.client("sts", region_name=region, config=_CONFIG).get_caller_identity()
     except ClientError as error:
         code = error.response["Error"]["Code"]
         if code == "InvalidClientTokenId":
@@ -198,7 +198,7 @@ def _identity(session: Session, region: str, facts: AwsFacts) -> tuple[Account |
         return None, Check("credentials", ok=False, found=f"refused: {code}", remedy=remedy)
     except (BotoCoreError, ResponseParserError) as error:
         return None, Check("credentials", ok=False, found=_name(error), remedy=f"{remedy}; and see that AWS is reached")
-    account = Account(session, region, said["Account"], said["Arn"], facts)
+    account = Account(session, region, identity["Account"], identity["Arn"], facts)
     return account, Check("credentials", ok=True, found=f"account {account.id}, {account.arn}")
 
 
@@ -234,28 +234,28 @@ def _concurrency(account: Account, build: Build | None) -> Check:
     """Hold what the build reserves, and what a burst would take, against the account's concurrency."""
     limits = account.client("lambda").get_account_settings()["AccountLimit"]
     total, free = limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"]
-    found = f"{total:,} environments at once, {free:,} of them not reserved"
+    capacity = f"{total:,} environments at once, {free:,} of them not reserved"
     if build is None:
-        return Check("concurrency", ok=True, found=found)
+        return Check("concurrency", ok=True, found=capacity)
     reserved = max(_reserved(build, settings) for settings in build.stacks)
     kept = account.facts.functions.concurrency_kept
     if reserved and reserved > free - kept:
         remedy = f"reserve fewer (--reserved-concurrency): {kept} must stay for all others; or {_MORE}"
-        return Check("concurrency", ok=False, found=f"{found}; {reserved:,} would be", remedy=remedy)
+        return Check("concurrency", ok=False, found=f"{capacity}; {reserved:,} would be", remedy=remedy)
     widest = max(stage.grid.tiles for stage in build.plan.stages)
     each = widest + (build.deployment.options.drivers == "function")
     if each > free:
         taken = f"a query's widest stage takes {widest}" + (", its driver one more" if each > widest else "")
         remedy = f"split into fewer tiles (--max-tiles {max(1, free - each + widest)}), or {_MORE}"
-        return Check("concurrency", ok=False, found=f"{found}; {taken}", remedy=remedy)
+        return Check("concurrency", ok=False, found=f"{capacity}; {taken}", remedy=remedy)
     at_once = free // each
-    found = f"{found}: {at_once:,} queries run at once, a burst of {_BURST:,} would take {_BURST * each:,}"
+    capacity = f"{capacity}: {at_once:,} queries run at once, a burst of {_BURST:,} would take {_BURST * each:,}"
     admitted = max(_admitted(build, settings) for settings in build.stacks)
     if admitted > at_once:
         remedy = f'set ThrottleBurst="{at_once}" in parameter_overrides of samconfig.toml, or {_MORE}'
-        more = f"{found}; ThrottleBurst lets {admitted:,} in, whose drivers would take the stages' environments"
+        more = f"{capacity}; ThrottleBurst lets {admitted:,} in, whose drivers would take the stages' environments"
         return Check("concurrency", ok=False, found=more, remedy=remedy)
-    return Check("concurrency", ok=True, found=found)
+    return Check("concurrency", ok=True, found=capacity)
 
 
 def _reserved(build: Build, settings: StackSettings) -> int:
@@ -286,18 +286,18 @@ def _memory(account: Account, build: Build | None) -> Check:
     if total >= account.facts.functions.concurrency:
         return Check("memory", ok=True, found=f"{_UNKNOWN}: {note}")
     most = account.facts.functions.memory_new_account
-    found = f"{note}; this account is new, since it may run {total:,} environments at once"
+    shortage = f"{note}; this account is new, since it may run {total:,} environments at once"
     remedy = f"split with --memory {most} or less and package again, or ask AWS support for more memory"
-    return Check("memory", ok=False, found=found, remedy=remedy)
+    return Check("memory", ok=False, found=shortage, remedy=remedy)
 
 
 @_asked("code storage", _MORE)
 def _storage(account: Account, build: Build | None) -> Check:
-    said = account.client("lambda").get_account_settings()
-    most, used = said["AccountLimit"]["TotalCodeSize"], said["AccountUsage"]["TotalCodeSize"]
+    settings = account.client("lambda").get_account_settings()
+    most, used = settings["AccountLimit"]["TotalCodeSize"], settings["AccountUsage"]["TotalCodeSize"]
     needed = sum(build.deployment.bytes.values()) if build else 0
-    found = f"{used / _GB:.1f} of {most / _GB:.0f} GB used, {needed / _GB:.1f} GB come"
-    return Check("code storage", used + needed <= most, found, f"delete functions and layers, or {_MORE}")
+    usage = f"{used / _GB:.1f} of {most / _GB:.0f} GB used, {needed / _GB:.1f} GB come"
+    return Check("code storage", used + needed <= most, usage, f"delete functions and layers, or {_MORE}")
 
 
 def _needed(build: Build | None) -> Sequence[_Look]:
@@ -306,7 +306,7 @@ def _needed(build: Build | None) -> Sequence[_Look]:
         return ()
     kinds = [kind for kind, _ in build.resources.values()]
     looks: list[_Look] = [_stack(settings, build.deployment) for settings in build.stacks]
-    looks += [_reached(*asked) for prefix, asked in _REACHED.items() if _any(kinds, prefix)]
+    looks += [_reached(*request) for prefix, request in _REACHED.items() if _any(kinds, prefix)]
     looks += [_quota(quota, kinds.count(quota.kind)) for quota in _QUOTAS if quota.kind in kinds]
     looks.append(_memory)
     if build.deployment.options.gpu:
@@ -419,8 +419,8 @@ def _quota(quota: _Quota, needed: int) -> _Look:
             there = len(getattr(client, operation)()[field])
         if most is None:
             return Check(quota.label, ok=True, found=f"{there} there; their quota {_UNKNOWN}")
-        found = f"{there} of {most:,} there, {needed} more to come"
-        return Check(quota.label, there + needed <= most, found, f"{_MORE}: {quota.name}")
+        usage = f"{there} of {most:,} there, {needed} more to come"
+        return Check(quota.label, there + needed <= most, usage, f"{_MORE}: {quota.name}")
 
     return look
 
@@ -439,8 +439,8 @@ def _limit(account: Account, quota: _Quota) -> int | None:
 @_asked("cost tag", "activate the tag in the Billing console under Cost allocation tags")
 def _cost_tag(account: Account, build: Build | None) -> Check:
     """Say whether a budget can tell the stack's cost from the account's."""
-    said = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[TAG], Status="Active")
-    if said["CostAllocationTags"]:
+    tags = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[TAG], Status="Active")
+    if tags["CostAllocationTags"]:
         return Check("cost tag", ok=True, found=f"{TAG} is active")
     wanted = build is not None and any(kind == "AWS::Budgets::Budget" for kind, _ in build.resources.values())
     remedy = f"activate {TAG} in the Billing console under Cost allocation tags, once a stack has it"
@@ -459,11 +459,11 @@ def _gpus(account: Account, build: Build | None) -> Check:
     [kind] = account.client("ec2").describe_instance_types(InstanceTypes=[pool.instance_type])["InstanceTypes"]
     needed = pool.most * kind["VCpuInfo"]["DefaultVCpus"]
     service, code = _GPU_QUOTA
-    said = account.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)
-    most = int(said["Quota"]["Value"])
-    found = f"{most:,} vCPUs of G instances at once, {pool.most} {pool.instance_type} would take {needed:,}"
+    response = account.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)
+    most = int(response["Quota"]["Value"])
+    usage = f"{most:,} vCPUs of G instances at once, {pool.most} {pool.instance_type} would take {needed:,}"
     return Check(
-        "GPU quota", needed <= most, found, f"{_MORE}: Running On-Demand G and VT instances; or a lower --gpu-max"
+        "GPU quota", needed <= most, usage, f"{_MORE}: Running On-Demand G and VT instances; or a lower --gpu-max"
     )
 
 
@@ -488,8 +488,8 @@ def _permissions(account: Account, build: Build | None) -> Check:
         checked = sum(len(statement["Action"]) for statement in wanted)
     if not any(denied.values()):
         return Check("permissions", ok=True, found=f"all {checked} actions are allowed")
-    said = "; ".join(f"{_listed(names)} for {stack}" for stack, names in denied.items() if names)
-    return Check("permissions", ok=False, found=f"not allowed: {said}", remedy=_POLICY)
+    missing = "; ".join(f"{_listed(names)} for {stack}" for stack, names in denied.items() if names)
+    return Check("permissions", ok=False, found=f"not allowed: {missing}", remedy=_POLICY)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -537,17 +537,19 @@ class _Simulator:
         return self._known[question]
 
     def _simulated(self, names: Sequence[str], resource: str, context: list[dict[str, Any]]) -> set[str]:
-        found: set[str] = set()
+        allowed: set[str] = set()
         for start in range(0, len(names), _ACTIONS_A_CALL):
-            said = self._client.simulate_principal_policy(
+            response = self._client.simulate_principal_policy(
                 PolicySourceArn=self._source,
                 ActionNames=names[start : start + _ACTIONS_A_CALL],
                 ResourceArns=[resource if resource == "*" else resource.replace("*", "check")],
                 ContextEntries=context,
                 MaxItems=1000,
             )
-            found |= {one["EvalActionName"] for one in said["EvaluationResults"] if one["EvalDecision"] == "allowed"}
-        return found
+            allowed |= {
+                one["EvalActionName"] for one in response["EvaluationResults"] if one["EvalDecision"] == "allowed"
+            }
+        return allowed
 
 
 def _source(account: Account) -> str:
@@ -568,5 +570,5 @@ def deployer_policies(build: Path) -> list[dict[str, Any]]:
 
     ACCOUNT stands for the account's number. Raises InputError.
     """
-    found = Build.load(build)
-    return policies(found.types, found.target("ACCOUNT"))
+    loaded = Build.load(build)
+    return policies(loaded.types, loaded.target("ACCOUNT"))

@@ -72,8 +72,8 @@ def _python() -> Check:
 
 
 def _platform() -> Check:
-    found = f"{platform.system()} {platform.machine()}"
-    return Check("platform", found == "Linux x86_64", found, "SerFer runs on Linux x86_64")
+    system = f"{platform.system()} {platform.machine()}"
+    return Check("platform", system == "Linux x86_64", system, "SerFer runs on Linux x86_64")
 
 
 def _processors() -> Check:
@@ -140,8 +140,8 @@ def _function_package(settings: Settings) -> Check:
         size = dependency_bytes(settings, lambda _: None)
     except (ImportError, UnavailableError) as error:
         return Check(name, ok=False, found=str(error), remedy="see the lines above: SERFER_CACHE_DIR, or a package")
-    found = f"{size:,} bytes of code and dependencies, of {limit:,}; plans reserve {max(size, DEPENDENCY_ALLOWANCE):,}"
-    return Check(name, size < limit, found, "install the versions of requirements.txt: no weights fit beside these")
+    sizes = f"{size:,} bytes of code and dependencies, of {limit:,}; plans reserve {max(size, DEPENDENCY_ALLOWANCE):,}"
+    return Check(name, size < limit, sizes, "install the versions of requirements.txt: no weights fit beside these")
 
 
 def _profiles(settings: Settings) -> Check:

@@ -23,10 +23,10 @@ def compare(plan: Plan, directory: Path, network: Network) -> Difference:
     shape = plan.input
     size = (_IMAGES, shape.channels, shape.height, shape.width)
     batch = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
-    found = difference(network.run(batch), unsplit(plan, directory)(batch))
-    if network.precision == "fp32" and not found.exact:
+    deviation = difference(network.run(batch), unsplit(plan, directory)(batch))
+    if network.precision == "fp32" and not deviation.exact:
         raise WrongAnswerError(
-            f"{plan.model} on {network.device} differs from the unsplit network by {found.error:.2g} of the logits' "
-            f"range, more than {TOLERANCE:g}: use --device cpu"
+            f"{plan.model} on {network.device} differs from the unsplit network by {deviation.error:.2g} of the "
+            f"logits' range, more than {TOLERANCE:g}: use --device cpu"
         )
-    return found
+    return deviation

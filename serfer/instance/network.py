@@ -116,13 +116,13 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _device(asked: str) -> str:
+def _device(chosen: str) -> str:
     import onnxruntime as ort  # noqa: PLC0415 - it takes a while to load
 
     has_cuda = _CUDA in ort.get_available_providers()
-    if asked == "cuda" and not has_cuda:
+    if chosen == "cuda" and not has_cuda:
         raise UnavailableError(f"--device cuda: this ONNX Runtime ({ort.__version__}) is without CUDA: {_INSTALL}")
-    return "cuda" if has_cuda and asked != "cpu" else "cpu"
+    return "cuda" if has_cuda and chosen != "cpu" else "cpu"
 
 
 def _session(model: str | bytes, device: str, threads: int | None) -> Any:  # noqa: ANN401 - ONNX Runtime has no types

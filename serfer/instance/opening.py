@@ -109,10 +109,10 @@ class EngineProbe(Probe):
 
     async def look(self, *, start: bool = False) -> Health:
         """Say what is wrong; with `start`, or where the last batch failed, the engine has to compute one."""
-        found = await super().look(start=False)
+        health = await super().look(start=False)
         if start or self._engine.trouble:
-            return Health(found.store, await self._try())
-        return found
+            return Health(health.store, await self._try())
+        return health
 
     async def _try(self) -> str:
         image = np.zeros((1, self._shape.channels, self._shape.height, self._shape.width), np.float32)

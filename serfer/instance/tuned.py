@@ -118,5 +118,5 @@ def measure(
     progress(f"loading {plan.model}")
     network = open_network(plan, directory, hardware, most)
     loss = compare(plan, directory, network).error
-    found = profile(plan, network, repeats, budget_s=_BUDGET_S, progress=progress)
-    return Tuned(plan.model, network.device, network.precision, slo_ms, found, tune(found, slo_ms), loss)
+    measured = profile(plan, network, repeats, budget_s=_BUDGET_S, progress=progress)
+    return Tuned(plan.model, network.device, network.precision, slo_ms, measured, tune(measured, slo_ms), loss)

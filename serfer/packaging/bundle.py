@@ -107,28 +107,28 @@ def _stamp(sources: Sequence[tuple[str, Path]]) -> str:
 
 def _required(plugin: str) -> set[str]:
     """Return a distribution and all that it requires here, without what every package has."""
-    found: set[str] = set()
+    required: set[str] = set()
     waiting = [plugin]
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in found or name in _ALWAYS:
+        if name in required or name in _ALWAYS:
             continue
-        found.add(name)
+        required.add(name)
         wanted = map(Requirement, importlib.metadata.requires(name) or ())
         waiting += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    if not any(file.suffix == ".py" for name in found for file in importlib.metadata.files(name) or ()):
+    if not any(file.suffix == ".py" for name in required for file in importlib.metadata.files(name) or ()):
         raise InputError(f"{plugin} is installed in a way that cannot be packed: install it, but not --editable")
-    return found
+    return required
 
 
 def _dependency_files(distributions: Iterable[str]) -> set[tuple[str, Path]]:
-    found = set()
+    kept = set()
     for distribution in distributions:
         for file in importlib.metadata.files(distribution) or ():
             name = file.as_posix()
             if WORKER.keeps(name):
-                found.add((name, Path(str(file.locate()))))
-    return found
+                kept.add((name, Path(str(file.locate()))))
+    return kept
 
 
 def link(source: str, target: str) -> None:

@@ -53,15 +53,15 @@ def _contents() -> dict[str, Contents]:
 
 def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:
     """Return every file of packages and modules of ours, each with its path inside site-packages."""
-    found = set()
+    listed = set()
     for package in packages:
         spec, prefix = find_spec(package), package.replace(".", "/")
         if spec and spec.origin and not spec.submodule_search_locations:
-            found.add((f"{prefix}.py", Path(spec.origin)))
+            listed.add((f"{prefix}.py", Path(spec.origin)))
         for root in map(Path, (spec and spec.submodule_search_locations) or ()):
             files = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
-            found |= {(f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files}
-    return found
+            listed |= {(f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in files}
+    return listed
 
 
 CONTENTS = _contents()

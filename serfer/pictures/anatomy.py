@@ -39,13 +39,13 @@ def tensors(plan: Plan) -> list[Tensor]:
     for number, stage in enumerate(plan.stages):
         for source in stage.inputs:
             readers.setdefault((source.stage, source.output), []).append(number)
-    found = [Tensor(IMAGE, plan.input, (0,))]
+    listed = [Tensor(IMAGE, plan.input, (0,))]
     for number, stage in enumerate(plan.stages[:-1]):
-        found += [
+        listed += [
             Tensor(number, shape, tuple(readers.get((number, output), ())))
             for output, shape in enumerate(stage.outputs)
         ]
-    return found
+    return listed
 
 
 def written(stage: Stage) -> int:

@@ -39,7 +39,7 @@ class Chart:
 
 def is_wide(values: Iterable[float]) -> bool:
     """Whether values, of which there is at least one, range so far that their axis should be logarithmic."""
-    low, high = min(found := [*values]), max(found)
+    low, high = min(kept := [*values]), max(kept)
     return low > 0 and high > _WIDE * low
 
 

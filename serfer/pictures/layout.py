@@ -175,8 +175,8 @@ def _break(lines: Sequence[Line], ideal: float, target: float) -> int:
         if lines[number - 1].stage is None:
             missed = abs(height - ideal) / target
             crossing = min(lines[number].crossing, _MOST_CROSSING) - 2 * (lines[number].stage is not None)
-            found = _MISSED * missed * missed + crossing
-            if found < cost:
-                best, cost = number, found
+            penalty = _MISSED * missed * missed + crossing
+            if penalty < cost:
+                best, cost = number, penalty
         height += lines[number].height
     return best

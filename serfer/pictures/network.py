@@ -70,17 +70,17 @@ def read_steps(plan: Plan, directory: Path) -> list[Step]:
     """Return the plan's operators with what they read, from its unsplit network; raises PlanError where they differ."""
     model = _model(plan, directory)
     listed = [(number, operator) for number, stage in enumerate(plan.stages) for operator in stage.operators]
-    found = _operators(model, {name for node in model.graph.node for name in node.output})
-    if len(found) != len(listed):  # what the image or the answer was called before is no longer known
-        found = _operators(model, None)
-    if len(found) != len(listed):
+    operators = _operators(model, {name for node in model.graph.node for name in node.output})
+    if len(operators) != len(listed):  # what the image or the answer was called before is no longer known
+        operators = _operators(model, None)
+    if len(operators) != len(listed):
         raise PlanError(
-            f"{directory / plan.unsplit.path} has {len(found)} operators, plan.json {len(listed)}; "
+            f"{directory / plan.unsplit.path} has {len(operators)} operators, plan.json {len(listed)}; "
             "split the model again"
         )
     return [
         Step(operator.kind, _label(operator.kind, sizes), operator.macs, stage, reads)
-        for (reads, sizes), (stage, operator) in zip(found, listed, strict=True)
+        for (reads, sizes), (stage, operator) in zip(operators, listed, strict=True)
     ]
 
 
@@ -107,7 +107,7 @@ def _operators(model: onnx.ModelProto, names: set[str] | None) -> list[tuple[tup
     """
     made: dict[str, tuple[int, ...]] = {value.name: (IMAGE_BOX,) for value in model.graph.input}
     kept: dict[str, _Sizes] = {}
-    found: list[tuple[tuple[int, ...], _Sizes]] = []
+    operators: list[tuple[tuple[int, ...], _Sizes]] = []
     for node in model.graph.node:
         read = [name for name in node.input if name in made]
         if not read:
@@ -119,9 +119,9 @@ def _operators(model: onnx.ModelProto, names: set[str] | None) -> list[tuple[tup
         if base and (names is None or base[1] in names):
             made[node.output[0]], kept[node.output[0]] = sources, sizes
             continue
-        made |= dict.fromkeys(node.output, (len(found),))
-        found.append((sources, sizes))
-    return found
+        made |= dict.fromkeys(node.output, (len(operators),))
+        operators.append((sources, sizes))
+    return operators
 
 
 def _label(kind: str, sizes: _Sizes) -> str:

@@ -39,17 +39,17 @@ _SIGNS = (
 
 def pareto_figure(plan: Plan) -> Figure:
     """Draw what a plan competed with as points, numbered, with a list of them below."""
-    found = choices(plan)
-    lines = [_wrapped(each.plan.stages) for each in found]
+    plans = choices(plan)
+    lines = [_wrapped(each.plan.stages) for each in plans]
     below = _BELOW + _LINE * (sum(map(len, lines)) + 1) + 0.3
     with picture_settings():
         figure = Figure(figsize=(_WIDTH, _ABOVE + _CHART + below))
         page = Box(_LEFT, below, _WIDTH - _LEFT - _RIGHT, _CHART)
         _title(figure, plan)
-        axes = _axes(figure, page, found)
-        _points(axes, found)
-        _labels(figure, axes, found, page)
-        _list(figure, found, lines, below - _BELOW)
+        axes = _axes(figure, page, plans)
+        _points(axes, plans)
+        _labels(figure, axes, plans, page)
+        _list(figure, plans, lines, below - _BELOW)
     return figure
 
 
@@ -74,18 +74,18 @@ def _title(figure: Figure, plan: Plan) -> None:
     _write(figure, (_RIGHT, top - 0.56), about, size=_SIZE, color=GREY)
 
 
-def _axes(figure: Figure, page: Box, found: Sequence[Choice]) -> Axes:
+def _axes(figure: Figure, page: Box, plans: Sequence[Choice]) -> Axes:
     width, height = figure.get_size_inches()
     axes = figure.add_axes((page.left / width, page.bottom / height, page.width / width, page.height / height))
     axes.margins(0.08)
     axes.set_title("dollars for a million queries", loc="left", fontsize=_SIZE, color=GREY)
-    axes.scatter([each.plan.ms for each in found], [each.usd for each in found], s=0)  # for the limits
+    axes.scatter([each.plan.ms for each in plans], [each.usd for each in plans], s=0)  # for the limits
     logs = []
-    if is_wide(each.plan.ms for each in found):
-        log_axis(axes, "x", [each.plan.ms for each in found])
+    if is_wide(each.plan.ms for each in plans):
+        log_axis(axes, "x", [each.plan.ms for each in plans])
         logs.append("latency")
-    if is_wide(each.usd for each in found):
-        log_axis(axes, "y", [each.usd for each in found])
+    if is_wide(each.usd for each in plans):
+        log_axis(axes, "y", [each.usd for each in plans])
         logs.append("dollars")
     axes.set_xlim(left=max(axes.get_xlim()[0], 0.0))
     axes.set_ylim(bottom=max(axes.get_ylim()[0], 0.0))
@@ -95,11 +95,11 @@ def _axes(figure: Figure, page: Box, found: Sequence[Choice]) -> Axes:
     return axes
 
 
-def _points(axes: Axes, found: Sequence[Choice]) -> None:
+def _points(axes: Axes, plans: Sequence[Choice]) -> None:
     """Draw points, full where the plan fits its packages, and the line through those that none beats."""
-    best = [each for each in found if each.best]
+    best = [each for each in plans if each.best]
     axes.plot([each.plan.ms for each in best], [each.usd for each in best], color=_BLUE, linewidth=1.2)
-    for each in found:
+    for each in plans:
         colour = HALO if each.plan.chosen else _BLUE if each.best else GREY
         fill = colour if each.plan.fits else WHITE
         sign = _sign(colour, fill, _CHOSEN if each.plan.chosen else _DOT)
@@ -115,13 +115,13 @@ def _sign(edge: str, fill: str, size: float) -> dict[str, Any]:
     return {**style, "markeredgecolor": edge, "markerfacecolor": fill}
 
 
-def _labels(figure: Figure, axes: Axes, found: Sequence[Choice], page: Box) -> None:
+def _labels(figure: Figure, axes: Axes, plans: Sequence[Choice], page: Box) -> None:
     """Write each point's label beside it, or further off with a line to it."""
-    places = axes.transData.transform([(each.plan.ms, each.usd) for each in found]) / figure.dpi
-    dots = [_dot(each, x, y) for each, (x, y) in zip(found, places.tolist(), strict=True)]
-    sizes = [(text_width(each.label, _SIZE, bold=each.plan.chosen) + _AIR, _SIZE / _POINTS * 1.3) for each in found]
-    best = [dot.middle for each, dot in zip(found, dots, strict=True) if each.best]
-    for each, dot, box in zip(found, dots, placed(dots, sizes, [*_along(best)], page), strict=True):
+    places = axes.transData.transform([(each.plan.ms, each.usd) for each in plans]) / figure.dpi
+    dots = [_dot(each, x, y) for each, (x, y) in zip(plans, places.tolist(), strict=True)]
+    sizes = [(text_width(each.label, _SIZE, bold=each.plan.chosen) + _AIR, _SIZE / _POINTS * 1.3) for each in plans]
+    best = [dot.middle for each, dot in zip(plans, dots, strict=True) if each.best]
+    for each, dot, box in zip(plans, dots, placed(dots, sizes, [*_along(best)], page), strict=True):
         chosen = each.plan.chosen
         style: dict[str, Any] = {"color": HALO if chosen else INK, "weight": "bold" if chosen else "normal"}
         _write(figure, box.middle, each.label, size=_SIZE, ha="center", **style)
@@ -146,11 +146,11 @@ def _along(line: Sequence[tuple[float, float]]) -> Iterator[Box]:
             yield Box(x + share * (next_x - x) - 0.01, y + share * (next_y - y) - 0.01, 0.02, 0.02)
 
 
-def _list(figure: Figure, found: Sequence[Choice], lines: Sequence[Sequence[str]], y: float) -> None:
+def _list(figure: Figure, plans: Sequence[Choice], lines: Sequence[Sequence[str]], y: float) -> None:
     """List the points with their figures, downwards from `y`."""
     for (x, align), head in zip(_COLUMNS, ("", "ms", "$ a million", "stages"), strict=True):
         _write(figure, (x, y), head, size=_SIZE, color=GREY, ha=align)
-    for each, stages in zip(found, lines, strict=True):
+    for each, stages in zip(plans, lines, strict=True):
         y -= _LINE
         colour, weight = (HALO, "bold") if each.plan.chosen else (INK, "normal")
         figures = (str(each.number), f"{each.plan.ms:,.1f}", f"{each.usd:,.2f}")

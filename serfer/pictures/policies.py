@@ -20,33 +20,33 @@ _DAYS_FROM = 72.0  # hours from which on time is in days
 _LOAD, _OPTIMUM = "load", "optimum"
 
 
-def draw_policies(sim_input: SimInput, found: Sequence[PolicyRun], out: Path) -> None:
+def draw_policies(sim_input: SimInput, runs: Sequence[PolicyRun], out: Path) -> None:
     """Draw what policies did with a load; the format follows from the suffix of `out`."""
     check_suffix(out)  # before the optimum, which takes a while
     title = f"{sim_input.trace.name} in {sim_input.scenario_name}, scaling {sim_input.scale}"
-    draw_charts(title, policy_charts(sim_input, found), [*_legend(sim_input, found)], (), out)
+    draw_charts(title, policy_charts(sim_input, runs), [*_legend(sim_input, runs)], (), out)
 
 
-def _legend(sim_input: SimInput, found: Sequence[PolicyRun]) -> Iterator[str]:
+def _legend(sim_input: SimInput, runs: Sequence[PolicyRun]) -> Iterator[str]:
     trace = sim_input.trace
     yield f"{_LOAD}: {trace.mean:,.1f} queries/s on average, {trace.peak:,.1f} at most"
-    for each in found:
+    for each in runs:
         one = each.outcome
         ratio = "" if one.ratio is None else f", {one.ratio:.3f} times the optimum"
         slo = "" if one.slo_met is None else f"; {one.slo_met:.2%} within {sim_input.scenario.slo_ms:g} ms"
         yield f"{one.policy}: ${one.cost_usd:,.2f}{ratio}, {one.launches:,} launches{slo}"
-    if _comparable(found):
+    if _comparable(runs):
         yield f"{_OPTIMUM}: ${sim_input.optimum_usd:,.2f}, the least that anybody could have paid up to then"
 
 
-def policy_charts(sim_input: SimInput, found: Sequence[PolicyRun]) -> list[Chart]:
+def policy_charts(sim_input: SimInput, runs: Sequence[PolicyRun]) -> list[Chart]:
     """Return the charts, over hours or days."""
     hours = sim_input.trace.seconds / _S_PER_HOUR
     unit, seconds = ("days", _S_PER_HOUR * _H_PER_DAY) if hours > _DAYS_FROM else ("hours", _S_PER_HOUR)
-    timelines = {each.outcome.policy: each.run.timeline for each in found}
+    timelines = {each.outcome.policy: each.run.timeline for each in runs}
     load = next(iter(timelines.values()))
-    spent = [_spent(each, sim_input, seconds) for each in found]
-    if _comparable(found):
+    spent = [_spent(each, sim_input, seconds) for each in runs]
+    if _comparable(runs):
         spent.append(_optimum(sim_input, seconds))
     charts = [
         ("load", "queries a second, on average", [_mean(_LOAD, load, load.rates, seconds)]),
@@ -63,9 +63,9 @@ def policy_charts(sim_input: SimInput, found: Sequence[PolicyRun]) -> list[Chart
     ]
 
 
-def _comparable(found: Sequence[PolicyRun]) -> bool:
+def _comparable(runs: Sequence[PolicyRun]) -> bool:
     """Return whether any of the costs can be compared with the optimum."""
-    return any(each.outcome.optimum_usd is not None for each in found)
+    return any(each.outcome.optimum_usd is not None for each in runs)
 
 
 def _mean(name: str, timeline: Timeline, values: Floats, unit_s: float) -> Curve:

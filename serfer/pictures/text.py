@@ -25,14 +25,14 @@ def text_picture(plan: Plan) -> str:
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
 
 
-def _lanes(found: list[Tensor]) -> dict[Tensor, int]:
+def _lanes(passing: list[Tensor]) -> dict[Tensor, int]:
     """Give every tensor that skips a stage a lane of its own as long as it is needed."""
     lanes: dict[Tensor, int] = {}
-    for tensor in found:
+    for tensor in passing:
         last = max(tensor.readers, default=tensor.stage)
         if last > tensor.stage + 1:
             taken = {lane for other, lane in lanes.items() if max(other.readers) > tensor.stage}
-            lanes[tensor] = min(set(range(len(found) + 1)) - taken)
+            lanes[tensor] = min(set(range(len(passing) + 1)) - taken)
     return {tensor: min(lane, _MOST_LANES - 1) for tensor, lane in lanes.items()}
 
 
@@ -100,7 +100,7 @@ def _handed_on(plan: Plan, number: int, margin: _Margin) -> list[str]:
         return [f"{margin.beside()}  │", f"{margin.beside()}  {plan.output} values, {plan.activation}"]
     following = plan.stages[number + 1]
     lines = []
-    for tensor in (found for found in tensors(plan) if found.stage == number):
+    for tensor in (one for one in tensors(plan) if one.stage == number):
         text = f"{tensor.shape}, {count_bytes(tensor.bytes)}, to stage {' and '.join(map(str, tensor.readers))}"
         skips = tensor in margin.lanes
         lines.append(f"{margin.starts(tensor) if skips else f'{margin.beside()}  │'} {text}")

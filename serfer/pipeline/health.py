@@ -24,7 +24,7 @@ class Functions(Protocol):
         """Ask whether a function could be invoked, which starts nothing."""
         ...
 
-    async def warm(self, function: str, asked: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
         """Have an environment of a function get ready."""
         ...
 
@@ -81,8 +81,8 @@ class Probe:
             else self._functions.check(name)
             for (stage, part), name in _functions(self._plan)
         ]
-        found = await asyncio.gather(*looks)
-        return [one for one in found if isinstance(one, Failure)]
+        results = await asyncio.gather(*looks)
+        return [one for one in results if isinstance(one, Failure)]
 
 
 def probes(plan: Plan) -> list[str]:

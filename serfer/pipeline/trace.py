@@ -188,7 +188,7 @@ def _work(name: str, report: Report, invoke: Span, args: dict[str, Any], arrow: 
     parts = [Span("cold start", "cold start", start, start + init, {"ms": report.init_ms})] if report.init_ms else []
     for (step, ms), (begun, ended) in zip(steps.items(), itertools.pairwise(marks), strict=True):
         parts.append(Span(step, step, begun, ended, {"ms": ms}))
-    said = {
+    figures = {
         "environment": _text(report.environment),
         "init_ms": report.init_ms,
         "total_ms": report.total_ms,
@@ -199,7 +199,7 @@ def _work(name: str, report: Report, invoke: Span, args: dict[str, Any], arrow: 
         "weight_loads": report.weight_loads,
         **asdict(report.counts),
     }
-    return Span(name, "work", start, end, {**args, **said}, parts, ("f", arrow))
+    return Span(name, "work", start, end, {**args, **figures}, parts, ("f", arrow))
 
 
 def _rows(placed: Sequence[tuple[Row, Span]]) -> dict[Row, list[Span]]:
@@ -209,8 +209,8 @@ def _rows(placed: Sequence[tuple[Row, Span]]) -> dict[Row, list[Span]]:
         lanes[row].add(span)
     return {
         (process, thread if number == 1 else f"{thread} ({number})"): lane
-        for (process, thread), found in lanes.items()
-        for number, lane in enumerate(found.spans, 1)
+        for (process, thread), group in lanes.items()
+        for number, lane in enumerate(group.spans, 1)
     }
 
 

@@ -27,7 +27,7 @@ class Warmer(Protocol):
         """Return what a function is called where it is invoked."""
         ...
 
-    async def warm(self, function: str, asked: WarmUp) -> Warmed | Failure:
+    async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
         """Send one, and wait until its environment is free again."""
         ...
 
@@ -57,16 +57,16 @@ async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S)
     Each request keeps an environment busy for `hold_s` seconds, which has to be longer than the requests take to be
     sent: one that comes when another has ended finds the same environment.
     """
-    found = []
+    warmths = []
     for stage, each in enumerate(plan.stages):
         tiles = Counter(tile.function for tile in each.tiles)
         for part in range(len(each.functions)):
-            asked = min(tiles[part] * queries, MOST_AT_ONCE)
+            count = min(tiles[part] * queries, MOST_AT_ONCE)
             request = WarmUp(plan.digest, stage, part, hold_s)
             name = plan.function(stage, part)
-            answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(asked)))
-            found.append(_warmth(warmer.called(name), answers))
-    return found
+            answers = await asyncio.gather(*(warmer.warm(name, request) for _ in range(count)))
+            warmths.append(_warmth(warmer.called(name), answers))
+    return warmths
 
 
 def _warmth(function: str, answers: Sequence[Warmed | Failure]) -> Warmth:

@@ -140,8 +140,8 @@ def read_calibration(path: Path) -> Calibration:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else None
-        raise InputError(f"{path} is not a calibration of format {FORMAT}, but {str(found)[:40]!r}: make it anew")
+        version = document.get("format") if isinstance(document, dict) else None
+        raise InputError(f"{path} is not a calibration of format {FORMAT}, but {str(version)[:40]!r}: make it anew")
     try:
         return structure(Calibration, document, "calibration")
     except (PlanError, InputError) as error:

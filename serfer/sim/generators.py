@@ -141,19 +141,19 @@ def generate(text: str) -> Trace:
 
 
 def _parameters(name: str, kind: LoadGenerator, text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    given: dict[str, float] = {}
     for part in text.split(",") if text else ():
         key, _, value = part.partition("=")
         if key not in kind.defaults:
             raise UsageError(f"{name} has no parameter {key[:40]!r}: it has {', '.join(kind.defaults)}")
         try:
-            found[key] = float(value)
+            given[key] = float(value)
         except ValueError as error:
             raise UsageError(f"{name}: {key} is a number, not {value[:40]!r}") from error
         least, most = _bounds(key)
-        if not least <= found[key] <= most:
+        if not least <= given[key] <= most:
             raise UsageError(f"{name}: {key} is {least:g} to {most:g}, not {value[:40]!r}")
-    return found
+    return given
 
 
 def _bounds(key: str) -> tuple[float, float]:

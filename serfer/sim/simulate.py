@@ -234,11 +234,11 @@ def run_policies(
             marks=[*marks.values()],
             progress=progress,
         )
-        found = []
+        window_runs = []
         for (window, mark), router in zip(marks.items(), run.routers, strict=True):
             if detailed:
-                found.append(_run_window(scenario, run, (window, mark, router), detailed, seed, progress))
-        yield PolicyRun(_outcome(name, sim_input, options, run, found, seed), run, tuple(found))
+                window_runs.append(_run_window(scenario, run, (window, mark, router), detailed, seed, progress))
+        yield PolicyRun(_outcome(name, sim_input, options, run, window_runs, seed), run, tuple(window_runs))
 
 
 def _run_window(

@@ -150,15 +150,15 @@ class LambdaSimulator:
                 case _:  # what nobody waits for any more runs to its end
                     pass
 
-    def _invoke(self, query: _Query, asked: Invoke, now: float) -> None:
+    def _invoke(self, query: _Query, request: Invoke, now: float) -> None:
         """Start a task, in a warm environment if there is one, or have it refused."""
-        place = asked.stage, asked.tile, asked.attempt
+        place = request.stage, request.tile, request.attempt
         query.run.handle(TaskStarted(*place), now)  # without hedging this asks for nothing
         if self._running >= self._target.concurrency:
             self._later(now, query, TaskFailed(*place, _THROTTLED))
             return
-        function = self._functions[asked.stage, asked.tile]
-        takes = query.takes[self._first[asked.stage] + asked.tile]
+        function = self._functions[request.stage, request.tile]
+        takes = query.takes[self._first[request.stage] + request.tile]
         if not (function.idle and self._reuse(function, now)):
             takes += next(self._cold)
             self.colds += 1
@@ -201,11 +201,11 @@ class LambdaSimulator:
 def _functions(calibration: Calibration) -> dict[tuple[int, int], _Function]:
     """Return the function of each stage's tiles."""
     made: dict[tuple[int, int], _Function] = {}
-    found: dict[tuple[int, int], _Function] = {}
+    functions: dict[tuple[int, int], _Function] = {}
     for stage, (numbers, memory_mb) in enumerate(zip(calibration.functions, calibration.memory_mb, strict=True)):
         for tile, number in enumerate(numbers):
-            found[stage, tile] = made.setdefault((stage, number), _Function(memory_mb / _MB_PER_GB))
-    return found
+            functions[stage, tile] = made.setdefault((stage, number), _Function(memory_mb / _MB_PER_GB))
+    return functions
 
 
 def _turns(rng: Generator, count: int) -> Iterator[int]:
@@ -276,9 +276,9 @@ def service_times(calibration: Calibration, target: LambdaTarget, seed: int = 0)
 def alone(calibration: Calibration, target: LambdaTarget, seed: int, queries: int = _SAMPLES) -> Floats:
     """Return the latencies of queries that do not meet, in seconds, in their order."""
     world = LambdaSimulator(calibration, replace(target, concurrency=_UNBOUNDED), seed, deadline_s=_APART_S / 2)
-    found = []
+    latencies = []
     for number in range(queries):
         world.start(number * _APART_S)
         world.advance((number + 1) * _APART_S)
-        found.append(world.latencies_s[-1])
-    return np.array(found)
+        latencies.append(world.latencies_s[-1])
+    return np.array(latencies)

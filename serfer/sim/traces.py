@@ -162,7 +162,7 @@ def _per_minute(path: Path, minutes: Floats, counts: Floats) -> Trace:
 
 def _rows(path: Path, lines: list[str]) -> list[tuple[float, float]]:
     """Return time and value of each row, times ascending."""
-    found: list[tuple[float, float]] = []
+    rows: list[tuple[float, float]] = []
     before = -math.inf
     for number, line in enumerate(lines[1:], 2):
         if not line.strip():
@@ -171,10 +171,10 @@ def _rows(path: Path, lines: list[str]) -> list[tuple[float, float]]:
         if time <= before:
             raise InputError(f"{path}, line {number}: times ascend, but {time:g} comes after {before:g}")
         before = time
-        found.append((time, value))
-    if not found:
+        rows.append((time, value))
+    if not rows:
         raise InputError(f"{path} has columns and no rows")
-    return found
+    return rows
 
 
 def _row(path: Path, number: int, line: str) -> tuple[float, float]:

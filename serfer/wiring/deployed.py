@@ -66,12 +66,12 @@ class Deployment:
 
     def settings(self, settings: Settings) -> Settings:
         """Return settings with which this deployment's functions are found."""
-        found = {
+        changes = {
             "function_prefix": self.prefix,
             "function_alias": self.alias,
             "state_machine": self.state_machine or settings.state_machine,
         }
-        return settings_with(settings, found, f"--stack {self.stack}")
+        return settings_with(settings, changes, f"--stack {self.stack}")
 
     @property
     def advice(self) -> str:
@@ -112,8 +112,8 @@ def find_deployment(stack: str) -> Deployment:
     return _read(stack, outputs, described.get("StackStatus", "unknown"))
 
 
-def _refused(stack: str, region: str, said: Mapping[str, Any]) -> UnavailableError:
-    code, message = str(said.get("Code", "")), str(said.get("Message", ""))
+def _refused(stack: str, region: str, error: Mapping[str, Any]) -> UnavailableError:
+    code, message = str(error.get("Code", "")), str(error.get("Message", ""))
     if code == "ValidationError" and "does not exist" in message:
         return UnavailableError(
             f"--stack {stack}: there is no such stack in {region}: deploy it, or set AWS_PROFILE or AWS_DEFAULT_REGION"

@@ -95,18 +95,18 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     return _opened_in(find_deployment(stack), _Opening(plan, path, choices, settings, routing, faults))
 
 
-def _opened_in(found: Deployment, opening: _Opening) -> Pipeline:
+def _opened_in(deployment: Deployment, opening: _Opening) -> Pipeline:
     """Open a plan in a deployment, which says what the choices and settings leave open."""
     choices = opening.choices
-    found.check(opening.plan, choices.driver)
-    complete = replace(choices, store=choices.store or found.store)
+    deployment.check(opening.plan, choices.driver)
+    complete = replace(choices, store=choices.store or deployment.store)
     complete.check()
     try:
-        return _opened(replace(opening, choices=complete, settings=found.settings(opening.settings)))
+        return _opened(replace(opening, choices=complete, settings=deployment.settings(opening.settings)))
     except StoreUnavailableError as error:
         if choices.store is not None:
             raise
-        raise StoreUnavailableError(f"{error}; {found.advice}") from error
+        raise StoreUnavailableError(f"{error}; {deployment.advice}") from error
 
 
 def _opened(opening: _Opening) -> Pipeline:

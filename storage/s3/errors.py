@@ -70,8 +70,8 @@ class Answer:
 
     def field(self, name: str) -> str:
         """Return the text of the body's first element of that name, "" where there is none."""
-        found = re.search(_FIELD.format(name).encode(), self.body)
-        return " ".join(found[1].decode(errors="replace").split()) if found else ""
+        match = re.search(_FIELD.format(name).encode(), self.body)
+        return " ".join(match[1].decode(errors="replace").split()) if match else ""
 
 
 def unreachable(where: Address, error: Exception) -> StoreUnavailableError:

@@ -56,12 +56,12 @@ class Master:
         self, endpoint: str, number: int, stage: Stage, parts: Sequence[list[NDArray[Any]]], first: int
     ) -> list[list[Array]]:
         """Fork one group: what comes before part `first` is computed here, while the workers compute the others."""
-        asked = []
+        pending = []
         for index in range(first, len(parts)):
             function = self._plan.function(number, stage.tiles[index].function)
-            asked.append(self._threads.submit(self._workers.ask, endpoint, function, number, index, parts[index]))
+            pending.append(self._threads.submit(self._workers.ask, endpoint, function, number, index, parts[index]))
         mine = [self._environment.compute(number, index, parts[index]) for index in range(first)]
-        return mine + [future.result() for future in asked]
+        return mine + [future.result() for future in pending]
 
 
 def _part(stage: Stage, index: int, known: dict[tuple[int, int], NDArray[Any]]) -> list[NDArray[Any]]:

@@ -157,7 +157,11 @@ class Decoders:
                     admit()
                 began = time.monotonic()
                 job = Job(
-                    *(name, recipe, pixels_left, self.limits.request_pixels, max(processor_s, _LEAST_S)),
+                    name=name,
+                    recipe=recipe,
+                    pixels_left=pixels_left,
+                    request_pixels=self.limits.request_pixels,
+                    processor_s=max(processor_s, _LEAST_S),
                     memory_bytes=BYTES_PER_PIXEL * recipe.limits.max_pixels + _MARGIN_BYTES,
                 )
                 counted, used_s = await self._run(job, data, memoryview(pixels[number].reshape(-1)))

@@ -194,9 +194,9 @@ class Profile:
     parallel: Annotated[float, Bounds(0.0, 1.0)]
     coefficients_ns: Mapping[str, Measure] = field(metadata={"key": "prices_ns"})
 
-    def ns(self, found: Counts) -> float:
+    def ns(self, counts: Counts) -> float:
         """Return nanoseconds of an operator with these counts."""
-        return sum([value * self.coefficients_ns[name] for name, value in found.items()])
+        return sum([value * self.coefficients_ns[name] for name, value in counts.items()])
 
 
 @dataclass(frozen=True)

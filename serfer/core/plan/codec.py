@@ -41,9 +41,9 @@ def parse_plan(text: str) -> Plan:
     if not isinstance(value, dict) or "format" not in value:
         raise PlanError("plan.json is not a plan: it says no format; split the model again")
     if value["format"] != FORMAT:
-        found = repr(value["format"])[:_SHOWN]
+        version = repr(value["format"])[:_SHOWN]
         raise PlanError(
-            f"plan.json has format {found}, this version reads {FORMAT}: write the plan again, with serfer split and "
+            f"plan.json has format {version}, this version reads {FORMAT}: write the plan again, with serfer split and "
             "the model that it was made from"
         )
     plan = structure(Plan, value, "plan.json")

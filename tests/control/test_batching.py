@@ -34,11 +34,11 @@ def fulfils(measured, size, slo_ms, window_ms=0.0):
 @given(profiles(), st.floats(1.0, 50.0))
 def test_the_answer_fulfils_both_constraints_and_one_more_image_breaks_one(measured, room):
     slo_ms = measured.batch_ms(1) * room
-    found = tune(measured, slo_ms)
-    assert fulfils(measured, found.most, slo_ms, found.window_ms)
-    assert not fulfils(measured, found.most, slo_ms, found.window_ms * 1.01 + 0.01)  # the window is the largest
-    assert found.most == measured.max_batch or not fulfils(measured, found.most + 1, slo_ms / ALMOST**2)
-    assert found.rate == pytest.approx(found.most / measured.batch_ms(found.most) * 1000)
+    tuned = tune(measured, slo_ms)
+    assert fulfils(measured, tuned.most, slo_ms, tuned.window_ms)
+    assert not fulfils(measured, tuned.most, slo_ms, tuned.window_ms * 1.01 + 0.01)  # the window is the largest
+    assert tuned.most == measured.max_batch or not fulfils(measured, tuned.most + 1, slo_ms / ALMOST**2)
+    assert tuned.rate == pytest.approx(tuned.most / measured.batch_ms(tuned.most) * 1000)
 
 
 @given(profiles(), st.floats(1.0, 20.0), st.floats(1.0, 3.0))
@@ -52,18 +52,18 @@ def test_more_time_never_makes_for_smaller_batches_or_less_throughput(measured, 
 @given(profiles(), st.floats(1.0, 50.0))
 def test_batches_that_follow_each_other_fit_twice_into_what_is_sustained(measured, room):
     slo_ms = measured.batch_ms(1) * room
-    found = tune(measured, slo_ms)
-    assert 1 <= found.sustained_most <= found.most
-    assert found.sustained_most == 1 or 2 * measured.batch_ms(found.sustained_most) <= slo_ms
-    assert found.sustained_qps >= 1000 / measured.batch_ms(1) / ALMOST
+    tuned = tune(measured, slo_ms)
+    assert 1 <= tuned.sustained_most <= tuned.most
+    assert tuned.sustained_most == 1 or 2 * measured.batch_ms(tuned.sustained_most) <= slo_ms
+    assert tuned.sustained_qps >= 1000 / measured.batch_ms(1) / ALMOST
 
 
 def test_the_papers_way_by_hand():
     measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
-    found = tune(measured, 60.0)
+    tuned = tune(measured, 60.0)
     # T_b = 20 + (b - 8) * 50 / 24: 60 ms are reached at b = 27.2; 6 ms an image would be far more
-    assert (found.most, found.window_ms) == (27, pytest.approx(60 - (20 + 19 * 50 / 24)))
-    assert found.sustained_most == 12  # 28.3 ms, and twice that fits; 13 take 30.4
+    assert (tuned.most, tuned.window_ms) == (27, pytest.approx(60 - (20 + 19 * 50 / 24)))
+    assert tuned.sustained_most == 12  # 28.3 ms, and twice that fits; 13 take 30.4
     single = tune(Profile(((1, 10.0), (2, 20.1), (4, 41.0))), 1000.0)
     assert (single.most, single.window_ms) == (1, 0.0)  # where a batch is not faster, there is nothing to wait for
 

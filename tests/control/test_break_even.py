@@ -49,7 +49,7 @@ def bursts(count, *, every=2 * HOUR, lasting=600, rate=QPS):
 def test_the_guarantee_holds_against_an_adversary_who_has_taught_it_something_else(price_ratio, taught):
     """Bursts on time, then a full load whenever nothing is on, and none when something is."""
     world = scenario(price_ratio, boot_s=60.0)
-    policy, told = BreakEven(world), list(steps(bursts(taught, every=400, lasting=120), STEP_S))
+    policy, lesson = BreakEven(world), list(steps(bursts(taught, every=400, lasting=120), STEP_S))
 
     class Recorded:
         def observe(self, elapsed_s, rate):
@@ -61,7 +61,7 @@ def test_the_guarantee_holds_against_an_adversary_who_has_taught_it_something_el
     history = []
 
     def adverse():
-        for step in told:
+        for step in lesson:
             history.append(step)
             yield step
         for _ in range(350):

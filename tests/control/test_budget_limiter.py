@@ -19,11 +19,11 @@ STEP = st.tuples(
 )
 
 
-def obey(asked, ceiling=CEILING, start=0.0):
+def obey(requests, ceiling=CEILING, start=0.0):
     """Return payments as (when, dollars), and the instances that were on as (since, how many), who obey the ceiling."""
     limiter, now, ticked, on = BudgetLimiter(ceiling), start, start, 0
     paid, course = [], [(start, 0)]
-    for seconds, usd, wanted in asked:
+    for seconds, usd, wanted in requests:
         now += seconds
         if wanted is not None:
             limiter.instances_cost(now, now - ticked, on * PRICE)
@@ -56,8 +56,8 @@ def dearest(paid, course):
 @example([(1, 0, 10), (1800, 0, 0), (1, 5.0, None), (59, 0, 12), (1800, 0, 0)], 0.0)
 @example([(1, 0, 10), (1800, 5.0, 5), (1800, 0, 0)], 0.0)
 @example([(1, 0, 10), (30, 9.0, None), (1, 0, 10), (3600, 0, 0)], 0.0)  # Lambda while instances are being started
-def test_no_hour_costs_more_than_the_ceiling(asked, start):
-    paid, course = obey(asked, start=start)
+def test_no_hour_costs_more_than_the_ceiling(requests, start):
+    paid, course = obey(requests, start=start)
     assert dearest(paid, course) <= CEILING * (1 + 1e-6)
 
 

@@ -30,7 +30,7 @@ def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
     """Serve queries of one image, each due after `slo_s`, on an engine that is as fast as `truth`."""
     times, actual = ServiceTimeEstimator(believed, batching.max_batch), ServiceTimeEstimator(truth, batching.max_batch)
     run, queue, pending = Run([], 0, 0, 0, []), [], list(reversed(arrivals))
-    free_at = told = 0.0  # when the engine is free, and when it said that it would be
+    free_at = predicted = 0.0  # when the engine is free, and when it said that it would be
     look_at = None
     now = 0.0
     while pending or queue:
@@ -41,7 +41,7 @@ def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
             arrived = pending.pop()
             query = QueuedQuery(arrived, 1, arrived + slo_s, probe=free_at <= now and not queue)
             ahead = sum(one.images for one in queue if one.deadline <= query.deadline)
-            if query.probe or predicted_lateness_s(query, ahead, told, now, times) <= 0:
+            if query.probe or predicted_lateness_s(query, ahead, predicted, now, times) <= 0:
                 queue.append(query)
             else:
                 run.refused_at_once += 1
@@ -52,7 +52,7 @@ def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
         batch, look_at = [queue[number] for number in dispatch.batch], dispatch.look_at
         queue = [one for number, one in enumerate(queue) if number not in {*dispatch.late, *dispatch.batch}]
         if batch:
-            told = now + times.seconds(len(batch))
+            predicted = now + times.seconds(len(batch))
             free_at = now + actual.seconds(len(batch))
             times.learn(len(batch), free_at - now)
             run.batches.append(len(batch))
@@ -62,11 +62,11 @@ def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
 
 
 def poisson(rate, count, seed=0):
-    draw, now, found = random.Random(seed), 0.0, []  # noqa: S311 - arrivals
+    draw, now, times = random.Random(seed), 0.0, []  # noqa: S311 - arrivals
     for _ in range(count):
         now += draw.expovariate(rate)
-        found.append(now)
-    return found
+        times.append(now)
+    return times
 
 
 ARRIVALS = st.lists(st.floats(0.0, 0.05), min_size=1, max_size=150).map(

@@ -13,7 +13,7 @@ def periodic(bursts, burst=20, period=100, *, units=FULL, before=30):
     return [NOTHING] * before + ([units] * burst + [NOTHING] * (period - burst)) * bursts
 
 
-def told(load, windows=None):
+def predictions(load, windows=None):
     """Return what windows want after each tick of a load."""
     windows = windows or KeepAlivePredictor()
     on = []
@@ -24,7 +24,7 @@ def told(load, windows=None):
 
 
 def test_three_bursts_have_to_be_over_before_it_says_anything():
-    on = told(periodic(4))
+    on = predictions(periodic(4))
     third_is_over = 30 + 2 * 100 + 20
     assert on[:third_is_over] == [None] * third_is_over
     assert None not in on[third_is_over + BOOT_TICKS :]
@@ -32,7 +32,7 @@ def test_three_bursts_have_to_be_over_before_it_says_anything():
 
 def test_an_instance_has_booted_when_a_burst_begins_and_not_long_before():
     windows = KeepAlivePredictor()
-    told(periodic(10), windows)
+    predictions(periodic(10), windows)
     for _ in range(3):
         serves = []
         for units in periodic(1, before=0):
@@ -45,15 +45,15 @@ def test_an_instance_has_booted_when_a_burst_begins_and_not_long_before():
 
 def test_a_burst_that_comes_a_tick_early_is_served_from_its_first_tick_on():
     windows = KeepAlivePredictor()
-    told(periodic(10), windows)
-    told(periodic(1, period=99, before=0), windows)
+    predictions(periodic(10), windows)
+    predictions(periodic(1, period=99, before=0), windows)
     assert windows.serves
 
 
 def test_it_is_off_in_between_where_gaps_are_long():
     windows = KeepAlivePredictor()
-    told(periodic(10), windows)
-    quiet = told(periodic(1, before=0), windows)[25:]
+    predictions(periodic(10), windows)
+    quiet = predictions(periodic(1, before=0), windows)[25:]
     assert quiet.count(True) <= BOOT_TICKS + 4
     assert quiet == sorted(quiet)  # off, and then on for good
 
@@ -61,8 +61,8 @@ def test_it_is_off_in_between_where_gaps_are_long():
 def test_short_gaps_are_waited_out():
     windows = KeepAlivePredictor()
     load = periodic(30, burst=10, period=15)
-    told(load, windows)
-    assert all(told(load[30:], windows))
+    predictions(load, windows)
+    assert all(predictions(load[30:], windows))
 
 
 def test_bursts_that_are_rare_and_short_start_nothing():
@@ -70,36 +70,36 @@ def test_bursts_that_are_rare_and_short_start_nothing():
     for _ in range(25):
         load += [3.0] * 2 + [NOTHING] * draw.randint(100, 470)
     windows = KeepAlivePredictor()
-    told(load, windows)
-    assert not any(told(load, windows))
+    predictions(load, windows)
+    assert not any(predictions(load, windows))
 
 
 def test_a_load_below_the_instances_price_is_no_burst():
-    assert told([0.9] * 500 + [NOTHING] * 50 + [1.0] * 50) == [None] * 600
+    assert predictions([0.9] * 500 + [NOTHING] * 50 + [1.0] * 50) == [None] * 600
 
 
 def test_a_tick_of_calm_does_not_end_a_burst():
     holes = [NOTHING if tick % 5 == 4 else FULL for tick in range(20)]
     load = ([*holes, *[NOTHING] * 80]) * 8
     windows, whole = KeepAlivePredictor(), KeepAlivePredictor()
-    told(load, windows)
-    told(periodic(8, before=0), whole)
+    predictions(load, windows)
+    predictions(periodic(8, before=0), whole)
     assert windows._count == whole._count == 8
 
 
 def test_past_the_clock_it_is_on_while_a_burst_lasts_and_off_while_it_does_not():
     windows = KeepAlivePredictor()
-    told(periodic(6), windows)
-    quiet = told([NOTHING] * (CLOCK + 200), windows)
+    predictions(periodic(6), windows)
+    quiet = predictions([NOTHING] * (CLOCK + 200), windows)
     assert not any(quiet[CLOCK:])
-    burst = told([FULL] * (CLOCK + 200), windows)
+    burst = predictions([FULL] * (CLOCK + 200), windows)
     assert all(burst[CLOCK:])
     assert windows.serves
 
 
 def test_it_serves_once_it_was_on_for_as_long_as_a_boot():
     windows = KeepAlivePredictor()
-    told(periodic(6)[:-50], windows)  # off, in the middle of a gap
+    predictions(periodic(6)[:-50], windows)  # off, in the middle of a gap
     assert not windows.on
     was_on = 0
     for units in periodic(4, before=40):
@@ -110,7 +110,7 @@ def test_it_serves_once_it_was_on_for_as_long_as_a_boot():
 
 def test_what_changes_is_learnt_anew():
     windows = KeepAlivePredictor()
-    told(periodic(10, period=100), windows)
-    told(periodic(25, period=60, before=0), windows)
-    on = told(periodic(1, period=60, before=0), windows)
+    predictions(periodic(10, period=100), windows)
+    predictions(periodic(25, period=60, before=0), windows)
+    on = predictions(periodic(1, period=60, before=0), windows)
     assert on[-BOOT_TICKS:] == [True] * BOOT_TICKS

@@ -12,10 +12,10 @@ SEEN = st.lists(st.integers(0, 2 * MOST), max_size=60)
 
 
 def counted(lengths):
-    found = LengthHistogram(MOST)
+    histogram = LengthHistogram(MOST)
     for ticks in lengths:
-        found.add(ticks)
-    return found.shares()
+        histogram.add(ticks)
+    return histogram.shares()
 
 
 def only(tick):

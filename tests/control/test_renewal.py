@@ -51,7 +51,7 @@ class World:
         values = np.linalg.solve(matrix, prices[chosen, which][..., None])[..., 0]
         return RESTART * values[:, self.number[0, BURST, 0]]
 
-    def found(self):
+    def solution(self):
         actions = best_actions(self.chances, *self.units, self.boot)
         return np.array([[actions.on[place] for place in self.places]])
 
@@ -63,7 +63,7 @@ def test_no_other_plan_is_cheaper(ending, beginning, burst_units, quiet_units):
     every = np.array(list(product((False, True), repeat=len(world.places))))
     assert len(every) == 2**12
     # Values count as settled when they move by less than 0.05.
-    assert world.averages(world.found())[0] <= world.averages(every).min() + 0.05
+    assert world.averages(world.solution())[0] <= world.averages(every).min() + 0.05
 
 
 @settings(derandomize=True, max_examples=10)
@@ -75,9 +75,9 @@ def test_no_other_plan_is_cheaper(ending, beginning, burst_units, quiet_units):
 )
 def test_no_other_action_at_any_one_place_is_cheaper(chances, burst_units, quiet_units, boot_ticks):
     world = World(chances[:-1], chances, burst_units, quiet_units, boot_ticks)
-    found = world.found()
-    others = np.repeat(found, len(world.places), axis=0) ^ np.eye(len(world.places), dtype=bool)
-    assert world.averages(found)[0] <= world.averages(others).min() + 0.05
+    actions = world.solution()
+    others = np.repeat(actions, len(world.places), axis=0) ^ np.eye(len(world.places), dtype=bool)
+    assert world.averages(actions)[0] <= world.averages(others).min() + 0.05
 
 
 def only(tick, ticks):

@@ -211,8 +211,8 @@ def test_levels_that_come_later_change_nothing_for_those_that_are_there():
         if number == 100:
             few.budget.grow(5)
             few.on, few.boot = np.append(few.on, [False] * 4), np.append(few.boot, [0.0] * 4)
-        found = [account.step(5.0, rate, lambda plain: plain) for account in (few, many)]
-        assert found[0][0] == found[1][0]
+        steps = [account.step(5.0, rate, lambda plain: plain) for account in (few, many)]
+        assert steps[0][0] == steps[1][0]
     assert few.budget.units == pytest.approx(many.budget.units)
     assert few.paid == pytest.approx(many.paid)
 

@@ -19,10 +19,10 @@ SEATS = st.lists(st.integers(0, 150), max_size=6).map(
 IDLE, BUSY = Endpoint("i-idle", 0), Endpoint("i-busy", 500)
 
 
-class Told:
-    """A policy that wants what it is told."""
+class Scripted:
+    """A policy that wants a fixed number of instances."""
 
-    name = "told"
+    name = "scripted"
 
     def __init__(self, instances):
         self.instances = instances
@@ -30,7 +30,7 @@ class Told:
 
     def observe(self, elapsed_s, rate):
         self.seen.append((elapsed_s, rate))
-        return DesiredReplicas(self.instances, "as told")
+        return DesiredReplicas(self.instances, "as scripted")
 
     def resume(self, instances):
         pass
@@ -170,26 +170,26 @@ def test_a_decision_looks_at_each_seat_once():
 
 
 def test_the_policy_is_told_the_load_and_gets_what_it_wants_without_a_ceiling():
-    policy = Told(7)
+    policy = Scripted(7)
     made = router(policy=policy)
-    assert made.tick(10.0, 2.5, 33.0, on=3) == DesiredReplicas(7, "as told")
+    assert made.tick(10.0, 2.5, 33.0, on=3) == DesiredReplicas(7, "as scripted")
     assert policy.seen == [(2.5, 33.0)]
 
 
 def test_the_ceiling_binds_the_policy_and_says_so():
-    made = router(policy=Told(7), ceiling=3 * 3600.0 + 1.0)
+    made = router(policy=Scripted(7), ceiling=3 * 3600.0 + 1.0)
     wanted = made.tick(1.0, 1.0, 5.0, on=0)
-    assert wanted == DesiredReplicas(3, "as told; the ceiling allows 3")
+    assert wanted == DesiredReplicas(3, "as scripted; the ceiling allows 3")
     assert not made.fall_back(1.0)  # what three instances will cost leaves no query's price
 
 
 def test_what_is_being_started_counts_against_lambda_at_once():
-    made = router(policy=Told(1), ceiling=3600.0)
+    made = router(policy=Scripted(1), ceiling=3600.0)
     assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1
     assert made.route(1.5, [], 0).reason is Reason.CEILING
 
 
 def test_what_lambda_cost_counts_against_instances():
-    made = router(policy=Told(2), ceiling=2 * 3600.0)
+    made = router(policy=Scripted(2), ceiling=2 * 3600.0)
     assert made.fall_back(0.5)
     assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1

@@ -48,14 +48,22 @@ def refusal(document):
 
 
 def test_a_scenario_is_read_as_it_is_written():
-    found = parse_scenario(tables())
-    assert found.slo_ms == 300
-    assert (found.serverless.usd_per_query, found.serverless.latency_ms, found.serverless.cold_ms) == (4e-5, 120, 800)
-    assert (found.serverless.concurrency, found.serverless.memory_gb, found.serverless.keep_alive_s) == (1000, 1.0, 600)
+    scenario = parse_scenario(tables())
+    assert scenario.slo_ms == 300
+    assert (scenario.serverless.usd_per_query, scenario.serverless.latency_ms, scenario.serverless.cold_ms) == (
+        4e-5,
+        120,
+        800,
+    )
+    assert (scenario.serverless.concurrency, scenario.serverless.memory_gb, scenario.serverless.keep_alive_s) == (
+        1000,
+        1.0,
+        600,
+    )
     first = InstanceType("g4dn.xlarge", 0.526, 0.2, 120.0, 60.0, 60.0, ((1, 18.0), (8, 120.0)))
     second = InstanceType("g5.xlarge", 1.006, 0.4, 180.0, 60.0, 200.0, ((1, 7.0), (8, 38.0), (32, 144.0)))
-    assert found.instances == (first, second)
-    assert found.instance == first
+    assert scenario.instances == (first, second)
+    assert scenario.instance == first
 
 
 @pytest.mark.parametrize(("text", "price_ratio"), [(LARGE, 25.8), (SMALL, 13.4), (TWO_TYPES, 16.4)])

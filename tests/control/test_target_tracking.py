@@ -8,7 +8,7 @@ from serfer.control.policies.target_tracking import TargetTracking
 from tests.control.worlds import QPS, scenario, steps
 
 
-def told(load, policy=None, step_s=10.0):
+def desired(load, policy=None, step_s=10.0):
     policy = policy or TargetTracking(scenario())
     return [policy.observe(*step).instances for step in steps(load, step_s)]
 
@@ -21,28 +21,28 @@ def changes(on, before=1):
 
 @pytest.mark.parametrize(("load", "instances"), [(0.0, 1), (0.5, 1), (0.51, 2), (1.0, 2), (1.75, 4)])
 def test_instances_are_kept_half_loaded_and_there_is_always_one(load, instances):
-    assert told([(6000, load * QPS)])[-1] == instances
+    assert desired([(6000, load * QPS)])[-1] == instances
 
 
 def test_it_goes_up_and_down_one_step_in_300_seconds():
     policy = TargetTracking(scenario())
-    up = changes(told([(1800, 2 * QPS)], policy))
+    up = changes(desired([(1800, 2 * QPS)], policy))
     assert up == [(0, 1), (30, 1), (60, 1)]
-    down = changes(told([(1800, 0.0)], policy), before=4)
+    down = changes(desired([(1800, 0.0)], policy), before=4)
     assert [change for _, change in down] == [-1, -1, -1]
     assert [later[0] - earlier[0] for earlier, later in pairwise(down)] == [30, 30]
 
 
 def test_the_last_minute_counts_and_nothing_before_it():
     policy = TargetTracking(scenario())
-    told([(3600, 0.4 * QPS)], policy)
-    assert told([(40, 1.0 * QPS)], policy) == [1, 2, 2, 2]  # (50 * 0.4 + 10) / 60 = 0.5, and a second one after that
-    on = told([(600, 0.0)], policy)
+    desired([(3600, 0.4 * QPS)], policy)
+    assert desired([(40, 1.0 * QPS)], policy) == [1, 2, 2, 2]  # (50 * 0.4 + 10) / 60 = 0.5, and a second one after that
+    on = desired([(600, 0.0)], policy)
     assert on[:26] == [2] * 26  # it cools
     assert on[-1] == 1
     steady = TargetTracking(scenario())
-    told([(3600, 3 * QPS)], steady)
-    assert told([(50, QPS)], steady) == [6, 5, 5, 5, 5]  # 26.7 queries/s, 23.3, and then it cools
+    desired([(3600, 3 * QPS)], steady)
+    assert desired([(50, QPS)], steady) == [6, 5, 5, 5, 5]  # 26.7 queries/s, 23.3, and then it cools
     assert "10.0 queries/s" in steady.observe(10.0, QPS).reason
 
 
@@ -55,7 +55,7 @@ def test_a_look_that_comes_late_counts_for_as_long_as_it_was():
 def test_it_goes_on_from_instances_that_are_there():
     policy = TargetTracking(scenario())
     policy.resume(4)
-    assert told([(600, 2 * QPS)], policy) == [4] * 60
+    assert desired([(600, 2 * QPS)], policy) == [4] * 60
     nothing = TargetTracking(scenario())
     nothing.resume(0)
     assert nothing.observe(10.0, 0.0).instances == 1

@@ -32,11 +32,11 @@ def test_every_shipped_value_has_its_unit_date_and_source(table, name):
 
 
 def test_what_ships_is_what_the_file_says():
-    found = {table: {name: entry["value"] for name, entry in entries.items()} for table, entries in TABLE.items()}
-    lists = {table: {name: tuple(value) for name, value in found.pop(table).items()} for table in LISTS}
+    values = {table: {name: entry["value"] for name, entry in entries.items()} for table, entries in TABLE.items()}
+    lists = {table: {name: tuple(value) for name, value in values.pop(table).items()} for table in LISTS}
     shipped = asdict(shipped_aws())
     assert set(shipped.pop("sources")) == {f"{table}.{name}" for table, entries in TABLE.items() for name in entries}
-    assert shipped == {"functions": found.pop("lambda"), **found, **lists}
+    assert shipped == {"functions": values.pop("lambda"), **values, **lists}
 
 
 @pytest.mark.parametrize("text", ["[lambda.bandwidth]\nvalue = 1e6\nunit = 'bytes/s'", "[lambda]\nbandwidth = 1e6"])
@@ -90,9 +90,9 @@ def test_unknown_stores_are_refused_with_the_known_ones(kind):
 
 
 def test_instance_types_zones_and_features_may_have_any_names():
-    found = parse_aws('[instances]\n"x9.large" = 1.5\n[zones.mars-1]\nvalue = ["m1-az1"]', shipped_aws())
-    assert found.instances == {**shipped_aws().instances, "x9.large": 1.5}
-    assert found.zones == {**shipped_aws().zones, "mars-1": ("m1-az1",)}
+    facts = parse_aws('[instances]\n"x9.large" = 1.5\n[zones.mars-1]\nvalue = ["m1-az1"]', shipped_aws())
+    assert facts.instances == {**shipped_aws().instances, "x9.large": 1.5}
+    assert facts.zones == {**shipped_aws().zones, "mars-1": ("m1-az1",)}
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_wrong_entries_of_open_tables_are_refused(text, words):
 
 
 def test_a_users_own_value_is_marked_as_such():
-    found = parse_aws("[services]\nprice_acl = 7\n[lambda.init]\nvalue = 1\ntag = 'M'\ndate = '2027-01'", shipped_aws())
-    assert found.sources["services.price_acl"] == Source("", "", "U")
-    assert found.sources["lambda.init"] == Source("", "2027-01", "M")
-    assert found.sources["s3.price_put"].tag == "D"
+    facts = parse_aws("[services]\nprice_acl = 7\n[lambda.init]\nvalue = 1\ntag = 'M'\ndate = '2027-01'", shipped_aws())
+    assert facts.sources["services.price_acl"] == Source("", "", "U")
+    assert facts.sources["lambda.init"] == Source("", "2027-01", "M")
+    assert facts.sources["s3.price_put"].tag == "D"
 
 
 def test_arm_differs_in_the_price_of_compute():

@@ -155,19 +155,19 @@ def test_prices_of_many_memories_come_at_once():
 @given(st.lists(st.tuples(st.floats(0.03, 2), st.integers(1, 64)), min_size=1, max_size=6))
 def test_the_distribution_has_the_expected_mean_and_ordered_quantiles(stages):
     stages = [(FACTS.invoke_tail * (math.log(tasks) + 1) + seconds, tasks) for seconds, tasks in stages]
-    found = latency(stages, FACTS)
-    assert found.mean == pytest.approx(sum(seconds for seconds, _ in stages), abs=1e-4)
-    assert found.least < found.quantile(0.5) < found.quantile(0.95) < found.quantile(0.99)
+    distribution = latency(stages, FACTS)
+    assert distribution.mean == pytest.approx(sum(seconds for seconds, _ in stages), abs=1e-4)
+    assert distribution.least < distribution.quantile(0.5) < distribution.quantile(0.95) < distribution.quantile(0.99)
 
 
 def test_the_distribution_is_that_of_sums_of_slowest_invocations():
     random = np.random.default_rng(0)
     draws = sum(random.exponential(FACTS.invoke_tail, (200_000, tasks)).max(axis=1) for tasks in (1, 4, 16))
     harmonic = sum(sum(1 / n for n in range(1, tasks + 1)) for tasks in (1, 4, 16))
-    found = latency([(FACTS.invoke_tail * harmonic, 1), (0.0, 4), (0.0, 16)], FACTS)
-    shift = found.mean - draws.mean()
+    distribution = latency([(FACTS.invoke_tail * harmonic, 1), (0.0, 4), (0.0, 16)], FACTS)
+    shift = distribution.mean - draws.mean()
     for share in (0.05, 0.5, 0.95, 0.99):
-        assert found.quantile(share) - shift == pytest.approx(np.quantile(draws, share), rel=0.01)
+        assert distribution.quantile(share) - shift == pytest.approx(np.quantile(draws, share), rel=0.01)
 
 
 def test_a_plan_says_what_its_tasks_do():
@@ -233,40 +233,40 @@ def test_a_tiles_own_figures_are_its_compute():
     stage = small_plan().stages[0]
     slow = tuple(replace(tile, serial_ms=1.5, parallel_ms=20.0 * (1 + at)) for at, tile in enumerate(stage.tiles))
     plan = replace(small_plan(), stages=(replace(stage, tiles=slow), small_plan().stages[1]))
-    found = plan_load(plan, 0)
-    assert found.serial_s == pytest.approx([0.0015, 0.0015])
-    assert found.parallel_s == pytest.approx([0.02, 0.04])
+    load = plan_load(plan, 0)
+    assert load.serial_s == pytest.approx([0.0015, 0.0015])
+    assert load.parallel_s == pytest.approx([0.02, 0.04])
 
 
 def test_a_plans_price_is_that_of_its_stages():
     where = Platform(FACTS, STORE)
-    found = price_plan(small_plan(), where)
+    price = price_plan(small_plan(), where)
     parts = [stage_price(plan_load(small_plan(), number), 1769, where) for number in (0, 1)]
-    assert found.usd == pytest.approx(sum(float(usd) for _, usd in parts))
-    assert found.latency.mean == pytest.approx(sum(float(seconds) for seconds, _ in parts), abs=1e-4)
-    assert found.stages[0].bytes_carried == 48
+    assert price.usd == pytest.approx(sum(float(usd) for _, usd in parts))
+    assert price.latency.mean == pytest.approx(sum(float(seconds) for seconds, _ in parts), abs=1e-4)
+    assert price.stages[0].bytes_carried == 48
     assert [stage.memory_mb for stage in price_plan(small_plan(), where, 3538).stages] == [3538, 3538]
 
 
 def test_cold_starts_come_late_in_the_distribution():
     plan, warm = small_plan(), Platform(FACTS, STORE)
-    found = {share: price_plan(plan, replace(warm, cold_share=share)) for share in (0.0, 0.02, 1.0)}
-    mean = sum(stage.seconds for stage in found[0.02].stages)
-    assert found[0.02].latency.mean == pytest.approx(mean, abs=1e-3)
-    assert found[0.02].latency.quantile(0.9) == pytest.approx(found[0.0].latency.quantile(0.9), abs=0.02)
-    assert found[0.02].latency.quantile(0.99) > found[0.0].latency.quantile(0.99) + 0.9 * FACTS.init
-    late = found[1.0].latency.quantile(0.5) - found[0.0].latency.quantile(0.5)
+    prices = {share: price_plan(plan, replace(warm, cold_share=share)) for share in (0.0, 0.02, 1.0)}
+    mean = sum(stage.seconds for stage in prices[0.02].stages)
+    assert prices[0.02].latency.mean == pytest.approx(mean, abs=1e-3)
+    assert prices[0.02].latency.quantile(0.9) == pytest.approx(prices[0.0].latency.quantile(0.9), abs=0.02)
+    assert prices[0.02].latency.quantile(0.99) > prices[0.0].latency.quantile(0.99) + 0.9 * FACTS.init
+    late = prices[1.0].latency.quantile(0.5) - prices[0.0].latency.quantile(0.5)
     assert late == pytest.approx(2 * FACTS.init, rel=1e-3)
-    assert found[1.0].usd > found[0.0].usd
+    assert prices[1.0].usd > prices[0.0].usd
 
 
 def test_a_distribution_with_next_to_no_tail_needs_no_more_memory():
     still = replace(FACTS, invoke_tail=1e-9)
-    found = latency([(1.0, 4), (2.0, 1)], still, [(0.5, 0.6), (0.0, 0.6)])
-    assert len(found.probability) < 10_000_000
-    assert found.mean == pytest.approx(3.3, rel=1e-3)
-    assert found.quantile(0.4) == pytest.approx(3.0, rel=1e-3)
-    assert found.quantile(0.6) == pytest.approx(3.6, rel=1e-3)
+    distribution = latency([(1.0, 4), (2.0, 1)], still, [(0.5, 0.6), (0.0, 0.6)])
+    assert len(distribution.probability) < 10_000_000
+    assert distribution.mean == pytest.approx(3.3, rel=1e-3)
+    assert distribution.quantile(0.4) == pytest.approx(3.0, rel=1e-3)
+    assert distribution.quantile(0.6) == pytest.approx(3.6, rel=1e-3)
 
 
 def test_a_burst_waits_for_what_an_account_may_have():

@@ -62,6 +62,6 @@ def test_what_no_tile_wrote_is_of_no_stage(key):
 
 
 def test_the_keys_of_a_query_are_those_of_its_crops_and_of_what_its_stages_wrote():
-    found = query_keys(QUERY, [2, 3], [1], [1])
-    assert found == [input_key(QUERY, 1), *(output_key(QUERY, 1, tile) for tile in range(3))]
+    keys = query_keys(QUERY, [2, 3], [1], [1])
+    assert keys == [input_key(QUERY, 1), *(output_key(QUERY, 1, tile) for tile in range(3))]
     assert query_keys(QUERY, [2, 3], [], []) == []

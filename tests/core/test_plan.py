@@ -98,10 +98,10 @@ def test_function_names_carry_the_digest_and_stay_within_what_lambda_allows():
     assert len(set(names)) == 4
 
 
-@pytest.mark.parametrize("found", [0, 1, 2, 3, 4, 6, "5", None, True])
-def test_another_format_is_refused(found):
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 6, "5", None, True])
+def test_another_format_is_refused(number):
     with pytest.raises(PlanError, match=r"plan\.json"):
-        parse_plan(json.dumps({**VALUE, "format": found}))
+        parse_plan(json.dumps({**VALUE, "format": number}))
 
 
 @pytest.mark.parametrize(

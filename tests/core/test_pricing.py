@@ -13,11 +13,11 @@ FACTS = shipped_aws()
 
 
 def test_by_default_a_plan_is_priced_as_it_was_made():
-    found = price(small_plan(), FACTS, Circumstances())
-    assert found.store == "redis"
-    assert found.query.usd == price_plan(small_plan(), Platform(FACTS.functions, FACTS.redis)).usd
-    assert found.burst.usd == pytest.approx(1000 * found.query.usd)
-    assert found.standing_usd == pytest.approx(HOURS_A_MONTH * FACTS.redis.price_hour)
+    costs = price(small_plan(), FACTS, Circumstances())
+    assert costs.store == "redis"
+    assert costs.query.usd == price_plan(small_plan(), Platform(FACTS.functions, FACTS.redis)).usd
+    assert costs.burst.usd == pytest.approx(1000 * costs.query.usd)
+    assert costs.standing_usd == pytest.approx(HOURS_A_MONTH * FACTS.redis.price_hour)
 
 
 def test_another_store_and_memory_change_what_a_query_costs():
@@ -34,7 +34,7 @@ def test_cold_starts_are_between_none_and_all():
     none, some, every = (price(small_plan(), FACTS, Circumstances(cold_share=share)) for share in (0.0, 0.1, 1.0))
     assert none.query.usd < some.query.usd < every.query.usd == none.cold.usd
     assert none.cold_burst_usd == pytest.approx(1000 * every.query.usd)
-    means = [found.query.latency.mean for found in (none, some, every)]
+    means = [costs.query.latency.mean for costs in (none, some, every)]
     assert means == sorted(means)
     assert every.query.latency.mean == none.cold.latency.mean
 
@@ -45,13 +45,13 @@ def test_the_users_own_prices_count():
 
 
 def test_what_is_printed_adds_up():
-    found = price(small_plan(), FACTS, Circumstances(burst=7)).as_dict()
-    query = found["query"]
+    costs = price(small_plan(), FACTS, Circumstances(burst=7)).as_dict()
+    query = costs["query"]
     assert query["cost_usd"] == pytest.approx(sum(stage["cost_usd"] for stage in query["stages"]))
     assert query["latency_ms"]["mean"] == pytest.approx(sum(stage["ms"] for stage in query["stages"]), abs=0.1)
     assert query["latency_ms"]["p50"] < query["latency_ms"]["p95"] < query["latency_ms"]["p99"]
-    assert found["burst"]["queries"] == 7
-    assert found["burst"]["environments"] == 14
+    assert costs["burst"]["queries"] == 7
+    assert costs["burst"]["environments"] == 14
 
 
 @pytest.mark.parametrize(

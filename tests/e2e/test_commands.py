@@ -48,9 +48,9 @@ def test_the_zoo_model_recognises_what_is_in_real_photographs(serfer_, examples,
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"),  # torch's export would make one in TMPDIR
     )
     assert result.code == 0
-    told = result.err.splitlines()
-    assert told == [] or told[0].startswith("serfer: splitting efficientnet-lite0, once")
-    assert all(line.startswith("serfer: ") for line in told)
+    lines = result.err.splitlines()
+    assert lines == [] or lines[0].startswith("serfer: splitting efficientnet-lite0, once")
+    assert all(line.startswith("serfer: ") for line in lines)
     answers = list(map(json.loads, result.lines))
     for answer, (name, label) in zip(answers, ANSWERS.items(), strict=True):
         check_fields(answer)
@@ -179,9 +179,9 @@ def test_doctor_finds_nothing_missing_here(serfer_, cache):
     assert (result.code, result.err) == (0, "")
     assert all(set(check) == {"name", "ok", "found", "remedy"} for check in checks)
     assert all(check["ok"] for check in checks)
-    found = {check["name"]: check["found"] for check in checks}
-    assert {"python", "platform", "redis-server", "torch", "onnxruntime", "cache", "space", "profiles"} <= set(found)
-    assert found["cache"] == str(cache)
+    status = {check["name"]: check["found"] for check in checks}
+    assert {"python", "platform", "redis-server", "torch", "onnxruntime", "cache", "space", "profiles"} <= set(status)
+    assert status["cache"] == str(cache)
     assert sum(line.startswith("ok") for line in serfer_("doctor").lines) == len(checks)
 
 

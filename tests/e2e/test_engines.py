@@ -87,9 +87,9 @@ class TestCache:
 class TestWarm:
     def test_what_is_warm_starts_no_more(self, plan, settings, redis):
         with serfer.open(plan, store=redis, workers="local", settings=settings) as pipeline:
-            found = pipeline.warm()
-            assert [(one.asked, one.warm, one.started) for one in found] == [(4, 4, 4), (4, 4, 4), (1, 1, 1)]
-            assert all(one.slowest_start_ms > 0 and one.problem is None for one in found)
+            reports = pipeline.warm()
+            assert [(one.asked, one.warm, one.started) for one in reports] == [(4, 4, 4), (4, 4, 4), (1, 1, 1)]
+            assert all(one.slowest_start_ms > 0 and one.problem is None for one in reports)
             pipeline.run(batch(1))
             assert sum(stage.cold for stage in pipeline.last_report.stages) == 0
             assert [one.started for one in pipeline.warm()] == [0, 0, 0]
@@ -97,9 +97,9 @@ class TestWarm:
     def test_what_the_account_does_not_allow_is_told(self, plan, settings, redis):
         few = settings.model_copy(update={"local_concurrency": 2})
         with serfer.open(plan, store=redis, workers="local", settings=few) as pipeline:
-            found = pipeline.warm()
-            assert (found[0].asked, found[0].warm) == (4, 2)
-            assert found[0].problem.startswith("throttled: ")
+            reports = pipeline.warm()
+            assert (reports[0].asked, reports[0].warm) == (4, 2)
+            assert reports[0].problem.startswith("throttled: ")
 
     def test_workers_in_process_are_always_warm(self, plan, settings):
         with serfer.open(plan, settings=settings) as pipeline, pytest.raises(UsageError, match="always warm"):

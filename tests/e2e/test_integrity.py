@@ -45,7 +45,7 @@ class Altering:
         monkeypatch.setattr(kind, "put", altering)
 
 
-def ask(directory, url, driver="push"):
+def classify(directory, url, driver="push"):
     """Run queries, check every answer, and return how often they restarted."""
     with serfer.open(directory, store=url, workers="inprocess", driver=driver) as pipeline:
         whole, restarts = unsplit(pipeline.plan, directory), 0
@@ -60,20 +60,20 @@ def ask(directory, url, driver="push"):
 def test_altered_pieces_cost_a_restart_and_no_wrong_answer(plan, monkeypatch, alter):
     """A query has eight puts, and gets past an eleventh that is altered by its second try."""
     altering = Altering(monkeypatch, MemoryStore, ALTERATIONS[alter], {0, 1}, every=11)
-    restarts = ask(plan, "memory://")
+    restarts = classify(plan, "memory://")
     assert restarts == altering.altered >= QUERIES - 1
 
 
 @pytest.mark.parametrize("driver", ["push", "poll"])
 def test_altered_pieces_in_redis(plan, redis, monkeypatch, driver):
     altering = Altering(monkeypatch, RedisStore, ALTERATIONS["NaN"], {0, 1}, every=11)
-    assert ask(plan, redis, driver) == altering.altered >= QUERIES - 1
+    assert classify(plan, redis, driver) == altering.altered >= QUERIES - 1
 
 
 def test_a_store_that_alters_everything_is_an_error(plan, monkeypatch):
     Altering(monkeypatch, MemoryStore, ALTERATIONS["garbage"], {0}, every=1)
     with pytest.raises(StoreUnavailableError, match="loses or alters what is written"):
-        ask(plan, "memory://")
+        classify(plan, "memory://")
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -90,4 +90,4 @@ def test_answers_that_are_altered_on_their_way(plan, tmp_path, monkeypatch, stag
         return report
 
     monkeypatch.setattr(InProcessInvoker, "invoke", altering)
-    assert ask(directory, "memory://") == len(altered) == 1
+    assert classify(directory, "memory://") == len(altered) == 1

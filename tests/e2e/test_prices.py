@@ -24,9 +24,9 @@ def costs(serfer_, *arguments, **variables):
 def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan, tmp_path):
     own = tmp_path / "own"
     serfer.split(str(plan.parent / "small.onnx"), out=own, grids=[(2, 2), (2, 2), (1, 1)])
-    found = costs(serfer_, own)
-    assert set(found) == FIELDS
-    stages = found["query"]["stages"]
+    prices = costs(serfer_, own)
+    assert set(prices) == FIELDS
+    stages = prices["query"]["stages"]
     assert [(stage["name"], stage["grid"], stage["tasks"]) for stage in stages] == [
         *(("stage-0", "2x2", 4), ("stage-1", "2x2", 4), ("stage-2", "1", 1)),
     ]
@@ -34,9 +34,9 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan, tmp_path):
     for stage, planned in zip(stages, load_plan(own).stages, strict=True):
         assert stage["ms"] == pytest.approx(planned.predicted_ms, rel=0.02)
         assert stage["cost_usd"] == pytest.approx(planned.predicted_usd, rel=0.02)
-    assert found["query"]["cost_usd"] < found["cold_query"]["cost_usd"]
-    assert (found["burst"]["queries"], found["burst"]["environments"]) == (1000, 4000)
-    assert found["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": pytest.approx(157.68)}
+    assert prices["query"]["cost_usd"] < prices["cold_query"]["cost_usd"]
+    assert (prices["burst"]["queries"], prices["burst"]["environments"]) == (1000, 4000)
+    assert prices["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": pytest.approx(157.68)}
 
 
 def test_people_see_stages_and_dollars(serfer_, plan):
@@ -50,10 +50,10 @@ def test_people_see_stages_and_dollars(serfer_, plan):
 
 def test_ones_own_prices_are_used(serfer_, plan, tmp_path):
     (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 1\n[redis]\nprice_hour = 2\n")
-    found = costs(serfer_, plan, "--burst", "3", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
-    assert found["query"]["cost_usd"] == pytest.approx(9, rel=1e-3)
-    assert found["burst"]["cost_usd"] == pytest.approx(27, rel=1e-3)
-    assert found["idle_month"]["store_usd"] == 1460
+    prices = costs(serfer_, plan, "--burst", "3", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
+    assert prices["query"]["cost_usd"] == pytest.approx(9, rel=1e-3)
+    assert prices["burst"]["cost_usd"] == pytest.approx(27, rel=1e-3)
+    assert prices["idle_month"]["store_usd"] == 1460
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def compute(result):
 
 
 def test_split_predicts_by_ones_own_profiles(serfer_, plan, slow, tmp_path):
-    asked = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--cuts", "relu2,pool", "--json", "--out")
-    plain = compute(serfer_(*asked, tmp_path / "plain"))
-    assert compute(serfer_(*asked, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
-    assert compute(serfer_(*asked, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(
+    command = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--cuts", "relu2,pool", "--json", "--out")
+    plain = compute(serfer_(*command, tmp_path / "plain"))
+    assert compute(serfer_(*command, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
+    assert compute(serfer_(*command, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(
         100 * plain, rel=0.01
     )
-    assert compute(serfer_(*asked, tmp_path / "c", "--safety", "0.1")) == pytest.approx(1.1 * plain, rel=0.01)
+    assert compute(serfer_(*command, tmp_path / "c", "--safety", "0.1")) == pytest.approx(1.1 * plain, rel=0.01)
     checks = map(json.loads, serfer_("doctor", "--json", SERFER_PROFILES_FILE=str(slow)).lines)
     assert "a slow one" in next(check["found"] for check in checks if check["name"] == "profiles")
 
@@ -133,9 +133,9 @@ def test_profiles_that_cannot_be_used(serfer_, plan, tmp_path, text, words):
     path = tmp_path / "wrong.json"
     if text is not None:
         path.write_text(text)
-    asked = ("split", plan.parent / "small.onnx", "--out", tmp_path / "new")
-    serfer_(*asked, "--profiles", path).complains(3, "--profiles: ", "wrong.json", words)
-    serfer_(*asked, SERFER_PROFILES_FILE=str(path)).complains(3, "SERFER_PROFILES_FILE: ", "wrong.json", words)
+    command = ("split", plan.parent / "small.onnx", "--out", tmp_path / "new")
+    serfer_(*command, "--profiles", path).complains(3, "--profiles: ", "wrong.json", words)
+    serfer_(*command, SERFER_PROFILES_FILE=str(path)).complains(3, "SERFER_PROFILES_FILE: ", "wrong.json", words)
     assert not (tmp_path / "new").exists()
 
 

@@ -114,16 +114,16 @@ def serve(start, plan, scenario):
 
 def instances(cache):
     """Return the process ids of the instances that the pools under a cache directory know."""
-    found = {}
+    bodies = {}
     for path in Path(cache).glob("pools/*/*.json"):
-        found[path.stem] = json.loads(path.read_text())["process"]["pid"]
-    return found
+        bodies[path.stem] = json.loads(path.read_text())["process"]["pid"]
+    return bodies
 
 
 def metric(url, name):
     text = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
-    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else None
+    match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(match[1]) if match else None
 
 
 def alive(pid):
@@ -214,8 +214,8 @@ def test_the_whole_system_routes_and_leaves_nothing_behind(start, plan, scenario
         *("up", "--plan", plan, "--drivers", "2", "--port", "0", "--json", "--log-level", "warning"),
         *("--route", "auto", "--instances", "local", "--scenario", scenario),
     )
-    said = json.loads(command.process.stdout.readline())
-    with Burst(said["url"], clients=4) as burst:
+    status = json.loads(command.process.stdout.readline())
+    with Burst(status["url"], clients=4) as burst:
         burst.answered("gpu")
         burst.end()
     assert set(burst.seen) == {"serverless", "gpu"}, Counter(burst.seen)

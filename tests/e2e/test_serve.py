@@ -37,10 +37,10 @@ def logged(result, event="request"):
 
 
 def test_a_service_answers_and_ends_when_told_to(serve):
-    command, said = serve("--drain-s", "0")
-    assert (said["pid"], said["models"]) == (command.pid, ["small"])
+    command, status = serve("--drain-s", "0")
+    assert (status["pid"], status["models"]) == (command.pid, ["small"])
     headers = {"X-Request-Id": "mine-1"}
-    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+    with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
         assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
         reply = http.post("/v1/classify?explain=true", files={"image": ("secret-name.png", png())}, headers=headers)
@@ -56,13 +56,13 @@ def test_a_service_answers_and_ends_when_told_to(serve):
 
 
 def test_a_request_that_runs_is_answered_before_the_end(serve):
-    command, said = serve("--drain-s", "0")
+    command, status = serve("--drain-s", "0")
     replies = []
 
-    def ask():
-        replies.append(httpx.post(f"{said['url']}/v1/classify", files={"image": png()}, timeout=PATIENCE))
+    def post():
+        replies.append(httpx.post(f"{status['url']}/v1/classify", files={"image": png()}, timeout=PATIENCE))
 
-    asking = threading.Thread(target=ask)  # three cold starts: it takes a while
+    asking = threading.Thread(target=post)  # three cold starts: it takes a while
     asking.start()
     command.started("worker", 0)
     command.interrupt(signal.SIGTERM)
@@ -72,8 +72,8 @@ def test_a_request_that_runs_is_answered_before_the_end(serve):
 
 
 def test_a_draining_service_says_that_it_is_not_ready_and_answers_all_the_same(serve):
-    command, said = serve("--drain-s", "600")
-    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+    command, status = serve("--drain-s", "600")
+    with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
         command.interrupt(signal.SIGTERM)
         eventually(lambda: http.get("/readyz").status_code == 503, "it drains")
         assert http.get("/readyz").json()["draining"] is True
@@ -83,8 +83,8 @@ def test_a_draining_service_says_that_it_is_not_ready_and_answers_all_the_same(s
 
 
 def test_workers_that_die_are_answered_for_by_others(serve):
-    command, said = serve("--drain-s", "0")
-    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+    command, status = serve("--drain-s", "0")
+    with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
         assert http.post("/v1/classify", files={"image": png()}).status_code == 200
         command.started("worker", 0).send(signal.SIGKILL)
         assert http.post("/v1/classify", files={"image": png()}).status_code == 200
@@ -96,8 +96,8 @@ def test_keys_let_in_those_who_have_one(serve, start, tmp_path):
     file = tmp_path / "keys.toml"
     made = start("keys", "add", "alice", "--file", file).end()
     key = made.out.strip()
-    command, said = serve("--drain-s", "0", "--keys", str(file))
-    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+    command, status = serve("--drain-s", "0", "--keys", str(file))
+    with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
         refused = http.post("/v1/classify", files={"image": png()})
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         headers = {"Authorization": f"Bearer {key}"}
@@ -133,7 +133,7 @@ class TestWrongUse:
         result.complains(2, "two models are called small: name one of them, --plan NAME=DIR")
 
     def test_a_port_that_is_taken(self, serve, start, lean):
-        _, said = serve()
-        port = said["url"].rpartition(":")[2]
+        _, status = serve()
+        port = status["url"].rpartition(":")[2]
         result = start("serve", "--plan", lean, "--port", port, "--workers", "inprocess").end()
         result.complains(4, f"--port {port} is taken")

@@ -36,7 +36,7 @@ def test_ten_thousand_queries_leave_memory_and_descriptors_as_they_were(lean, re
     small = settings.model_copy(update={"local_concurrency": 2})
     with open_pipeline(lean, store=redis, workers="local", settings=small) as pipeline:
 
-        def ask(queries):
+        def classify(queries):
             waiting = deque()
             for _ in range(queries):
                 waiting.append(pipeline.submit(pixels))
@@ -45,9 +45,9 @@ def test_ten_thousand_queries_leave_memory_and_descriptors_as_they_were(lean, re
             for query in waiting:
                 query.result()
 
-        ask(WARM_UP)
+        classify(WARM_UP)
         before, stored = held(), connections_to(redis)
-        ask(QUERIES)
+        classify(QUERIES)
         after, stored_after = held(), connections_to(redis)
     assert after.driver_bytes < 1.05 * before.driver_bytes
     assert after.workers == before.workers

@@ -96,8 +96,8 @@ def answers(result):
     return [json.loads(line)["images"] for line in result.lines]
 
 
-def named(found):
-    return [[(one["label"], round(one["score"], 4)) for one in image["predictions"]] for image in found]
+def named(images):
+    return [[(one["label"], round(one["score"], 4)) for one in image["predictions"]] for image in images]
 
 
 @pytest.mark.parametrize("stack", ["demo", "live"])
@@ -106,8 +106,8 @@ def test_classify_asks_the_functions_of_a_stack(serfer_, variables, examples, pl
     image = examples / "chelsea.png"
     [here] = answers(serfer_("classify", image, "--plan", plan, "--workers", "inprocess", "--json"))
     for workers in ([], ["--workers", "aws"]):
-        asked = ["classify", image, "--plan", bare, "--stack", stack, "--json", *workers]
-        [deployed] = answers(serfer_(*asked, **variables))
+        command = ["classify", image, "--plan", bare, "--stack", stack, "--json", *workers]
+        [deployed] = answers(serfer_(*command, **variables))
         assert named(deployed) == named(here)
 
 

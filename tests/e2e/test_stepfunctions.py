@@ -114,13 +114,13 @@ def machines(stack):
 def ask(stack, machines, redis):
     """Ask a state machine of a kind; a test leaves nothing in the store, and no failure that never came."""
 
-    def asked(kind, images):
+    def run(kind, images):
         machine = machines[kind]
         client = connect(REGION, endpoint=machine.endpoint, credentials=CREDENTIALS)
         with open_store(redis) as store:
             return stack.ask(StepFunctionsDriver(stack.plan, store, client, machine.arn, kind=kind), images)
 
-    yield asked
+    yield run
     assert [*stack.failures.iterdir()] == []
 
 

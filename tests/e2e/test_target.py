@@ -30,11 +30,11 @@ class Whole:
         self._run = unsplit(load_plan(directory), directory)
         self.takes = takes
         self.slow_s = slow_s
-        self.asked = []
+        self.requests = []
         self.closed = 0
 
     async def run(self, array, deadline_s, context):
-        self.asked.append((array, deadline_s, context))
+        self.requests.append((array, deadline_s, context))
         await asyncio.sleep(self.slow_s)
         return InstanceAnswer(self._run(array), "one", 3, 1.5, 2e-6) if self.takes else None
 
@@ -71,8 +71,8 @@ def test_an_instance_answers_with_no_stages_and_its_own_price(open_with, plan, i
     report = pipeline.last_report
     assert (report.target, report.stages, report.cost_usd, report.store.puts) == ("gpu", (), 2e-6, 0)
     assert pipeline.last.served.batch == 3
-    asked, deadline_s, context = target.asked[0]
-    assert np.array_equal(asked, images)
+    request, deadline_s, context = target.requests[0]
+    assert np.array_equal(request, images)
     assert (deadline_s, context) == (7, NO_CONTEXT)
 
 
@@ -107,7 +107,7 @@ def test_arrays_are_checked_before_a_target_sees_them(open_with, plan):
     target = Whole(plan)
     with pytest.raises(InputError, match="this plan takes"):
         open_with(target).run(batch()[:, :1])
-    assert target.asked == []
+    assert target.requests == []
 
 
 def test_closing_a_pipeline_closes_its_target_once(open_with, plan):

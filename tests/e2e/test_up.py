@@ -24,18 +24,18 @@ class System:
         self.command = command
         line = command.process.stdout.readline()
         assert line, command.process.communicate()
-        self.told = json.loads(line)
+        self.started = json.loads(line)
 
-    def ask(self, method, path, body=None, *, at=None, **headers):
+    def send(self, method, path, body=None, *, at=None, **headers):
         """Return (status, headers, body) of a request on a connection of its own, to the balancer unless `at` says."""
-        address = (at or self.told["url"]).removeprefix("http://")
+        address = (at or self.started["url"]).removeprefix("http://")
         with closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
             return response.status, response.headers, response.read()
 
     def classify(self, image, **headers):
-        status, _, body = self.ask("POST", "/v1/classify?top_k=3", image, Content_Type="image/png", **headers)
+        status, _, body = self.send("POST", "/v1/classify?top_k=3", image, Content_Type="image/png", **headers)
         return status, json.loads(body)
 
     def persistently(self, image):
@@ -52,7 +52,7 @@ class System:
 
     def ready(self, driver):
         try:
-            return self.ask("GET", "/readyz", at=driver["url"])[0] == 200
+            return self.send("GET", "/readyz", at=driver["url"])[0] == 200
         except OSError:
             return False
 
@@ -74,12 +74,12 @@ def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean,
     assert system.classify(image, Host="photos.example", Origin="https://photos.example")[0] == 200
     assert system.classify(image, Host="evil.example")[0] == 403
     assert system.classify(image, Origin="http://evil.example")[0] == 403
-    assert system.ask("GET", "/readyz", Host="evil.example")[0] == 200
-    assert system.ask("GET", "/readyz")[0] == 200
-    assert len(system.told["drivers"]) == 2
-    assert all(system.ready(driver) for driver in system.told["drivers"])
+    assert system.send("GET", "/readyz", Host="evil.example")[0] == 200
+    assert system.send("GET", "/readyz")[0] == 200
+    assert len(system.started["drivers"]) == 2
+    assert all(system.ready(driver) for driver in system.started["drivers"])
     password = redis.removeprefix("redis://:").partition("@")[0]
-    assert password not in json.dumps(system.told)
+    assert password not in json.dumps(system.started)
     running = processes(system.command.pid)
     assert len(running) >= 6  # two drivers, a balancer, three workers
     for process in running:
@@ -101,27 +101,27 @@ def test_clients_that_retry_lose_nothing_when_parts_are_killed_and_all_of_them_c
         thread.start()
     try:
         eventually(lambda: len(answers) > 10, "load")
-        first = system.told["drivers"][0]
+        first = system.started["drivers"][0]
         os.kill(first["pid"], signal.SIGKILL)
         before = len(answers)
         eventually(lambda: len(answers) > before + 10, "the driver that is left answers")
         eventually(lambda: system.ready(first), "the driver comes back where it was")
         for part in ("balancer", "store"):
-            os.kill(system.told[part]["pid"], signal.SIGKILL)
+            os.kill(system.started[part]["pid"], signal.SIGKILL)
             before = len(answers)
             eventually(lambda before=before: len(answers) > before + 10, f"the {part} comes back")
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    found = {tuple(best["label"] for best in answer["images"][0]["predictions"]) for answer in answers}
-    assert len(found) == 1
+    labels = {tuple(best["label"] for best in answer["images"][0]["predictions"]) for answer in answers}
+    assert len(labels) == 1
     system.command.interrupt()
     result = system.command.end()
     assert result.code == 0
     assert all(json.loads(line)["event"] for line in result.err.splitlines())
-    for said in ("driver 0 has ended (signal: killed)", "driver 0 is back", "the balancer had ended", "the store had"):
-        assert said in result.err
+    for event in ("driver 0 has ended (signal: killed)", "driver 0 is back", "the balancer had ended", "the store had"):
+        assert event in result.err
 
 
 @pytest.mark.slow
@@ -131,17 +131,17 @@ def test_out_of_descriptors_it_logs_little_recovers_and_ends_at_the_first_sigter
     held = len([*Path(f"/proc/{pid}/fd").iterdir()])
     usual = resource.prlimit(pid, limit, (held, resource.prlimit(pid, limit)[1]))
 
-    def ask(_):
+    def classify(_):
         try:
-            return system.ask("POST", "/v1/classify?deadline_ms=3000", image, Content_Type="image/png")[0]
+            return system.send("POST", "/v1/classify?deadline_ms=3000", image, Content_Type="image/png")[0]
         except (OSError, http.client.HTTPException):
             return None
 
     with ThreadPoolExecutor(60) as clients:
-        statuses = [*clients.map(ask, range(60))]
+        statuses = [*clients.map(classify, range(60))]
     assert set(statuses) <= {None, 200, 429, 503, 504}
     resource.prlimit(pid, limit, (usual[0], usual[0]))
-    eventually(lambda: ask(0) == 200, "it answers once there are descriptors")
+    eventually(lambda: classify(0) == 200, "it answers once there are descriptors")
     resource.prlimit(pid, limit, (held, usual[0]))
     system.command.process.send_signal(signal.SIGTERM)
     result = system.command.end()

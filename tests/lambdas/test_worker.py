@@ -156,8 +156,8 @@ def test_pixels_are_normalised_by_the_worker(worker, plan, store):
     expected = store.get(output_key(QUERY, 0, 4))
     worker.run(replace(values, crop=as_pixels))
     got = store.get(output_key(QUERY, 0, 4))
-    found, wanted = (floats(plan, 0, 4, 2, value) for value in (got, expected))
-    assert np.abs(found - wanted).max() < 1e-5
+    actual, wanted = (floats(plan, 0, 4, 2, value) for value in (got, expected))
+    assert np.abs(actual - wanted).max() < 1e-5
 
 
 def test_a_task_that_runs_twice_writes_the_same_bytes(plan, directory):
@@ -582,13 +582,13 @@ import lambdas.bootstrap as started
 from snapshot_restore_py import get_after_restore
 from serfer.core.wire import WarmUp
 worker, plan = started._WORKER, started._PLAN
-asked = WarmUp(plan.digest, 0, 0, 0.0)
-first, again = worker.warm(asked), worker.warm(asked)
+request = WarmUp(plan.digest, 0, 0, 0.0)
+first, again = worker.warm(request), worker.warm(request)
 assert first.init_ms > 0 and again.init_ms == 0, (first, again)
 store = worker._store
 [(hook, arguments, named)] = get_after_restore()
 hook(*arguments, **named)
-copy, later = worker.warm(asked), worker.warm(asked)
+copy, later = worker.warm(request), worker.warm(request)
 assert copy.environment not in {"", first.environment} and worker._store is not store
 assert copy.init_ms > 0 and later.init_ms == 0, (copy, later)
 assert copy.sessions == again.sessions > 0
@@ -700,10 +700,10 @@ class TestOtherPayloads:
         assert sum(other in key for key in store._values) == sum(len(stage.tiles) for stage in plan.stages) + 1
 
     def test_warming_up_builds_every_session_of_a_function(self, worker, plan):
-        asked = {"warm": {"plan": plan.digest, "stage": 0, "part": 0, "hold_s": 0}}
+        event = {"warm": {"plan": plan.digest, "stage": 0, "part": 0, "hold_s": 0}}
         graphs = {tile.graph for tile in plan.stages[0].tiles}
-        assert worker.handle(asked) == {"warm": {"environment": "here", "init_ms": 12.5, "sessions": len(graphs)}}
-        assert worker.handle(asked)["warm"] == {"environment": "here", "init_ms": 0.0, "sessions": len(graphs)}
+        assert worker.handle(event) == {"warm": {"environment": "here", "init_ms": 12.5, "sessions": len(graphs)}}
+        assert worker.handle(event)["warm"] == {"environment": "here", "init_ms": 0.0, "sessions": len(graphs)}
         assert worker.run(task(plan, 0, 0, batch(1))).init_ms == 0.0
 
     @pytest.mark.parametrize(

@@ -25,25 +25,25 @@ def name(ms, tasks):
 def competed(*others):
     """A plan of 100 ms and 4 dollars a million that competed with others: (ms, dollars a million, tasks, fits)."""
     mine = Alternative("2x2 at 1769 MB, then 1 at 1769 MB", 5, 100.0, 4e-6, fits=True, chosen=True)
-    found = [
+    made = [
         Alternative(
             f"one function of {ms:g} MB" if tasks == 1 else f"{tasks} tasks", tasks, ms, usd / 1e6, fits, chosen=False
         )
         for ms, usd, tasks, fits in others
     ]
-    return replace(small_plan(), alternatives=(*found, mine))
+    return replace(small_plan(), alternatives=(*made, mine))
 
 
 PLAN = competed((60, 9, 9, True), (80, 5, 1, False), (110, 5, 7, True), (200, 1, 1, True))
 
 
 def test_what_a_plan_competed_with_is_numbered_by_time_and_judged():
-    found = choices(PLAN)
-    assert [each.plan.ms for each in found] == [60, 80, 100, 110, 200]
-    assert [each.number for each in found] == [1, 2, 3, 4, 5]
-    assert [each.verdict for each in found] == ["best", "does not fit", "chosen", "beaten", "best"]
-    assert [each.label for each in found] == ["1", "2 unsplit, 80 MB", "3 chosen", "4", "5 unsplit, 200 MB"]
-    assert found[0].usd == pytest.approx(9)
+    rows = choices(PLAN)
+    assert [each.plan.ms for each in rows] == [60, 80, 100, 110, 200]
+    assert [each.number for each in rows] == [1, 2, 3, 4, 5]
+    assert [each.verdict for each in rows] == ["best", "does not fit", "chosen", "beaten", "best"]
+    assert [each.label for each in rows] == ["1", "2 unsplit, 80 MB", "3 chosen", "4", "5 unsplit, 200 MB"]
+    assert rows[0].usd == pytest.approx(9)
 
 
 def test_of_equals_neither_is_beaten_and_what_does_not_fit_beats_nobody():

@@ -424,15 +424,15 @@ def test_a_plan_without_tiles_has_a_picture_too(tmp_path):
 
 
 def test_tensors_know_who_reads_them():
-    found = tensors(make_plan(branched()))
-    assert [(tensor.stage, tensor.readers) for tensor in found] == [
+    edges = tensors(make_plan(branched()))
+    assert [(tensor.stage, tensor.readers) for tensor in edges] == [
         (IMAGE, (0,)),
         (0, (1,)),
         (0, (3,)),
         (1, (2,)),
         (2, (3,)),
     ]
-    assert [tensor.crosses(2) for tensor in found] == [False, False, True, True, False]
+    assert [tensor.crosses(2) for tensor in edges] == [False, False, True, True, False]
 
 
 def test_a_text_picture_shows_stages_cuts_and_what_skips_a_stage():

@@ -29,9 +29,9 @@ def test_a_run_through_a_pipeline_measures_every_task(tmp_path):
     assert made.tiles == tuple(stage.grid.tiles for stage in stages)
     assert (made.plan, made.source, made.tag) == (digest, "measured", "M")
     assert np.array(made.service_ms).shape == np.array(made.overhead_ms).shape == (12, made.tasks)
-    found = summary_of(made)
-    assert (found.queries, found.tasks) == (12, made.tasks)
-    assert 0 < found.p50_ms <= found.p99_ms
+    summary = summary_of(made)
+    assert (summary.queries, summary.tasks) == (12, made.tasks)
+    assert 0 < summary.p50_ms <= summary.p99_ms
     assert "measured (M, 2026-11-22)" in made.label
 
 
@@ -48,7 +48,7 @@ def test_latencies_are_those_of_the_queries_that_were_measured(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"format": 2}, "not a calibration of format 1, but '2'"),
         ({"service_ms": []}, "as many queries"),
@@ -62,11 +62,11 @@ def test_latencies_are_those_of_the_queries_that_were_measured(tmp_path):
         ({"extra": 1}, "extra"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file(tmp_path, change, says):
+def test_what_is_wrong_is_named_with_its_file(tmp_path, change, message):
     path = tmp_path / "c.json"
     write_calibration(calibration(), path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(InputError, match=says) as raised:
+    with pytest.raises(InputError, match=message) as raised:
         read_calibration(path)
     assert str(path) in str(raised.value)
 

@@ -21,45 +21,45 @@ def test_another_seed_gives_another_load(name):
 
 
 def test_a_poisson_load_has_its_rate_and_its_spread():
-    found = generate("poisson:rate=40,hours=10")
-    assert found.mean == pytest.approx(40, rel=0.02)
-    assert found.rates.var() == pytest.approx(40, rel=0.05)
+    load = generate("poisson:rate=40,hours=10")
+    assert load.mean == pytest.approx(40, rel=0.02)
+    assert load.rates.var() == pytest.approx(40, rel=0.05)
 
 
 def test_two_rates_take_turns_for_their_sojourn_times():
-    found = generate("mmpp:low=10,high=1000,low_s=300,high_s=100,hours=200")
-    high = found.rates > 500
+    load = generate("mmpp:low=10,high=1000,low_s=300,high_s=100,hours=200")
+    high = load.rates > 500
     assert high.mean() == pytest.approx(0.25, abs=0.04)
     assert np.flatnonzero(np.diff(high)).size == pytest.approx(200 * 3600 / 200, rel=0.2)
 
 
 def test_rates_that_change_with_every_row_are_made_in_one_go_over_the_rows():
-    found = generate("mmpp:low=0,high=1000,low_s=0.001,high_s=0.001,hours=40")
-    high = found.rates > 500
+    load = generate("mmpp:low=0,high=1000,low_s=0.001,high_s=0.001,hours=40")
+    high = load.rates > 500
     assert np.array_equal(high, np.arange(high.size) % 2 == 1)
 
 
 def test_a_day_has_its_peak_and_its_trough():
-    found = generate("diurnal:mean=100,swing=0.5,peak_hour=12,hours=24")
-    hours = found.rates.reshape(24, 60).mean(axis=1)
+    load = generate("diurnal:mean=100,swing=0.5,peak_hour=12,hours=24")
+    hours = load.rates.reshape(24, 60).mean(axis=1)
     assert 11 <= hours.argmax() <= 12
     assert (hours.max(), hours.min()) == (pytest.approx(150, rel=0.05), pytest.approx(50, rel=0.08))
 
 
 def test_crowds_come_to_their_peak_and_go():
-    found = generate("flash:base=10,peak=1000,crowds=2,rise_s=60,fade_s=60,hours=10")
-    assert found.peak > 800
-    assert np.median(found.rates) == pytest.approx(10, abs=1)
+    load = generate("flash:base=10,peak=1000,crowds=2,rise_s=60,fade_s=60,hours=10")
+    assert load.peak > 800
+    assert np.median(load.rates) == pytest.approx(10, abs=1)
 
 
 def test_bursts_are_so_many_every_so_often():
-    found = generate("bursts:queries=8,every_s=150,hours=1")
-    assert found.queries == 8 * 24
-    assert np.flatnonzero(found.rates).tolist() == [150 * number for number in range(24)]
+    load = generate("bursts:queries=8,every_s=150,hours=1")
+    assert load.queries == 8 * 24
+    assert np.flatnonzero(load.rates).tolist() == [150 * number for number in range(24)]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("nothing", "no generator 'nothing'"),
         ("poisson:speed=1", "no parameter 'speed'"),
@@ -72,8 +72,8 @@ def test_bursts_are_so_many_every_so_often():
         ("flash:crowds=1e6", "crowds is 0 to"),
     ],
 )
-def test_what_is_wrong_is_named(text, says):
-    with pytest.raises(UsageError, match=says):
+def test_what_is_wrong_is_named(text, message):
+    with pytest.raises(UsageError, match=message):
         generate(text)
 
 

@@ -30,8 +30,8 @@ def ran(load, world, policy, *, launched=(), window=None, seed=0, **options):
     return run.over(steps_of(load, 5), 0.0, window)
 
 
-def answered(found):
-    return found.refused + found.throttled + found.failed + len(found.latencies_s)
+def answered(result):
+    return result.refused + result.throttled + result.failed + len(result.latencies_s)
 
 
 @settings(max_examples=25)
@@ -43,10 +43,10 @@ def answered(found):
 )
 def test_every_query_is_answered_refused_or_throttled_exactly_once(rows, wanted, concurrency, overflow):
     load, world = trace(*zip(*rows, strict=True)), scenario(boot_s=4.0, concurrency=concurrency)
-    found = ran(load, world, Scripted(wanted), overflow=overflow, window=Window("part", 5.0, load.seconds))
-    assert answered(found) == found.queries
-    assert found.on_instances <= len(found.latencies_s)
-    assert found.batches <= found.on_instances <= 8 * found.batches
+    result = ran(load, world, Scripted(wanted), overflow=overflow, window=Window("part", 5.0, load.seconds))
+    assert answered(result) == result.queries
+    assert result.on_instances <= len(result.latencies_s)
+    assert result.batches <= result.on_instances <= 8 * result.batches
 
 
 def test_the_same_seed_gives_the_same_and_another_one_does_not():
@@ -57,23 +57,23 @@ def test_the_same_seed_gives_the_same_and_another_one_does_not():
 
 
 def test_an_idle_instance_answers_at_once_and_alone():
-    found = ran(trace([1000], [0.1]), scenario(), Scripted([1]), launched=[-1000.0])
-    assert found.on_instances == found.queries == found.batches > 50
-    assert np.allclose(found.latencies_s, 0.014, atol=0.014)
-    assert np.median(found.latencies_s) == pytest.approx(0.014)
+    result = ran(trace([1000], [0.1]), scenario(), Scripted([1]), launched=[-1000.0])
+    assert result.on_instances == result.queries == result.batches > 50
+    assert np.allclose(result.latencies_s, 0.014, atol=0.014)
+    assert np.median(result.latencies_s) == pytest.approx(0.014)
 
 
 def test_a_busy_instance_fills_its_batches():
-    found = ran(trace([60], [100]), scenario(), Scripted([1]), launched=[-1000.0])
-    assert found.on_instances / found.batches > 3
-    assert (found.latencies_s > 0.3).sum() <= found.cold_starts  # of the few that spilled over
+    result = ran(trace([60], [100]), scenario(), Scripted([1]), launched=[-1000.0])
+    assert result.on_instances / result.batches > 3
+    assert (result.latencies_s > 0.3).sum() <= result.cold_starts  # of the few that spilled over
 
 
 def test_what_instances_cannot_do_in_time_spills_over_to_lambda():
-    found = ran(trace([60], [300]), scenario(), Scripted([1]), launched=[-1000.0])
-    assert 0 < found.on_instances < found.queries == len(found.latencies_s)
-    on_lambda = found.queries - found.on_instances
-    assert np.isin(np.round(found.latencies_s, 9), [0.12, 0.92]).sum() >= on_lambda
+    result = ran(trace([60], [300]), scenario(), Scripted([1]), launched=[-1000.0])
+    assert 0 < result.on_instances < result.queries == len(result.latencies_s)
+    on_lambda = result.queries - result.on_instances
+    assert np.isin(np.round(result.latencies_s, 9), [0.12, 0.92]).sum() >= on_lambda
 
 
 def test_an_instance_serves_only_after_its_boot():
@@ -87,43 +87,43 @@ def test_an_instance_serves_only_after_its_boot():
 
 def test_an_instance_that_is_stopped_finishes_what_waits():
     world = scenario(slo_ms=10_000.0)
-    found = ran(trace([10], [400]), world, Scripted([0]), launched=[-1000.0])
-    assert found.on_instances > 8
-    assert len(found.latencies_s) == found.queries
+    result = ran(trace([10], [400]), world, Scripted([0]), launched=[-1000.0])
+    assert result.on_instances > 8
+    assert len(result.latencies_s) == result.queries
 
 
 def test_the_first_queries_are_cold_and_environments_stay_warm_for_their_time():
-    found = ran(trace([100], [20]), scenario(), Scripted([0]))
-    assert 0 < found.cold_starts < 30
-    cold = (found.latencies_s > 0.5).sum()
-    assert cold == found.cold_starts
+    result = ran(trace([100], [20]), scenario(), Scripted([0]))
+    assert 0 < result.cold_starts < 30
+    cold = (result.latencies_s > 0.5).sum()
+    assert cold == result.cold_starts
     always = ran(trace([100], [20]), scenario(keep_alive_s=0.0), Scripted([0]))
     assert always.cold_starts == always.queries
-    assert always.idle_gb_s == 0 < found.idle_gb_s < 100 * found.cold_starts
+    assert always.idle_gb_s == 0 < result.idle_gb_s < 100 * result.cold_starts
 
 
 def test_a_full_lambda_throttles():
-    found = ran(trace([10], [100]), scenario(concurrency=2), Scripted([0]))
-    assert found.throttled > 0
-    assert len(found.latencies_s) + found.throttled == found.queries
+    result = ran(trace([10], [100]), scenario(concurrency=2), Scripted([0]))
+    assert result.throttled > 0
+    assert len(result.latencies_s) + result.throttled == result.queries
 
 
 def test_without_overflow_and_instances_queries_are_refused():
-    found = ran(trace([10], [10]), scenario(), Scripted([0]), overflow=False)
-    assert found.refused == found.queries > 0
+    result = ran(trace([10], [10]), scenario(), Scripted([0]), overflow=False)
+    assert result.refused == result.queries > 0
 
 
 def test_a_ceiling_refuses_queries():
-    found = ran(trace([60], [50]), scenario(), Scripted([0]), max_usd_per_hour=1000 * 4e-5)
-    assert len(found.latencies_s) == pytest.approx(1000, abs=1)
-    assert found.refused == found.queries - len(found.latencies_s)
+    result = ran(trace([60], [50]), scenario(), Scripted([0]), max_usd_per_hour=1000 * 4e-5)
+    assert len(result.latencies_s) == pytest.approx(1000, abs=1)
+    assert result.refused == result.queries - len(result.latencies_s)
 
 
 def test_only_the_window_counts_and_what_came_before_keeps_it_warm():
     load = trace([100], [20])
-    found = ran(load, scenario(), Scripted([0]), window=Window("late", 50.0, 100.0))
-    assert found.cold_starts <= 2
-    assert found.queries == pytest.approx(1000, rel=0.15)
+    result = ran(load, scenario(), Scripted([0]), window=Window("late", 50.0, 100.0))
+    assert result.cold_starts <= 2
+    assert result.queries == pytest.approx(1000, rel=0.15)
 
 
 def test_too_many_queries_are_refused_at_once(monkeypatch):
@@ -134,8 +134,8 @@ def test_too_many_queries_are_refused_at_once(monkeypatch):
 
 def test_the_policy_is_told_what_came():
     policy = Scripted([0])
-    found = ran(trace([50], [10]), scenario(), policy)
-    assert sum(seconds * rate for seconds, rate in policy.seen) == pytest.approx(found.queries)
+    result = ran(trace([50], [10]), scenario(), policy)
+    assert sum(seconds * rate for seconds, rate in policy.seen) == pytest.approx(result.queries)
 
 
 def test_windows_are_the_busiest_hour_and_the_median_one_that_has_queries():
@@ -151,9 +151,9 @@ def test_windows_are_the_busiest_hour_and_the_median_one_that_has_queries():
 
 
 def test_the_scenarios_times_have_its_mean_and_the_published_tail():
-    found = scenario_times(scenario().serverless, shipped_aws().functions)
-    assert found.warm_s.mean == pytest.approx(0.12)
-    assert found.warm_s.at(0.99) - found.warm_s.at(0.5) == pytest.approx(0.005 * np.log(50), rel=0.05)
-    draws = found.warm_s.samples(np.random.default_rng(0))
+    times = scenario_times(scenario().serverless, shipped_aws().functions)
+    assert times.warm_s.mean == pytest.approx(0.12)
+    assert times.warm_s.at(0.99) - times.warm_s.at(0.5) == pytest.approx(0.005 * np.log(50), rel=0.05)
+    draws = times.warm_s.samples(np.random.default_rng(0))
     assert np.mean([next(draws) for _ in range(20_000)]) == pytest.approx(0.12, rel=0.01)
-    assert "aws.toml" in found.source
+    assert "aws.toml" in times.source

@@ -45,50 +45,50 @@ def test_the_policy_sees_each_step_once():
 
 
 def test_an_instance_costs_from_its_launch_and_serves_after_its_boot():
-    found = run_rates(trace([300], [10]), scenario(), Scripted([1]))
-    assert found.launches == 1
-    assert found.instances_usd == pytest.approx(295 * SECOND)  # the first decision falls after 5 s
-    assert found.serverless_usd == pytest.approx(125 * 10 * 4e-5)
-    assert found.booting_usd == pytest.approx(120 * 10 * 4e-5)
-    assert found.on_instances == pytest.approx(175 * 10)
+    result = run_rates(trace([300], [10]), scenario(), Scripted([1]))
+    assert result.launches == 1
+    assert result.instances_usd == pytest.approx(295 * SECOND)  # the first decision falls after 5 s
+    assert result.serverless_usd == pytest.approx(125 * 10 * 4e-5)
+    assert result.booting_usd == pytest.approx(120 * 10 * 4e-5)
+    assert result.on_instances == pytest.approx(175 * 10)
 
 
 def test_a_boot_that_ends_within_a_step_serves_from_then_on():
-    found = run_rates(trace([100], [10]), scenario(boot_s=12.5), Scripted([1]), period_s=10)
-    assert found.serverless_usd == pytest.approx(22.5 * 10 * 4e-5)
+    result = run_rates(trace([100], [10]), scenario(boot_s=12.5), Scripted([1]), period_s=10)
+    assert result.serverless_usd == pytest.approx(22.5 * 10 * 4e-5)
 
 
 def test_what_exceeds_instances_goes_to_lambda():
-    found = run_rates(trace([300], [100]), scenario(boot_s=0), Scripted([1]))
-    assert found.serverless_usd == pytest.approx((5 * 100 + 295 * 40) * 4e-5)
+    result = run_rates(trace([300], [100]), scenario(boot_s=0), Scripted([1]))
+    assert result.serverless_usd == pytest.approx((5 * 100 + 295 * 40) * 4e-5)
 
 
 def test_the_last_launched_is_the_first_to_stop():
-    found = run_rates(trace([20], [0]), scenario(least_s=0), Scripted([1, 2, 1, 1]))
-    assert found.fleet.launched_s.tolist() == [5, 10]
-    assert found.fleet.stopped_s.tolist() == [20, 15]
-    assert found.fleet.running.tolist() == [True, False]
+    result = run_rates(trace([20], [0]), scenario(least_s=0), Scripted([1, 2, 1, 1]))
+    assert result.fleet.launched_s.tolist() == [5, 10]
+    assert result.fleet.stopped_s.tolist() == [20, 15]
+    assert result.fleet.running.tolist() == [True, False]
 
 
 def test_the_least_billed_time_is_paid_for_and_told_apart():
-    found = run_rates(trace([100], [0]), scenario(), Scripted([1, 0]))
-    assert found.on_s == 5
-    assert found.instances_usd == pytest.approx(60 * SECOND)
-    assert found.min_billing_usd == pytest.approx(55 * SECOND)
+    result = run_rates(trace([100], [0]), scenario(), Scripted([1, 0]))
+    assert result.on_s == 5
+    assert result.instances_usd == pytest.approx(60 * SECOND)
+    assert result.min_billing_usd == pytest.approx(55 * SECOND)
 
 
 def test_without_overflow_load_is_late_or_refused_and_costs_nothing():
-    found = run_rates(trace([300], [100]), scenario(), Scripted([1]), overflow=False)
-    assert found.serverless_usd == 0
-    assert found.refused == pytest.approx(125 * 100)
-    assert found.late == pytest.approx(175 * 40)
+    result = run_rates(trace([300], [100]), scenario(), Scripted([1]), overflow=False)
+    assert result.serverless_usd == 0
+    assert result.refused == pytest.approx(125 * 100)
+    assert result.late == pytest.approx(175 * 40)
 
 
 def test_a_policy_that_never_starts_costs_exactly_its_queries():
     load = trace([13, 60, 7], [3, 0, 250])
-    found = run_rates(load, scenario(), make_policy("serverless", scenario()))
-    assert found.cost_usd == pytest.approx(load.queries * 4e-5, rel=1e-12)
-    assert (found.launches, found.instances_usd) == (0, 0)
+    result = run_rates(load, scenario(), make_policy("serverless", scenario()))
+    assert result.cost_usd == pytest.approx(load.queries * 4e-5, rel=1e-12)
+    assert (result.launches, result.instances_usd) == (0, 0)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -96,21 +96,21 @@ def test_a_policy_that_never_starts_costs_exactly_its_queries():
 @given(rows=LOADS)
 def test_costs_are_the_sum_of_their_parts_and_never_below_the_optimum(name, rows):
     load, world = of(rows), scenario()
-    found = run_rates(load, world, make_policy(name, world))
-    assert found.queries == pytest.approx(load.queries, abs=1e-6)
-    assert found.serverless_usd / 4e-5 + found.on_instances == pytest.approx(load.queries, abs=1e-6)
-    assert found.cost_usd == found.serverless_usd + found.instances_usd
-    assert 0 <= found.booting_usd <= found.serverless_usd + 1e-12
-    assert found.instances_usd - found.min_billing_usd == pytest.approx(found.on_s * SECOND)
-    assert found.cost_usd >= optimum_usd(world, load.durations_s.tolist(), load.rates.tolist()) - 1e-9
+    result = run_rates(load, world, make_policy(name, world))
+    assert result.queries == pytest.approx(load.queries, abs=1e-6)
+    assert result.serverless_usd / 4e-5 + result.on_instances == pytest.approx(load.queries, abs=1e-6)
+    assert result.cost_usd == result.serverless_usd + result.instances_usd
+    assert 0 <= result.booting_usd <= result.serverless_usd + 1e-12
+    assert result.instances_usd - result.min_billing_usd == pytest.approx(result.on_s * SECOND)
+    assert result.cost_usd >= optimum_usd(world, load.durations_s.tolist(), load.rates.tolist()) - 1e-9
 
 
 @settings(max_examples=25)
 @given(rows=LOADS, wanted=st.lists(st.integers(0, 5), min_size=1, max_size=40), boot=st.sampled_from([0.0, 3.0, 12.5]))
 def test_it_agrees_with_a_plain_walk_second_by_second(rows, wanted, boot):
     load, world = of(rows), scenario(boot_s=boot, least_s=0.0)
-    found = run_rates(load, world, Scripted(wanted))
-    assert found.cost_usd == pytest.approx(plain_usd(load, world, Scripted(wanted)), rel=1e-9, abs=1e-12)
+    result = run_rates(load, world, Scripted(wanted))
+    assert result.cost_usd == pytest.approx(plain_usd(load, world, Scripted(wanted)), rel=1e-9, abs=1e-12)
 
 
 def plain_usd(load, world, policy):
@@ -134,13 +134,13 @@ def plain_usd(load, world, policy):
 @given(rows=LOADS, ceiling=st.floats(0, 5))
 def test_no_hour_costs_more_than_the_ceiling(rows, ceiling):
     load, world = of(rows), scenario(least_s=0.0)
-    found = run_rates(load, world, make_policy("instances", world), max_usd_per_hour=ceiling)
-    usd = np.diff(found.timeline.times_s) * (found.timeline.serverless * 4e-5 + found.timeline.on * SECOND)
-    begins = found.timeline.times_s[:-1]
+    result = run_rates(load, world, make_policy("instances", world), max_usd_per_hour=ceiling)
+    usd = np.diff(result.timeline.times_s) * (result.timeline.serverless * 4e-5 + result.timeline.on * SECOND)
+    begins = result.timeline.times_s[:-1]
     spent = [usd[(begins >= begin) & (begins < begin + 3600)].sum() for begin in begins]
     assert max(spent) <= ceiling + 1e-9
-    lent = found.serverless_usd / 4e-5
-    assert lent + found.on_instances + found.refused == pytest.approx(load.queries, abs=1e-6)
+    lent = result.serverless_usd / 4e-5
+    assert lent + result.on_instances + result.refused == pytest.approx(load.queries, abs=1e-6)
 
 
 def test_a_ceiling_that_nobody_reaches_changes_nothing():
@@ -153,6 +153,6 @@ def test_a_ceiling_that_nobody_reaches_changes_nothing():
 
 def test_routers_are_kept_as_they_were_at_the_marks():
     policy = Scripted([0])
-    found = run_rates(trace([50], [1]), scenario(), policy, marks=(0, 22, 22, 50))
-    assert [len(router.policy.seen) for router in found.routers] == [0, 4, 4, 10]
+    result = run_rates(trace([50], [1]), scenario(), policy, marks=(0, 22, 22, 50))
+    assert [len(router.policy.seen) for router in result.routers] == [0, 4, 4, 10]
     assert len(policy.seen) == 10

@@ -47,9 +47,9 @@ def outcomes(*arguments):
 
 
 def test_json_has_the_agreed_fields_for_each_policy(scenario):
-    found = outcomes(LOAD, "--scenario", scenario, "--policy", "ski-rental", "--policy", "serverless", "--scale", "S")
-    assert [one["policy"] for one in found] == ["ski-rental", "serverless"]
-    for one in found:
+    rows = outcomes(LOAD, "--scenario", scenario, "--policy", "ski-rental", "--policy", "serverless", "--scale", "S")
+    assert [one["policy"] for one in rows] == ["ski-rental", "serverless"]
+    for one in rows:
         assert one.keys() >= FIELDS
         assert one["cost_usd"] == pytest.approx(one["serverless_usd"] + one["instances_usd"])
         assert one["ratio"] == pytest.approx(one["cost_usd"] / one["optimum_usd"])
@@ -108,8 +108,8 @@ def test_a_scenario_whose_rates_are_not_those_of_its_batches_is_warned_of_and_no
     assert result.exit_code == 0, result.output
     assert "warning" in result.stderr
     assert "g4dn.xlarge: qps is 30, but its batches sustain 66.67" in result.stderr
-    found = json.loads(result.stdout)
-    assert (found["ratio"], found["optimum_usd"]) == (None, None)
+    row = json.loads(result.stdout)
+    assert (row["ratio"], row["optimum_usd"]) == (None, None)
     assert "optimum" not in (tmp_path / "out.svg").read_text()
 
 
@@ -166,12 +166,12 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, tmp_path):
     assert (made["queries"], made["out"]) == (20, str(tmp_path / "c.json"))
     assert made["cold_ms"] > 0
     load = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless")
-    found = outcomes(*load, "--calibration", tmp_path / "c.json")[0]
-    assert found["latency_ms"]["p50"] == pytest.approx(made["p50_ms"], rel=0.5)  # of few and noisy queries
+    row = outcomes(*load, "--calibration", tmp_path / "c.json")[0]
+    assert row["latency_ms"]["p50"] == pytest.approx(made["p50_ms"], rel=0.5)  # of few and noisy queries
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "says"),
+    ("arguments", "kind", "message"),
     [
         (("nothing.csv",), InputError, "nothing.csv"),
         (("nothing",), InputError, "neither a file nor a generator"),
@@ -198,14 +198,14 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, tmp_path):
         ((), UsageError, "give LOAD"),
     ],
 )
-def test_wrong_input_is_told_in_a_line(scenario, arguments, kind, says):
-    with pytest.raises(kind, match=says) as raised:
+def test_wrong_input_is_told_in_a_line(scenario, arguments, kind, message):
+    with pytest.raises(kind, match=message) as raised:
         called(*arguments, "--scenario", scenario)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("slo_ms = ", "not TOML"),
         ("slo_ms = 300", "lacks 'instance', 'lambda'"),
@@ -213,9 +213,9 @@ def test_wrong_input_is_told_in_a_line(scenario, arguments, kind, says):
         (TOML.replace("batches = [[1, 18], [8, 120]]", "batches = []"), "batches"),
     ],
 )
-def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, says):
+def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, message):
     (tmp_path / "wrong.toml").write_text(text)
-    with pytest.raises(InputError, match=says) as raised:
+    with pytest.raises(InputError, match=message) as raised:
         called(LOAD, "--scenario", tmp_path / "wrong.toml")
     assert "wrong.toml" in str(raised.value)
 
@@ -240,23 +240,23 @@ def test_bench_policies_runs_all_there_is(tmp_path):
     arguments = ("--traces", tmp_path, "--scenarios", tmp_path, "--load", "twitter", "--window-s", "120")
     some = ("--policy", "ski-rental", "--policy", "target-tracking")
     lines = CliRunner().invoke(app, ["bench", "policies", *map(str, (*arguments, *some)), "--json"]).stdout.splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [(one["trace"], one["scale"], one["policy"]) for one in found] == [
+    rows = [json.loads(line) for line in lines]
+    assert [(one["trace"], one["scale"], one["policy"]) for one in rows] == [
         ("twitter_small", scale, policy) for scale in "SM" for policy in ("ski-rental", "target-tracking")
     ]
-    assert all(one["slo_met"] is not None for one in found)
+    assert all(one["slo_met"] is not None for one in rows)
 
 
 def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
     world = read_scenario(scenario)
     load = Trace("nasa", np.full(100, 60.0), np.linspace(0, 50, 100))
-    found = run_policies(prepare(load, "two-types", world, "M"), ("ski-rental", "target-tracking"), RunOptions())
-    found = [each.outcome for each in found]
-    saved = f"{1 - found[0].cost_usd / found[1].cost_usd:.0%}"
-    lines = results(found).markdown().splitlines()
+    rows = run_policies(prepare(load, "two-types", world, "M"), ("ski-rental", "target-tracking"), RunOptions())
+    rows = [each.outcome for each in rows]
+    saved = f"{1 - rows[0].cost_usd / rows[1].cost_usd:.0%}"
+    lines = results(rows).markdown().splitlines()
     assert lines[2].startswith("| nasa | two-types | M | ski-rental |")
     assert lines[2].endswith(f"| {saved} |")
-    assert lines[-2].startswith(f"- ski-rental: predictable {found[0].ratio:.3f} on average")
+    assert lines[-2].startswith(f"- ski-rental: predictable {rows[0].ratio:.3f} on average")
     assert f"saves {saved} at least at M" in lines[-2]
 
 

@@ -21,10 +21,10 @@ from tests.sim.worlds import Scripted, calibration, scenario
 
 def test_a_query_takes_its_stages_one_after_the_other_and_its_slowest_tasks():
     made = calibration(tiles=(2, 1))
-    found = alone(made, scenario(keep_alive_s=float("inf")).serverless, seed=0, queries=500)
-    assert found[0] > 1.0  # both stages were cold
-    assert set(np.round(found[1:] * 1000).astype(int)) <= {2 * (10 + row) + 1 for row in range(50)}
-    assert np.median(found[1:]) == pytest.approx(np.median(made.latencies_s), rel=0.05)
+    latencies = alone(made, scenario(keep_alive_s=float("inf")).serverless, seed=0, queries=500)
+    assert latencies[0] > 1.0  # both stages were cold
+    assert set(np.round(latencies[1:] * 1000).astype(int)) <= {2 * (10 + row) + 1 for row in range(50)}
+    assert np.median(latencies[1:]) == pytest.approx(np.median(made.latencies_s), rel=0.05)
 
 
 def test_environments_belong_to_functions_and_stay_warm_for_their_time():
@@ -62,8 +62,8 @@ def test_a_query_that_takes_too_long_fails():
 def test_every_query_ends_exactly_once(rate, concurrency, wanted):
     load, world = Trace("a trace", np.array([30.0]), np.array([rate])), scenario(boot_s=4.0, concurrency=concurrency)
     run = TasksRun(world, Router(world, Scripted(wanted)), calibration(), [], 3)
-    found = run.over(steps_of(load, 5), 0.0, Window("part", 10.0, 30.0))
-    assert found.queries == len(found.latencies_s) + found.refused + found.throttled + found.failed
+    result = run.over(steps_of(load, 5), 0.0, Window("part", 10.0, 30.0))
+    assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
 
 
 def test_both_levels_agree():

@@ -24,21 +24,21 @@ def trace(durations, rates):
 
 
 def test_rates_hold_until_the_next_row_and_the_last_as_long_as_the_one_before(tmp_path):
-    found = read_trace(written(tmp_path, "t_seconds,rps\n0,5\n9,2.5\n12,0\n"))
-    assert found.durations_s.tolist() == [9, 3, 3]
-    assert found.rates.tolist() == [5, 2.5, 0]
-    assert (found.name, found.seconds, found.peak, found.queries) == ("load", 15, 5, 52.5)
+    load = read_trace(written(tmp_path, "t_seconds,rps\n0,5\n9,2.5\n12,0\n"))
+    assert load.durations_s.tolist() == [9, 3, 3]
+    assert load.rates.tolist() == [5, 2.5, 0]
+    assert (load.name, load.seconds, load.peak, load.queries) == ("load", 15, 5, 52.5)
 
 
 def test_minutes_become_seconds_and_their_requests_a_rate(tmp_path):
-    found = read_trace(written(tmp_path, "minute,requests\r\n0,60\r\n1,90\r\n"))
-    assert (found.durations_s.tolist(), found.rates.tolist()) == ([60, 60], [1.0, 1.5])
+    load = read_trace(written(tmp_path, "minute,requests\r\n0,60\r\n1,90\r\n"))
+    assert (load.durations_s.tolist(), load.rates.tolist()) == ([60, 60], [1.0, 1.5])
 
 
 def test_minutes_without_a_row_have_no_queries(tmp_path):
-    found = read_trace(written(tmp_path, "minute,requests\n0,60\n10,60\n11,60\n"))
-    assert found.queries == 180
-    assert (found.durations_s.tolist(), found.rates.tolist()) == ([60, 540, 60, 60], [1, 0, 1, 1])
+    load = read_trace(written(tmp_path, "minute,requests\n0,60\n10,60\n11,60\n"))
+    assert load.queries == 180
+    assert (load.durations_s.tolist(), load.rates.tolist()) == ([60, 540, 60, 60], [1, 0, 1, 1])
 
 
 def test_a_count_of_a_part_of_a_minute_is_refused(tmp_path):
@@ -47,12 +47,12 @@ def test_a_count_of_a_part_of_a_minute_is_refused(tmp_path):
 
 
 def test_times_of_a_cut_are_those_of_the_file(tmp_path):
-    found = read_trace(written(tmp_path, "t_seconds,rps\n1000,1\n1005,2\n1010,3\n"))
-    piece = found.cut(1005, 1008)
+    load = read_trace(written(tmp_path, "t_seconds,rps\n1000,1\n1005,2\n1010,3\n"))
+    piece = load.cut(1005, 1008)
     assert (piece.durations_s.tolist(), piece.rates.tolist(), piece.begin_s) == ([3], [2], 1005)
     assert piece.cut(1006).seconds == 2
     with pytest.raises(UsageError, match="begins at 1000 and ends at 1015"):
-        found.cut(0, 10)
+        load.cut(0, 10)
 
 
 @pytest.mark.parametrize(("head", "seconds"), [("t_seconds,rps", 1), ("minute,requests", 60)])
@@ -61,7 +61,7 @@ def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "has no rows"),
         ("t_seconds,rps\n", "no rows"),
@@ -74,9 +74,9 @@ def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
         ("t_seconds,rps\n0,1\n\n0,2\n", "line 4: times ascend"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_line(tmp_path, text, says):
+def test_what_is_wrong_is_named_with_file_and_line(tmp_path, text, message):
     path = written(tmp_path, text)
-    with pytest.raises(InputError, match=says) as raised:
+    with pytest.raises(InputError, match=message) as raised:
         read_trace(path)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -98,15 +98,15 @@ def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
 
 
 def test_cutting_keeps_what_lies_between():
-    found = trace([10, 10, 10], [1, 2, 3]).cut(5, 25)
-    assert (found.durations_s.tolist(), found.rates.tolist()) == ([5, 10, 5], [1, 2, 3])
+    load = trace([10, 10, 10], [1, 2, 3]).cut(5, 25)
+    assert (load.durations_s.tolist(), load.rates.tolist()) == ([5, 10, 5], [1, 2, 3])
     with pytest.raises(UsageError, match="--from 40"):
         trace([10], [1]).cut(40)
 
 
 def test_long_runs_of_nothing_are_cut_out_and_short_ones_stay():
-    found = trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]).without_zeros(180)
-    assert found.rates.tolist() == [1, 0, 2, 3]
+    load = trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]).without_zeros(180)
+    assert load.rates.tolist() == [1, 0, 2, 3]
     with pytest.raises(UsageError, match="no queries at all"):
         trace([60], [0]).without_zeros(60)
 

@@ -29,7 +29,7 @@ class Drawn(Net):
     def ints(self, *values):
         return self.constant(np.array(values, np.int64))
 
-    def tell(self, *words):
+    def note(self, *words):
         self.story.append(" ".join(str(word) for word in (*words, "->", self.shape)))
 
     def then(self, kind, *inputs, shape=None, **attributes):
@@ -75,7 +75,7 @@ class Drawn(Net):
         size = self.after(window)
         self.name = self.conv(self.name, self.shape[0], channels, window.pop("kernel_shape"), groups, **window)
         self.shape = (channels, *size)
-        self.tell("conv", window, "groups", groups)
+        self.note("conv", window, "groups", groups)
 
     def step_pool(self):
         window = self.window(3, pooling=True)
@@ -85,7 +85,7 @@ class Drawn(Net):
             ceil, size = 0, self.after(window)
         more = {"count_include_pad": self.number(0, 1)} if kind == "AveragePool" else {}
         self.then(kind, shape=(self.shape[0], *size), ceil_mode=ceil, **window, **more)
-        self.tell(kind, window, "ceil", ceil, more)
+        self.note(kind, window, "ceil", ceil, more)
 
     def step_activation(self):
         kind = self.draw(st.sampled_from([*UNARY, "silu", "where", "clip"]))
@@ -98,26 +98,26 @@ class Drawn(Net):
             self.then("Clip", self.constant(np.float32(-1)), self.constant(np.float32(1.5)))
         else:
             self.then(kind)
-        self.tell(kind)
+        self.note(kind)
 
     def step_batch_norm(self):
         scale, bias, mean = (self.constant(self.floats(self.shape[0])) for _ in range(3))
         self.then("BatchNormalization", scale, bias, mean, self.constant(np.abs(self.floats(self.shape[0])) + 0.5))
-        self.tell("batch norm")
+        self.note("batch norm")
 
     def step_residual(self):
         before, channels = self.name, self.shape[0]
         inner = self.op("Relu", self.conv(before, channels, channels, [3, 3], pads=[1, 1, 1, 1]))
         inner = self.conv(inner, channels, channels, [1, 3], pads=[0, 1, 0, 1])
         self.name = self.op("Add", inner, before)
-        self.tell("residual")
+        self.note("residual")
 
     def step_branches(self):
         channels, before = self.shape[0], self.name
         one = self.conv(before, channels, 2, [5, 1], pads=[2, 0, 2, 0])
         two = self.op("MaxPool", before, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
         self.name, self.shape = self.op("Concat", one, two, before, axis=1), (2 * channels + 2, *self.shape[1:])
-        self.tell("branches")
+        self.note("branches")
         self.thin()
 
     def thin(self):
@@ -133,7 +133,7 @@ class Drawn(Net):
         self.then(
             "Pad", amounts, *([self.constant(np.float32(0.5))] if mode == "constant" else []), shape=shape, mode=mode
         )
-        self.tell("pad", mode, (channels, top, left, bottom, right))
+        self.note("pad", mode, (channels, top, left, bottom, right))
 
     def step_slice(self):
         starts, stops, steps, shape = [], [], [], []
@@ -144,7 +144,7 @@ class Drawn(Net):
             starts.append(start), stops.append(stop), steps.append(step)
             shape.append(-(-(stop - start) // step))
         self.then("Slice", *(self.ints(*values) for values in (starts, stops, [1, 2, 3], steps)), shape=shape)
-        self.tell("slice", starts, stops, steps)
+        self.note("slice", starts, stops, steps)
 
     def step_split(self):
         if self.shape[0] > 1:
@@ -155,7 +155,7 @@ class Drawn(Net):
             )
             self.nodes[-1].output.append(right)
             self.name = self.op("Concat", right, self.op("Relu", left), axis=1)
-            self.tell("split", first)
+            self.note("split", first)
 
     def step_shuffle(self):
         channels, rows, cols = self.shape
@@ -165,7 +165,7 @@ class Drawn(Net):
             self.then("Reshape", self.ints(0, channels, rows, cols))
         else:
             self.then("Gather", self.ints(*self.random.permutation(channels)), axis=1)
-        self.tell("shuffle")
+        self.note("shuffle")
 
     def step_squeeze_and_excite(self):
         channels, before = self.shape[0], self.name
@@ -176,7 +176,7 @@ class Drawn(Net):
             gate = self.linear(self.op("Relu", self.linear(self.flat(gate), channels, 3)), 3, channels)
             gate = self.op("Reshape", gate, self.ints(0, channels, 1, 1))
         self.name = self.op("Mul", before, self.op("Sigmoid", gate))
-        self.tell("squeeze and excite")
+        self.note("squeeze and excite")
 
     def step_channels_last(self):
         channels, before = self.shape[0], self.name
@@ -190,14 +190,14 @@ class Drawn(Net):
         self.then("MatMul", self.constant(self.floats(channels, channels)))
         self.then("Transpose", perm=[0, 3, 1, 2])
         self.name = self.op("Add", self.name, before)
-        self.tell("channels last")
+        self.note("channels last")
 
     def step_spatial_gate(self):
         before = self.name
         mean, most = (self.op(kind, before, self.ints(1)) for kind in ("ReduceMean", "ReduceMax"))
         gate = self.conv(self.op("Concat", mean, most, axis=1), 2, 1, [3, 3], pads=[1, 1, 1, 1])
         self.name = self.op("Mul", before, self.op("Sigmoid", gate))
-        self.tell("spatial gate")
+        self.note("spatial gate")
 
     def step_resample(self):
         channels, rows, cols = self.shape
@@ -212,12 +212,12 @@ class Drawn(Net):
             self.then("ConvTranspose", weight, shape=(2, *larger[1:]), strides=[2, 2], pads=[1, 1, 1, 1])
         elif channels % 4 == 0:
             self.then("DepthToSpace", shape=(channels // 4, *larger[1:]), blocksize=2)
-        self.tell(how)
+        self.note(how)
 
     def step_constant_map(self):
         shape = self.draw(st.sampled_from([self.shape, (1, *self.shape[1:]), self.shape[1:], (self.shape[0], 1, 1)]))
         self.then(self.draw(st.sampled_from(["Add", "Mul"])), self.constant(self.floats(*shape)))
-        self.tell("constant", shape)
+        self.note("constant", shape)
 
     def step_adaptive_pool(self):
         rows, cols = (self.number(SMALLEST, size) for size in self.shape[1:])
@@ -228,19 +228,19 @@ class Drawn(Net):
                 row[:start] = row[start + 2 :] = 0
         wide = self.op("MatMul", self.name, self.constant(right))
         self.name, self.shape = self.op("MatMul", self.constant(left), wide), (self.shape[0], rows, cols)
-        self.tell("matrices")
+        self.note("matrices")
 
     def step_in_one_piece(self):
         if self.number(0, 2) == 0:  # a barrier for every grid: not too often
             channels = self.shape[0]
             values = [self.constant(self.floats(channels)) for _ in "sb"]
             self.then("InstanceNormalization", *values, epsilon=0.1)
-            self.tell("instance norm")
+            self.note("instance norm")
 
     def head(self):
         """Append what makes a vector of the map, and perhaps fully connected layers; return the output's name."""
         how = self.draw(st.sampled_from(["flat", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"]))
-        self.tell("head", how)
+        self.note("head", how)
         if how == "ReduceMean":
             x, size = self.op(how, self.name, self.ints(2, 3), keepdims=0), self.shape[0]
         else:

@@ -141,8 +141,8 @@ def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
     plan, source = planned
     for stage, directory in enumerate(functions):
         mine = {file.path for file in plan.stages[stage].files}
-        found = {path.relative_to(directory).as_posix() for path in directory.glob("stage-*/*")}
-        assert found == mine
+        files = {path.relative_to(directory).as_posix() for path in directory.glob("stage-*/*")}
+        assert files == mine
         assert all((directory / path).read_bytes() == (source / path).read_bytes() for path in mine)
 
 

@@ -127,10 +127,10 @@ def check(wish):
     with tempfile.TemporaryDirectory() as directory:
         with patch("splitter.plan_dir.assemble.tile_rects", uneven(wish.seed)):
             assemble(decision, source, graph, BUDGET, Path(directory), lambda _: None)
-        found = difference(answers(Path(directory), batch), expected)
-    assert found.same_top
+        deviation = difference(answers(Path(directory), batch), expected)
+    assert deviation.same_top
     if np.ptp(expected) > 1e-3 * np.abs(expected).max():  # otherwise its range is all rounding
-        assert found.error <= EXACT
+        assert deviation.error <= EXACT
 
 
 @settings(USUAL, max_examples=150)

@@ -412,11 +412,11 @@ def test_stages_may_come_as_text(file, home):
 
 
 def test_progress_is_told_in_words(file, home):
-    told = []
-    split(file, out=home / "plan", stages=2, progress=told.append)
-    assert told[0] == "reading the network"
-    assert "writing stage 1 of 2" in told
-    assert told[-1] == "checking the parts against the whole"
+    steps = []
+    split(file, out=home / "plan", stages=2, progress=steps.append)
+    assert steps[0] == "reading the network"
+    assert "writing stage 1 of 2" in steps
+    assert steps[-1] == "checking the parts against the whole"
 
 
 def test_weights_that_leave_no_room_for_their_graphs_go_into_more_stages(tmp_path):

@@ -110,9 +110,9 @@ class TestRead:
         assert len(read(folder).labels) == 22
 
     def test_progress_is_told(self, folder):
-        told = []
-        read(folder, progress=told.append)
-        assert told == ["reading calibration images: 0 of 22"]
+        steps = []
+        read(folder, progress=steps.append)
+        assert steps == ["reading calibration images: 0 of 22"]
 
 
 class TestRefused:

@@ -129,8 +129,8 @@ def torch_error(net, output):
     images = net.batch_of(3)
     assert unknown_kinds(shape.nodes) == []
     with torch.no_grad():
-        found = Trainable(shape, shape.nodes)(torch.from_numpy(images)).numpy()
-    return relative_error(found, answers(shape, images))
+        logits = Trainable(shape, shape.nodes)(torch.from_numpy(images)).numpy()
+    return relative_error(logits, answers(shape, images))
 
 
 def scored(net, x):

@@ -32,8 +32,8 @@ def test_what_was_written_is_what_the_references_point_to(file, tmp_path):
         assert offset % 64 == 0
         load_external_data_for_tensor(tensor, str(tmp_path))
         kind = {"large": np.float16, "whole": np.int64}.get(key, np.float32)
-        found = np.frombuffer(tensor.raw_data, kind).reshape(tensor.dims)
-        assert np.array_equal(found, CONSTANTS[key].astype(kind))
+        stored = np.frombuffer(tensor.raw_data, kind).reshape(tensor.dims)
+        assert np.array_equal(stored, CONSTANTS[key].astype(kind))
         assert (tensor.data_type == TensorProto.FLOAT16) == (key == "large") == file.is_half(key)
 
 

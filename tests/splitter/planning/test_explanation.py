@@ -22,9 +22,9 @@ def why(network, tmp_path):
 
 
 def test_a_plan_that_was_chosen_among_all_says_so(why):
-    said = why()
-    assert "the least product of latency and dollars of all plans that fit" in said
-    assert "given" not in said
+    reasons = why()
+    assert "the least product of latency and dollars of all plans that fit" in reasons
+    assert "given" not in reasons
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_a_plan_that_was_chosen_among_all_says_so(why):
     ],
 )
 def test_a_plan_with_something_given_names_it_and_what_was_chosen(why, options, given, chosen):
-    said = why(**options)
-    assert "of all plans" not in said
-    assert f"of the plans that fit with what was given ({given})" in said
-    assert f"The planner chose {chosen} and how stages hand on." in said
+    reasons = why(**options)
+    assert "of all plans" not in reasons
+    assert f"of the plans that fit with what was given ({given})" in reasons
+    assert f"The planner chose {chosen} and how stages hand on." in reasons
 
 
 def test_a_grid_that_loses_to_one_function_says_that_it_does(why):
-    said = why(grids=(2, 2), memory_mb=1769)
-    assert "This plan loses to that in both, because of what was given." in said
-    assert "costs 0.00 times" not in said
+    reasons = why(grids=(2, 2), memory_mb=1769)
+    assert "This plan loses to that in both, because of what was given." in reasons
+    assert "costs 0.00 times" not in reasons
     assert "loses" not in why(grids="1", memory_mb=1769)
 
 
@@ -64,6 +64,6 @@ def test_a_grid_that_loses_to_one_function_says_that_it_does(why):
 )
 def test_a_grid_that_no_stage_can_have_is_never_passed_over_in_silence(why, options, reason):
     with pytest.warns(PlanWarning, match=reason) as warned:
-        said = why(**options)
+        reasons = why(**options)
     assert warned[0].filename == __file__
-    assert reason[1:] in said
+    assert reason[1:] in reasons

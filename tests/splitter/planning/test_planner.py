@@ -216,5 +216,5 @@ def test_stages_that_need_more_memory_than_others_are_planned_beside_them(chain)
     assert min(needs) < max(needs)
     both = replace(budget(), memory_mb=(min(needs), max(needs)))
     for goal in (LATENCY, COST, BALANCED):
-        found = prepare(chain, cut_points(chain), parse_grids("auto"), None, both).best(goal)
-        assert found is not None
+        best = prepare(chain, cut_points(chain), parse_grids("auto"), None, both).best(goal)
+        assert best is not None

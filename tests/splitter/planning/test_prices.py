@@ -89,9 +89,9 @@ def made(parent, name):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}".replace(" ", ""))
 def test_a_plan_costs_what_the_planner_said(case, store, tmp_path):
     plan = split(case, store, tmp_path, "cost" if store == "valkey+s3" else "balanced")
-    found = price_plan(plan, Platform.over(FACTS, store))
+    priced = price_plan(plan, Platform.over(FACTS, store))
     assert plan.store == store
-    for stage, price in zip(plan.stages, found.stages, strict=True):
+    for stage, price in zip(plan.stages, priced.stages, strict=True):
         assert 1000 * price.seconds == pytest.approx(stage.predicted_ms, rel=0.02)
         assert price.usd == pytest.approx(stage.predicted_usd, rel=0.02)
         assert price.tasks == stage.grid.tiles

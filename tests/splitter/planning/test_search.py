@@ -164,8 +164,8 @@ class Enumerated:
         return graph, nodes, tiles
 
     def read(self, left, nodes):
-        asked = {name for node in nodes for name in self.graph.activations(node)}
-        return [name for name in left.tensors if name in asked]
+        needed = {name for node in nodes for name in self.graph.activations(node)}
+        return [name for name in left.tensors if name in needed]
 
     def pieces(self, name, rect, grid):
         rects = tile_rects(with_grid(self.graph, grid), name, grid) if grid else []
@@ -218,17 +218,17 @@ def _little_rides_along():
 @pytest.fixture(scope="module", params=[A_FEW, pytest.param(CASES, marks=pytest.mark.slow)])
 def enumerated(request):
     """Every case with seconds and dollars of all of its chains."""
-    found = [(*case, *prices(*case)) for case in cases(request.param)]
-    assert sum(len(seconds) for *_, seconds, _ in found) > 2500 * request.param
-    return found
+    priced = [(*case, *prices(*case)) for case in cases(request.param)]
+    assert sum(len(seconds) for *_, seconds, _ in priced) > 2500 * request.param
+    return priced
 
 
 @pytest.fixture(scope="module", params=[pytest.param(CASES, marks=pytest.mark.slow)])
 def cut_everywhere(request):
     """The cases with two stores and at most three stages, with seconds and dollars of all chains of that many."""
     chosen = [case for case in cases(request.param) if case[2].platform.objects and len(case[1]) <= 4]
-    found = [(*case, *prices(*case, everywhere=True)) for case in chosen]
-    return [case for case in found if len(case[3])]
+    priced = [(*case, *prices(*case, everywhere=True)) for case in chosen]
+    return [case for case in priced if len(case[3])]
 
 
 def prices(graph, cuts, budget, **wanted):
@@ -249,7 +249,7 @@ def searched(graph, cuts, budget, grids=GRIDS, *, everywhere=False):
 
 def gaps(enumerated, planner, grids=GRIDS, **wanted):
     """Return how much worse than the best a planner's chain is, relatively, for every case and goal; inf for none."""
-    found = []
+    excess = []
     for graph, cuts, budget, seconds, usd in enumerated:
         search = searched(graph, cuts, budget, grids, **wanted)
         for goal in goals(seconds, usd) if len(seconds) else (LATENCY,):
@@ -257,8 +257,8 @@ def gaps(enumerated, planner, grids=GRIDS, **wanted):
             best = goal.value(seconds[fitting], usd[fitting]).min(initial=np.inf)
             chain = planner(search, goal)
             value = goal.value(chain.seconds, chain.usd) if chain else np.inf
-            found.append(0.0 if value == best else value / best - 1)
-    return np.array(found)
+            excess.append(0.0 if value == best else value / best - 1)
+    return np.array(excess)
 
 
 def test_the_search_finds_the_best_of_all_chains_for_every_goal(enumerated):
@@ -270,14 +270,14 @@ def test_where_every_cut_is_taken_the_search_still_finds_the_best(cut_everywhere
 
 
 def test_every_way_is_the_best_for_some_boundary(cut_everywhere):
-    found = Counter()
+    chosen = Counter()
     for graph, cuts, budget, seconds, usd in cut_everywhere:
         search, near = searched(graph, cuts, budget, everywhere=True), budget.facts.s3 == NEAR_OBJECTS
         chains = [search.best(goal) for goal in goals(seconds, usd)]
-        found.update((budget.store, near, choice.path) for chain in chains for choice in choices_of(chain)[:-1])
-    assert min(found["valkey+s3", near, path] for near in (True, False) for path in (CACHE, INLINE, OBJECTS)) >= 3
-    assert found["redis+s3", False, CACHE] >= 3
-    assert found["redis+s3", False, OBJECTS] == 0, "where the first store charges for no byte, a detour only costs"
+        chosen.update((budget.store, near, choice.path) for chain in chains for choice in choices_of(chain)[:-1])
+    assert min(chosen["valkey+s3", near, path] for near in (True, False) for path in (CACHE, INLINE, OBJECTS)) >= 3
+    assert chosen["redis+s3", False, CACHE] >= 3
+    assert chosen["redis+s3", False, OBJECTS] == 0, "where the first store charges for no byte, a detour only costs"
 
 
 @pytest.mark.parametrize("store", ["valkey", "s3"])

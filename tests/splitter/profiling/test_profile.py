@@ -21,7 +21,7 @@ _REORDERS = (Kind.REORDER_INPUT, Kind.REORDER_OUTPUT, Kind.REORDER_TASK_INPUT)
 _FREE = ("Flatten", "Reshape", "Identity")
 
 
-def told(task, tmp_path):
+def executed(task, tmp_path):
     """What ONNX Runtime says that it ran: its operators, as (kind, shape read, shape written)."""
     session = worker_session(task.model(), events=tmp_path / "events")
     session.run(None, given_to(session))
@@ -59,7 +59,7 @@ def test_what_is_fused_reordered_and_sliced_is_nearly_what_onnx_runtime_does(zoo
     if "avx512f" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         monkeypatch.setattr(ort_kernels, "BLOCK", 8)
     for task in tasks_of(zoo(name)[2]):
-        ran, works = told(task, tmp_path), task.works
+        ran, works = executed(task, tmp_path), task.works
         sliced = sum(prod(written) for kind, _, written in ran if kind == "Slice")
         assert sum(one.written for one in works if one.kind == Kind.CROP) == sliced
         reordered = sum(prod(read) for kind, read, _ in ran if kind.startswith("Reorder"))
@@ -95,11 +95,11 @@ def test_profiles_are_measured_fitted_and_read_again(monkeypatch):
     monkeypatch.setattr(profile, "_MOST_SECONDS", 0.05)
     monkeypatch.setattr(profile, "_DISTURBED", 100.0)  # however busy the machine is
     monkeypatch.setattr(profile, "_WAITED", 100.0)
-    said = []
-    profiles = measure(said.append, networks=(), drawn_rounds=1)
+    progress = []
+    profiles = measure(progress.append, networks=(), drawn_rounds=1)
     assert parse_profiles(dump_profiles(profiles)).kinds.keys() == profiles.kinds.keys()
     assert all(one.samples and min(one.coefficients_ns.values()) >= 0 for one in profiles.kinds.values())
-    assert "drawn" in said[0]
+    assert "drawn" in progress[0]
 
 
 def test_a_meter_repeats_until_it_was_quiet_or_time_is_up():

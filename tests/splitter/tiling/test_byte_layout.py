@@ -221,8 +221,8 @@ def test_pieces_put_together_are_slices_of_the_whole_maps(world, batch):
         if wanted:
             pieces = pieces_for(reader, 0, shapes, layout)
             here = stage(Input(0, number, shapes[number]) for number in wanted)
-            found = put_together(pieces, objects, batch, here, wanted.values())
-            for value, (number, rect) in zip(found, wanted.items(), strict=True):
+            values = put_together(pieces, objects, batch, here, wanted.values())
+            for value, (number, rect) in zip(values, wanted.items(), strict=True):
                 assert np.array_equal(value, wholes[number][:, :, *rect.slices])
 
 
@@ -236,8 +236,8 @@ def test_pieces_of_a_vector_put_together_are_its_columns(world, batch):
     objects = [written([whole], [(rect,) for rect in before], layout)]
     for reader, rect in enumerate(wanted):
         pieces = pieces_for(reader, 0, [shape], layout)
-        (found,) = put_together(pieces, objects, batch, stage([Input(0, 0, shape)]), [rect])
-        assert np.array_equal(found, whole[:, rect.slices[1]])
+        (columns,) = put_together(pieces, objects, batch, stage([Input(0, 0, shape)]), [rect])
+        assert np.array_equal(columns, whole[:, rect.slices[1]])
 
 
 @settings(max_examples=40)
@@ -252,6 +252,6 @@ def test_a_tile_reads_from_several_stages_whatever_order_its_inputs_have(one, ot
         inputs |= {Input(number, output, shapes[output]): rect for output, rect in readers[0].items()}
     turned = dict(reversed(inputs.items()))
     if turned:
-        found = put_together(pieces, objects, batch, stage(turned), turned.values())
-        for value, (source, rect) in zip(found, turned.items(), strict=True):
+        values = put_together(pieces, objects, batch, stage(turned), turned.values())
+        for value, (source, rect) in zip(values, turned.items(), strict=True):
             assert np.array_equal(value, wholes[source.stage][source.output][:, :, *rect.slices])

@@ -65,8 +65,8 @@ def test_spans_are_clipped_to_the_map_and_are_never_empty(span, inside):
 
 @given(st.lists(st.tuples(SPANS, SPANS), min_size=1, max_size=6))
 def test_the_hull_is_each_tiles_smallest_span_that_contains_both(pairs):
-    found = hull(*(spans_of(side) for side in zip(*pairs, strict=True)))
-    for (start, stop), (one, other) in zip(found.T.tolist(), pairs, strict=True):
+    hulls = hull(*(spans_of(side) for side in zip(*pairs, strict=True)))
+    for (start, stop), (one, other) in zip(hulls.T.tolist(), pairs, strict=True):
         assert start == min(one.start, other.start)
         assert stop == max(one.stop, other.stop)
 

@@ -36,8 +36,8 @@ def written(rect):
 
 def test_the_regions_of_a_small_network_on_2x2_tiles(residual):
     tiles = [{"sum": rect} for rect in grid_rects(6, 6, Grid(2, 2))]
-    found = infer_regions(residual, residual.nodes[:-1], tiles)
-    assert [{name: written(rect) for name, rect in regions.items()} for regions in found] == [
+    tile_regions = infer_regions(residual, residual.nodes[:-1], tiles)
+    assert [{name: written(rect) for name, rect in regions.items()} for regions in tile_regions] == [
         {"sum": "0:3 x 0:3", "t3": "0:3 x 0:3", "pool": "0:4 x 0:4", "relu": "0:8 x 0:8", "t0": "0:8 x 0:8"}
         | {"x": "0:9 x 0:9"},
         {"sum": "0:3 x 3:6", "t3": "0:3 x 3:6", "pool": "0:4 x 2:6", "relu": "0:8 x 3:12", "t0": "0:8 x 3:12"}
@@ -70,8 +70,8 @@ def test_mirrored_columns_are_read_from_the_other_side():
     bounds = [net.constant(np.array([value])) for value in (-1, -(2**31), 3, -1)]
     graph = from_onnx(net.model(net.flat(net.op("Slice", "x", *bounds, output="mirror"))), 6, 6)
     tiles = [{"mirror": rect} for rect in grid_rects(6, 6, Grid(1, 3))]
-    found = infer_regions(graph, graph.nodes[:1], tiles)
-    assert [written(regions["x"]) for regions in found] == ["0:6 x 4:6", "0:6 x 2:4", "0:6 x 0:2"]
+    tile_regions = infer_regions(graph, graph.nodes[:1], tiles)
+    assert [written(regions["x"]) for regions in tile_regions] == ["0:6 x 4:6", "0:6 x 2:4", "0:6 x 0:2"]
     assert axis_node(graph, graph.nodes[0], COL_AXIS).size == 6
 
 
@@ -103,7 +103,7 @@ def test_a_chains_receptive_field_is_what_its_output_depends_on(kernel, stride, 
         Span(top, data.draw(st.integers(top + 1, height))), Span(left, data.draw(st.integers(left + 1, width)))
     )
     (regions,) = infer_regions(graph, nodes, [{nodes[-1].output: region}])
-    found = regions["x"]
+    read = regions["x"]
     first = [window(nodes[0], axis) for axis in (2, 3)]
     second = [window(nodes[1], axis) for axis in (2, 3)]
     for axis in (0, 1):
@@ -114,7 +114,7 @@ def test_a_chains_receptive_field_is_what_its_output_depends_on(kernel, stride, 
             for row in range(size[axis])
             if slide(slide(np.eye(size[axis])[row], first[axis], middle), second[axis], span.stop)[span.start :].any()
         ]
-        need = (found.rows, found.cols)[axis]
+        need = (read.rows, read.cols)[axis]
         assert all(need.start <= row < need.stop for row in rows)
         assert 0 <= need.start < need.stop <= size[axis]
         if stride <= kernel[axis] and dilation == 1 and rows:
@@ -129,8 +129,8 @@ def test_padding_of_a_tile_is_only_where_the_map_ends():
 
     def padding(rows, cols):
         target = {nodes[-1].output: Rect(Span(*rows), Span(*cols))}
-        ((found,),) = input_paddings(graph, nodes, ["x"], [target])
-        return found
+        ((amounts,),) = input_paddings(graph, nodes, ["x"], [target])
+        return amounts
 
     assert padding((0, 6), (0, 6)) == Padding(1, 1, 0, 0)
     assert padding((6, 12), (0, 6)) == Padding(0, 1, 1, 0)
@@ -144,8 +144,8 @@ def test_branches_read_the_hull_of_what_each_reads():
     tall = net.conv("x", 1, 1, [1, 5], pads=[0, 2, 0, 2])
     graph = from_onnx(net.model(net.flat(net.op("Add", wide, tall))), 20, 20)
     nodes = graph.nodes[:-1]
-    (found,) = infer_regions(graph, nodes, [{nodes[-1].output: Rect(Span(8, 10), Span(8, 10))}])
-    assert found["x"] == Rect(Span(5, 13), Span(6, 12))
+    (regions,) = infer_regions(graph, nodes, [{nodes[-1].output: Rect(Span(8, 10), Span(8, 10))}])
+    assert regions["x"] == Rect(Span(5, 13), Span(6, 12))
 
 
 def test_several_outputs_read_the_hull_of_what_each_depends_on():
@@ -154,7 +154,7 @@ def test_several_outputs_read_the_hull_of_what_each_depends_on():
     second = net.conv(first, 1, 1, [1, 5], pads=[0, 2, 0, 2])
     graph = from_onnx(net.model(net.flat(net.op("Add", first, second))), 20, 20)
     targets = {first: Rect(Span(0, 4), Span(0, 4)), second: Rect(Span(8, 10), Span(8, 10))}
-    (found,) = infer_regions(graph, graph.nodes[:2], [targets])
-    assert found[second] == targets[second]
-    assert found[first] == Rect(Span(0, 10), Span(0, 12))
-    assert found["x"] == Rect(Span(0, 13), Span(0, 12))
+    (regions,) = infer_regions(graph, graph.nodes[:2], [targets])
+    assert regions[second] == targets[second]
+    assert regions[first] == Rect(Span(0, 10), Span(0, 12))
+    assert regions["x"] == Rect(Span(0, 13), Span(0, 12))

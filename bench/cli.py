@@ -25,7 +25,7 @@ COMMANDS = {
     "prediction": ("bench.planner.prediction:command", "Predicted against measured stage latencies."),
     "burst": ("bench.load.burst:command", "Send all queries at once to each system."),
     "uniform": ("bench.load.uniform:command", "Send queries at a rate to each system."),
-    "compare": ("bench.load.compare:command", "Say whether two results of burst or uniform differ."),
+    "compare": ("bench.load.compare:command", "Report whether two results of burst or uniform differ."),
     "stores": ("bench.pipeline.stores:command", "Round trips and bandwidth of stores."),
     "engines": ("bench.pipeline.engines:command", "Push, poll and Step Functions; inline, Redis and S3."),
     "micro": ("bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),

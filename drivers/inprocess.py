@@ -49,7 +49,7 @@ class InProcessInvoker:
         return [to_failure(result) for result in results]
 
     async def start(self, function: str, task: Task) -> Failure | None:  # noqa: ARG002 - a contract
-        """Let a thread run the task when one is free."""
+        """Run the task in a thread when one is free."""
         if self._events is None:
             raise UsageError("this invoker was given no handler of events")
         self._threads.submit(self._events, task)

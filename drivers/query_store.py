@@ -37,7 +37,7 @@ class QueryStore:
         self.counts = StoreCounts()
 
     def watch(self, writer: asyncio.Task[Any]) -> None:
-        """Have `delete` wait for what may still write."""
+        """Make `delete` wait for tasks that may still write."""
         self._writers.add(writer)
         writer.add_done_callback(self._writers.discard)
 

@@ -28,7 +28,7 @@ def artefact_directory(plan: Plan, root: Path, entries: Iterable[str]) -> Path:
 
 
 def _holds(directory: Path, function: Function) -> bool:
-    """Say whether a directory has a function's files, by their names and sizes: digests take time in a cold start."""
+    """Return whether a directory has a function's files, by names and sizes: digests take time in a cold start."""
     for artefact in (function.weights, *function.graphs):
         path = directory / artefact.path
         if not path.is_file() or path.stat().st_size != artefact.bytes:

@@ -120,7 +120,7 @@ class Worker:
     def run_shared(self, tasks: Sequence[Task]) -> list[Report | TaskError]:
         """Run tasks of a stage one tile after the other, those of several queries for one tile as one batch.
 
-        Returns what became of each, in their order. A task whose input is wrong or gone fails alone; what all have in
+        Returns the outcome of each, in their order. A task whose input is wrong or gone fails alone; what all have in
         common is raised, as by `run`.
         """
         started = time.perf_counter()

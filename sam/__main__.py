@@ -30,7 +30,7 @@ def check(given: argparse.Namespace) -> None:
 
 
 def rollback(given: argparse.Namespace) -> None:
-    """Let an environment's drivers use the plan before."""
+    """Switch an environment's drivers back to the previous plan."""
     settings, session = _stack(given)
     _say(f"{settings.stack} serves the plan {roll_back(settings.stack, session, _say)}")
 

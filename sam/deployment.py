@@ -53,7 +53,7 @@ class Deployment:
 
 
 def is_replaceable(directory: Path) -> bool:
-    """Say whether a directory's record is ours, of whatever format: other tools have a `deployment.json` too."""
+    """Return whether a directory's record is ours, of whatever format: other tools have a `deployment.json` too."""
     try:
         document = json.loads(_text(directory / RECORD, _MOST_RECORD_BYTES))
     except (InputError, ValueError, RecursionError):

@@ -71,7 +71,7 @@ def default_name(model: str) -> str:
 
 
 def is_build(directory: Path) -> bool:
-    """Say whether a directory is one that `serfer package` wrote."""
+    """Return whether a directory is one that `serfer package` wrote."""
     return (directory / RECORD).is_file()
 
 
@@ -151,8 +151,8 @@ class Options:
     def _check_pool(self, pool: GpuPool) -> None:
         if self.drivers != "fleet":
             raise UsageError(
-                "--gpu-instance-type goes with --drivers fleet: a driver function runs only while a request does, and "
-                "somebody has to watch a pool"
+                "--gpu-instance-type goes with --drivers fleet: a driver function runs only while a request does, too "
+                "short to watch a pool"
             )
         if self.architecture != "x86_64":
             raise UsageError(

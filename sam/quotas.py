@@ -147,7 +147,7 @@ def _notes(plan: Plan, options: Options, facts: AwsFacts) -> list[str]:
 
 
 def memory_note(plan: Plan, facts: AwsFacts) -> str:
-    """Say which stage has more memory than a new account's functions may have; empty where none has."""
+    """Name the stage that has more memory than a new account's functions may have; empty where none has."""
     number, large = max(enumerate(stage.memory_mb for stage in plan.stages), key=lambda one: one[1])
     most = facts.functions.memory_new_account
     if large <= most:

@@ -201,7 +201,7 @@ def _sam(run: Smoke, *arguments: str) -> None:
 
 
 def _ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: ANN401 - same
-    """Ask the REST API with the stack's first key; raises WrongAnswerError for another plan, or answers that differ."""
+    """Query the REST API with the stack's first key; raises WrongAnswerError for another plan or other answers."""
     if run.plan.preprocess is None:
         say("the plan does not say how an image becomes its input: the REST API is not queried")
         return
@@ -280,7 +280,7 @@ def _probe(run: Smoke, session: Any, budget: Budget) -> Samples:  # noqa: ANN401
 
 
 def _report(run: Smoke, samples: Samples, say: Say) -> None:
-    """Say what was measured, and write it where `serfer cost` can read it."""
+    """Print what was measured, and write it where `serfer cost` can read it."""
     stage = plan_load(run.plan, 0)
     table = run.bill.deployed.table
     facts = facts_of(samples.cold, samples.warm, stage.weight_bytes, table)

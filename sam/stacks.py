@@ -116,7 +116,7 @@ def _previous(formation: Any, stack: DeployedStack) -> str:  # noqa: ANN401 - sa
 
 
 def _released_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: ANN401 - same
-    """Say whether one operation made the functions of all plans: then drivers have used only the current one.
+    """Return whether one operation made the functions of all plans: then drivers have used only the current one.
 
     CloudFormation keeps events for 90 days; a plan whose functions are older than that was served.
     """
@@ -132,7 +132,7 @@ def _released_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: A
 
 
 def roll_back(name: str, session: Any, progress: Callable[[str], None]) -> str:  # noqa: ANN401 - same
-    """Let a stack's drivers use the plan before, in the template that it has; return that plan.
+    """Switch a stack's drivers back to the previous plan, in the template that it has; return that plan.
 
     Raises UsageError where there is no such stack or no plan before, UnavailableError where the update fails.
     """

@@ -55,7 +55,7 @@ def _buckets(formation: Any, identity: str) -> Iterator[str]:  # noqa: ANN401 - 
 
 
 def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 - same
-    """Delete every object of a bucket below a prefix, every version of one, and what was begun to be uploaded."""
+    """Delete every object of a bucket below a prefix, every version of one, and its unfinished uploads."""
     directory = bucket.endswith("--x-s3")  # which has no versions
     kinds = ("Contents",) if directory else ("Versions", "DeleteMarkers")
     pages = store.get_paginator("list_objects_v2" if directory else "list_object_versions")

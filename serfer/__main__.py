@@ -10,7 +10,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """End at once: nothing has been started yet, and an exception might be lost in somebody's import."""
+    """End at once: nothing has been started yet, and an exception might be lost in a package's import."""
     os.write(2, b"serfer: interrupted\n")
     os._exit(_INTERRUPTED)
 

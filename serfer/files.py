@@ -33,7 +33,7 @@ def check_place(path: Path) -> None:
 
 
 def _is_taken(path: Path) -> bool:
-    """Say whether something else than a file is there; a name that no file can have is not."""
+    """Return whether something else than a file is there; a name that no file can have is not."""
     try:
         return path.exists() and not path.is_file()
     except ValueError:  # a NUL in the name

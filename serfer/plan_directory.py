@@ -47,7 +47,7 @@ def check_artefacts(plan: Plan, directory: Path) -> None:
 
 
 def _is_linked(directory: Path, path: Path) -> bool:
-    """Say whether a path in a directory, which may be a link itself, leads over a link."""
+    """Return whether a path in a directory, which may be a link itself, leads over a link."""
     return any((directory / part).is_symlink() for part in (path, *path.parents[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""Let `import torchvision` succeed beside a build of torch that it was not built for.
+"""Make `import torchvision` succeed beside a build of torch that it was not built for.
 
 torchvision's wheel on PyPI is built for CUDA. Beside a CPU build of torch its extension library does not load, and the
 import fails with "operator torchvision::nms does not exist", although no classification network needs that operator.

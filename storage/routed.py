@@ -50,7 +50,7 @@ class RoutedStore(WrapperStore):
             return _merged(sides, near, apart.result())
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Ask both at once."""
+        """Query both at once."""
         check_keys(keys)
         sides = [self._apart(key) for key in keys]
         if len(set(sides)) <= 1:

@@ -54,7 +54,7 @@ class Store(Protocol):
         ...
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Say for each key whether it holds a value, without reading one."""
+        """Return for each key whether it holds a value, without reading one."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:

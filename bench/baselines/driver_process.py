@@ -57,7 +57,7 @@ class DriverProcess:
         self.counts = StoreCounts()
 
     def configure(self, configuration: Configuration) -> None:
-        """Tell it what it works on, and return once it is ready; raises QueryError where it has died instead."""
+        """Send it its configuration, and return once it is ready; raises QueryError where it has died instead."""
         self._send(asdict(configuration))
         self._receive()
 
@@ -75,7 +75,7 @@ class DriverProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Wait for the end of a killed process, and close its pipes, which nobody may use any more."""
+        """Wait for the end of a killed process, and close its pipes, which may not be used afterwards."""
         self._process.wait()
         with suppress(BrokenPipeError):  # of a question that it never read
             pipe_of(self._process.stdin).close()

@@ -244,7 +244,7 @@ class Gillis:
         return np.asarray(self._tasks(work)[:, 0] - bare)
 
     def _suffices(self, work: StageWork, held: int) -> NDArray[np.bool_]:
-        """Say for each memory whether a function of it can run a part with so many bytes of weights, as ours must."""
+        """Return for each memory whether a function of it can run a part with `held` bytes of weights, as ours must."""
         need = memory_needed(self._graph, work.start, work.stop, held)
         return np.array([size >= need and held <= self.capacity(size) for size in self._options.memory_mb])
 

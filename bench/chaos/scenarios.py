@@ -234,7 +234,7 @@ def _observe(testbed: Testbed, scenario: Scenario, suite: Suite) -> Observations
 
 
 def _warm_up(testbed: Testbed, scenario: Scenario, suite: Suite) -> None:
-    """Have workers started, and let the driver learn how long tasks take."""
+    """Start the workers, and let the driver learn how long tasks take."""
     suite.progress(f"{scenario.name}: warming up")
     testbed.warm_up()
     times = arrivals.burst(suite.settings.local_concurrency)

@@ -174,7 +174,7 @@ def command(
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether B differs from A, system by system: the paired rounds' difference, with its interval."""
+    """Report whether B differs from A, system by system: the paired rounds' difference, with its interval."""
     one, other = read_result(before), read_result(after)
     differences = compare(one, other, confidence)
     for warning in warnings(one, other):

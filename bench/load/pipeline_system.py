@@ -89,5 +89,5 @@ class UnsplitSystem(System):
         return StoreCounts()
 
     def close(self) -> None:
-        """Let running queries end, and cancel the others."""
+        """Wait for running queries, and cancel the others."""
         self._threads.shutdown(cancel_futures=True)

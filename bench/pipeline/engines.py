@@ -165,7 +165,7 @@ def _stores(facts: AwsFacts) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _access(variables: dict[str, str]) -> Iterator[None]:
-    """Let boto3's parts find the local S3's credentials where they look for them: in the environment."""
+    """Put the local S3's credentials into the environment, where boto3's parts look for them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -130,7 +130,7 @@ def _row(one: Race) -> tuple[str, ...]:
 
 
 def summary(result: BreakEven) -> list[str]:
-    """Say for each network from which size on splitting wins, if it does."""
+    """Return for each network from which size on splitting wins, if it does."""
     lines = []
     for name in dict.fromkeys(one.model for one in result.races):
         races = [one for one in result.races if one.model == name]

@@ -178,7 +178,7 @@ def write_tables(path: Path, rows: Sequence[Row]) -> None:
 
 
 def is_exact(row: Row) -> bool:
-    """Say whether the tiles answer as the module does."""
+    """Return whether the tiles answer as the module does."""
     return not row.reason and row.error <= TOLERANCE
 
 

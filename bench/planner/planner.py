@@ -131,12 +131,12 @@ class Versus:
 
     @property
     def loses(self) -> bool:
-        """Say whether ours is slower for the same dollars or dearer in the same time."""
+        """Return whether ours is slower for the same dollars or dearer in the same time."""
         return self.speedup < 1 - _SAME or self.saving < -_SAME
 
     @property
     def wins(self) -> bool:
-        """Say whether ours is clearly better in one, and not worse in the other."""
+        """Return whether ours is clearly better in one, and not worse in the other."""
         return (self.speedup >= SPEEDUP or self.saving >= SAVING) and not self.loses
 
     def as_dict(self) -> dict[str, object]:
@@ -330,7 +330,7 @@ def _loss(case: Comparison, one: Versus) -> str:
 
 
 def _store(result: Comparisons) -> str:
-    """Say from how many queries an hour on the store's node is paid for by what the plans that need it save."""
+    """Return from how many queries an hour on the store's node is paid for by what the plans that need it save."""
     saved = [
         one.gillis.usd - one.cheaper.usd
         for case in result.cases

@@ -147,7 +147,7 @@ def _saved(one: Outcome, yardstick: float | None) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """Say for each policy how it did over predictable loads and the others, and at its worst."""
+    """Summarize for each policy how it did over predictable loads and the others, and at its worst."""
     lines = []
     for policy in dict.fromkeys(one.policy for one in outcomes):
         mine = [one for one in outcomes if one.policy == policy]

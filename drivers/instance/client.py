@@ -98,7 +98,7 @@ class InstanceClient:
                 try:
                     return await self._ask(form.output, name, values, timeout_s, request)
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    # A connection that was kept may have been closed meanwhile; one that is opened now tells.
+                    # A kept connection may have been closed meanwhile; a new one shows whether the server is there.
                     return await self._ask(form.output, name, values, timeout_s, request)
         except TimeoutError:
             return Fault(FaultKind.NO_RESPONSE, f"{self.url} did not answer within {patience_s:.3g} s")

@@ -174,7 +174,7 @@ class _Query:
         )
 
     async def _execute(self) -> Outcome:
-        """Have an execution run; if the caller gives up waiting, it is stopped."""
+        """Run an execution; if the caller gives up waiting, it is stopped."""
         request, route = self._request, self._route
         state = {
             "query": self._name,

@@ -118,7 +118,7 @@ def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) ->
         if layer is not None:
             link_tree(kept / "layer", target)
             return layer
-        shutil.rmtree(kept, ignore_errors=True)  # somebody has altered it, or a link to it
+        shutil.rmtree(kept, ignore_errors=True)  # it was altered, or a link to it
     raise UnavailableError(f"something alters {kept} all the time: choose another SERFER_CACHE_DIR")
 
 

@@ -134,7 +134,7 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Earlier | None:
         deployment = load_deployment(place)
     except InputError as error:
         raise InputError(
-            f"{place} cannot be updated: another version wrote its {RECORD}, or somebody altered it: package with "
+            f"{place} cannot be updated: another version wrote its {RECORD}, or it was altered: package with "
             "--no-previous, or choose another --out"
         ) from error
     if deployment.options.name == options.name and deployment.options.store != options.store:

@@ -58,7 +58,7 @@ def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wh
     if in_use(target):
         if (cached := _read(target, pinned)) is not None:
             return cached
-        shutil.rmtree(target, ignore_errors=True)  # somebody has altered it
+        shutil.rmtree(target, ignore_errors=True)  # it was altered
     with assembled(target) as directory:
         download(lock, runtime, architecture, directory, "--require-hashes")
         cached = _read(directory, pinned)
@@ -90,7 +90,7 @@ def _installed(name: str) -> str | None:
 
 
 def download(requirements: Path, runtime: str, architecture: str, directory: Path, *options: str) -> None:
-    """Have pip download the wheels of a requirements file for a runtime; raises what `wheels` does."""
+    """Download, with pip, the wheels of a requirements file for a runtime; raises what `wheels` does."""
     machine = MACHINES[architecture]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST[b"GLIBC"][1], _OLDEST_GLIBC - 1, -1)]
     command = [

@@ -112,7 +112,7 @@ class Bill:
         return self.deployed.facts.instances.get(pool.instance_type) if pool else None
 
     def _of_pool(self) -> list[str]:
-        """Say what a GPU pool costs while it has instances, which no line above has."""
+        """Describe what a GPU pool costs while it has instances, which no line above has."""
         pool = self.deployed.options.gpu
         if pool is None:
             return []

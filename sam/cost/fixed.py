@@ -1,7 +1,7 @@
 """Fixed monthly costs: what a deployment has that bills by the hour or by the month, whether queries come or not.
 
-Nothing is listed twice: the resources are those of the template itself. Each type is either priced here or said to
-cost nothing by itself; a test holds every template that SerFer writes against both lists.
+Nothing is listed twice: the resources are those of the template itself. Each type is either priced here or listed
+as costing nothing by itself; a test holds every template that SerFer writes against both lists.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _launched(stack: _Stack, group: Properties) -> Properties:
 
 
 def _is_public(stack: _Stack, launched: Properties, group: Properties) -> bool:
-    """Say whether a group's machines have public addresses: as they are launched, or else as their subnets say."""
+    """Return whether a group's machines have public addresses: as they are launched, or else as their subnets say."""
     for interface in launched.get("NetworkInterfaces", []):
         if "AssociatePublicIpAddress" in interface:
             return bool(interface["AssociatePublicIpAddress"])

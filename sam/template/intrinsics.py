@@ -51,11 +51,11 @@ class Scope:
             condition, yes, no = argument
             return self.resolved(yes if self.holds(condition) else no, depth + 1)
         if name == "Fn::FindInMap":
-            return self._found(self.resolved(argument, depth + 1)) if isinstance(argument, list) else None
+            return self._in_mapping(self.resolved(argument, depth + 1)) if isinstance(argument, list) else None
         return None
 
     def holds(self, condition: Any) -> bool:  # noqa: ANN401 - a name, or an expression
-        """Say whether a condition holds; what is unknown, or stands for itself, does not."""
+        """Return whether a condition holds; what is unknown, or stands for itself, does not."""
         if isinstance(condition, str):
             if condition not in self._held:
                 self._held[condition] = False
@@ -72,7 +72,7 @@ class Scope:
         held = [self.holds(part) for part in argument] if isinstance(argument, list) else []
         return {"Fn::Not": held == [False], "Fn::And": all(held), "Fn::Or": any(held)}.get(name, False)
 
-    def _found(self, path: list[Any]) -> Any:  # noqa: ANN401 - any part of a template
+    def _in_mapping(self, path: list[Any]) -> Any:  # noqa: ANN401 - any part of a template
         place: Any = self._mappings
         for key in path:
             if not isinstance(place, dict) or not isinstance(key, str):
@@ -114,7 +114,7 @@ def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> N
 
 
 def _refusal(parameter: Mapping[str, Any], value: str) -> str | None:
-    """Say what a parameter wants, or None where it takes the value."""
+    """Return what a parameter requires, or None where it takes the value."""
     allowed = [str(each) for each in parameter.get("AllowedValues", ())]
     if allowed and value not in allowed:
         return f"is one of {', '.join(allowed)}"

@@ -86,7 +86,7 @@ class _Dumper(yaml.SafeDumper):
     """Writes every value out, and texts of several lines as such."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - PyYAML's
-        """Say that nothing is written as a reference to what was written before."""
+        """Disable YAML anchors and aliases."""
         return True
 
 

@@ -6,7 +6,7 @@
                 queue ◀── room, and time enough before its deadline?   no ──▶ 429, Retry-After
 
 A refusal says when there should be room: after what waits, and after the clients refused before. So
-clients that obey come back one after the other, and not all at once. Refusals of many that do not obey are held back
+clients that respect it come back one after the other, and not all at once. Refusals of many that do not are held back
 (`RefusalPace`), so that those who ask again at once do not take the time of those who were let in.
 """
 
@@ -52,7 +52,7 @@ _RESERVED: ContextVar[Reservation | None] = ContextVar("serfer_reservation", def
 
 @contextmanager
 def using(reservation: Reservation) -> Iterator[None]:
-    """Let a query that asks for its turn in here take the place that was reserved for it."""
+    """Give the reserved place to the query that asks for its turn in here."""
     token = _RESERVED.set(reservation)
     try:
         yield

@@ -59,7 +59,7 @@ def make_app(
     """Return the application that answers for `service`; with `keys`, to those who have one.
 
     `hosts` are the names and addresses that it answers to; without them, to any (serfer/api/auth/hosts.py).
-    `telemetry` is what the service tells of its queries: without it, only requests are counted.
+    `telemetry` are the service's metrics of its queries: without it, only requests are counted.
     """
     telemetry = telemetry or open_telemetry(service.pipelines)
     limits = ApiLimits(settings.api_max_body_bytes, settings.api_max_images, settings.api_body_timeout_s)
@@ -112,7 +112,7 @@ def _guard(keys: KeyRing) -> Any:  # noqa: ANN401 - a dependency of FastAPI's
 
 
 def _answer_errors(app: FastAPI, pace: RefusalPace) -> None:
-    """Let every error become a problem, or what the inference protocol has in its place."""
+    """Turn every error into a problem, or what the inference protocol has in its place."""
 
     async def answer(request: Request, error: Exception) -> Response:
         problem = problem_of(error)

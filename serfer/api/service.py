@@ -265,7 +265,7 @@ class Service:
         return await asyncio.wrap_future(running)
 
     def drain(self) -> None:
-        """Say from now on that no new queries should come; those that come all the same are answered."""
+        """Report from now on that the service takes no new queries; those that come all the same are answered."""
         self.draining = True
 
     async def health(self) -> Health:
@@ -281,7 +281,7 @@ class Service:
         return self._health
 
     async def _look(self) -> Health:
-        """Look at every model's store and functions; after a doubtful failure, functions have to start."""
+        """Check every model's store and functions; after a doubtful failure, functions have to start."""
         try:
             doubtful = self._doubtful
             looks = [pipeline.health(start=doubtful) for pipeline in self.pipelines.values()]

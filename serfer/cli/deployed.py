@@ -48,7 +48,7 @@ def doctor(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what this machine or an AWS account has, what is missing, how to get it; exit code 4 if something is."""
+    """Check this machine or an AWS account; print what is missing and how to get it; exit code 4 if something is."""
     if (build or region or deployer_policy) and not aws:
         raise UsageError("--build, --region and --deployer-policy go with --aws")
     if deployer_policy:

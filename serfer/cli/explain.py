@@ -209,7 +209,7 @@ def _print_operators(plan: Plan) -> None:
 
 
 def _halo(stage: Stage) -> str:
-    """Say how many more input positions all tiles read together than there are."""
+    """Return how many more input positions all tiles read together than there are."""
     if stage.inputs[0].shape.flat:
         return "-"
     if stage.grid.columns:

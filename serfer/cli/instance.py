@@ -90,7 +90,7 @@ def instance(
     def started(url: str, ready: Instance) -> None:
         if not settings.keys_file and host not in LOOPBACK:
             err.print("serfer: anyone who reaches this address may send queries: give --keys to require an API key")
-        _tell(name, url, ready, window_ms, as_json=as_json)
+        _print_instance(name, url, ready, window_ms, as_json=as_json)
 
     with status_line() as progress:
         address = Address(host, port)
@@ -111,7 +111,7 @@ def _release() -> bool:
     return release_this_instance()
 
 
-def _tell(name: str, url: str, ready: Instance, window_ms: float, *, as_json: bool) -> None:
+def _print_instance(name: str, url: str, ready: Instance, window_ms: float, *, as_json: bool) -> None:
     network = ready.network
     if as_json:
         known = {"url": url, "pid": os.getpid(), "model": name, "device": network.device}

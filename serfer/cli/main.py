@@ -20,7 +20,7 @@ COMMANDS = {
     "serve": ("serfer.cli.serve:serve", "Run one driver: an HTTP service."),
     "instance": ("serfer.cli.instance:instance", "Run one GPU instance's server: the network whole, in batches."),
     "keys": ("serfer.cli.keys:app", "Add, list and remove API keys of the HTTP service."),
-    "doctor": ("serfer.cli.deployed:doctor", "Say what this machine, or an AWS account, lacks."),
+    "doctor": ("serfer.cli.deployed:doctor", "Check what this machine, or an AWS account, lacks."),
     "package": ("serfer.cli.package:package", "Write what SAM deploys to AWS."),
     "warm": ("serfer.cli.deployed:warm", "Start environments of deployed functions ahead of queries."),
     "sweep": ("serfer.cli.deployed:sweep", "Delete what has expired from a store in S3."),

@@ -145,7 +145,7 @@ def _pool(instance_type: str | None, most: int | None, warm: int | None) -> GpuP
 
 
 def _remark_region(build: Path, region: str) -> None:
-    """Say where SAM CLI's settings, which are the user's, go on deploying to another region."""
+    """Warn where SAM CLI's settings, which are the user's, go on deploying to another region."""
     for environment in ENVIRONMENTS:
         with suppress(InputError):  # the user's own environments have other names
             stack = stack_of(build, environment)

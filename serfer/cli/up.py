@@ -100,7 +100,7 @@ def up(
         most = max(settings.local_concurrency, len(models) * drivers * settings.local_share(drivers))
         service = _service(models.values(), urls, settings.model_copy(update={"local_concurrency": most}))
         behind = _Behind(drivers, options, urls, service, embedded, settings)
-        asyncio.run(_run(behind, (host, port), progress, _tell_json if as_json else _tell))
+        asyncio.run(_run(behind, (host, port), progress, _print_json if as_json else _print_ready))
 
 
 def _check_descriptors(limit: int) -> None:
@@ -207,11 +207,11 @@ def _service(directories: Iterable[Path], urls: tuple[str, str | None], settings
     return local_service(plans, urls[0], settings, objects=urls[1], on_log=_of_a_function)
 
 
-def _tell_json(stack: Stack) -> None:
+def _print_json(stack: Stack) -> None:
     print_json(stack.as_dict())
 
 
-def _tell(stack: Stack) -> None:
+def _print_ready(stack: Stack) -> None:
     out.print(f"ready at {stack.url}")
     out.print(f"  page   {stack.url}/")
     out.print(f"  ask    curl -F image=@cat.jpg '{stack.url}/v1/classify?top_k=5' (with keys: -H 'X-API-Key: ...')")

@@ -194,7 +194,7 @@ class Job:
     _conversation: Conversation = field(repr=False)
 
     def status(self) -> JobStatus:
-        """Look how far it is."""
+        """Return the job's status."""
         return self._wire.run(self._conversation.status(self.id))
 
     def result(self, timeout_s: float | None = None) -> ServedReport:
@@ -206,7 +206,7 @@ class Job:
         return self._wire.run(self._conversation.result(self.id, timeout_s))
 
     def cancel(self) -> None:
-        """Let what still runs of it end."""
+        """Cancel the job."""
         self._wire.run(self._conversation.cancel(self.id))
 
 
@@ -219,7 +219,7 @@ class AsyncJob:
     _conversation: Conversation = field(repr=False)
 
     async def status(self) -> JobStatus:
-        """Look how far it is."""
+        """Return the job's status."""
         return await self._wire.run(self._conversation.status(self.id))
 
     async def result(self, timeout_s: float | None = None) -> ServedReport:
@@ -227,7 +227,7 @@ class AsyncJob:
         return await self._wire.run(self._conversation.result(self.id, timeout_s))
 
     async def cancel(self) -> None:
-        """Let what still runs of it end."""
+        """Cancel the job."""
         await self._wire.run(self._conversation.cancel(self.id))
 
 

@@ -100,7 +100,7 @@ class Conversation:
         self._secret = secret
 
     def classify(self, upload: Upload, options: QueryOptions) -> Steps[ServedReport]:
-        """Have images classified."""
+        """Classify images."""
         reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}))
         return read_report(reply)
 
@@ -111,12 +111,12 @@ class Conversation:
         return read_status(reply).id
 
     def status(self, job: str) -> Steps[JobStatus]:
-        """Look how far a job is."""
+        """Return a job's status."""
         reply = yield from self._answer(Call("GET", _place(job)))
         return read_status(reply)
 
     def result(self, job: str, timeout_s: float | None) -> Steps[ServedReport]:
-        """Look at a job until it has ended, as often as the service says, and return its result."""
+        """Poll a job until it has ended, as often as the service asks for, and return its result."""
         allowed_s = self._timeout_s if timeout_s is None else _checked(timeout_s)
         deadline = self.clock.monotonic() + allowed_s
         look, wait_s = 1, 0.0
@@ -132,7 +132,7 @@ class Conversation:
             look, wait_s = look + 1, wait
 
     def cancel(self, job: str) -> Steps[None]:
-        """Let what still runs of a job end; of one that is gone already nothing runs."""
+        """Cancel a job; one that is gone already is no error."""
         yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
     def models(self) -> Steps[tuple[ServedModel, ...]]:

@@ -212,7 +212,7 @@ def failure(
 
 
 def _kind(status: int, *, explained: bool) -> type[ServiceError]:
-    """Say what a status means; a 504 without a problem is a balancer's, which had no driver to answer."""
+    """Return what a status means; a 504 without a problem is a balancer's, which had no driver to answer."""
     match status:
         case 504 if explained:
             return ServiceDeadlineError

@@ -2,7 +2,7 @@
 
 The paper (section 4.3) raises the batch size b from 1 while some waiting window W >= 0 fulfils both
 
-    W + T_b <= RT_max       nobody waits and computes for longer than the service-level objective
+    W + T_b <= RT_max       no query waits and computes for longer than the service-level objective
     W + T_b <= b / mu_nb    the batch is done before its images would be, one after the other
 
 where T_b is the time of a batch and mu_nb the rate without batching, and takes the last b, with the largest such W.

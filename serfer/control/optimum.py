@@ -1,4 +1,4 @@
-"""The clairvoyant optimum: the least that anybody could have paid who knew the whole load beforehand.
+"""The clairvoyant optimum: the least possible cost, with the whole load known beforehand.
 
 Load is cut into levels of one instance's `qps`. Each level, at each moment, runs on Lambda or on an instance of its
 own; switching one on costs the price of its boot, switching it off nothing, and there is no delay. So each level is a

@@ -1,4 +1,4 @@
-"""Prices and speeds of the two targets, Lambda and instances: what routing policies and the simulator reckon with."""
+"""Prices and speeds of the two targets, Lambda and instances: what routing policies and the simulator compute with."""
 
 from __future__ import annotations
 

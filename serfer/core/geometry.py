@@ -23,7 +23,7 @@ class Span:
         return Span(self.start - other.start, self.stop - other.start)
 
     def contains(self, other: Span) -> bool:
-        """Say whether every row of `other` lies in this span."""
+        """Return whether every row of `other` lies in this span."""
         return self.start <= other.start and other.stop <= self.stop
 
 
@@ -49,7 +49,7 @@ class Rect:
         return Rect(self.rows.within(other.rows), self.cols.within(other.cols))
 
     def contains(self, other: Rect) -> bool:
-        """Say whether `other` lies wholly in this rectangle."""
+        """Return whether `other` lies wholly in this rectangle."""
         return self.rows.contains(other.rows) and self.cols.contains(other.cols)
 
     @property

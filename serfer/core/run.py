@@ -77,7 +77,7 @@ class Failure:
 
     @property
     def unavailable(self) -> bool:
-        """Say whether it was throttled or did not reach the store, which says nothing about the task."""
+        """Return whether it was throttled or did not reach the store, which says nothing about the task."""
         return self.kind is FailureKind.THROTTLED or self.error_type == StoreUnavailableError.__name__
 
 

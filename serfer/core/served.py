@@ -77,7 +77,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How far a query is that nobody waits for: "queued", "running", "done" or "failed".
+    """How far an asynchronous query is: "queued", "running", "done" or "failed".
 
     It was handed in at `created`, in seconds since 1970.
     """

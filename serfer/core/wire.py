@@ -150,7 +150,7 @@ def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
 
 
 def is_shared(event: Any) -> bool:  # noqa: ANN401 - whatever an invoker sent
-    """Say whether a payload claims to be of a shared invocation."""
+    """Return whether a payload claims to be of a shared invocation."""
     return isinstance(event, dict) and "tasks" in event
 
 
@@ -353,7 +353,7 @@ def _plain_to_report(plain: Any) -> Report:  # noqa: ANN401 - any plain value
 
 
 def _is_sound(report: Report) -> bool:
-    """Say whether every field has its type, every time is finite and no number is negative."""
+    """Return whether every field has its type, every time is finite and no number is negative."""
     times = (report.init_ms, report.read_ms, report.compute_ms, report.write_ms, report.total_ms)
     counts = report.counts
     numbers = (report.weight_loads, report.sessions, *(getattr(counts, name) for name in _COUNTS))

@@ -109,7 +109,7 @@ _Look = Callable[[Account, Build | None], Check]
 
 
 def examine_aws(facts: AwsFacts, build: Path | None = None, region: str | None = None) -> list[Check]:
-    """Look at SAM CLI, the account and the region, and at whether what BUILD holds can be deployed there.
+    """Check SAM CLI, the account and the region, and whether what BUILD holds can be deployed there.
 
     Raises InputError where BUILD is not what `serfer package` wrote.
     """
@@ -143,12 +143,12 @@ def _sam() -> Check:
             [program, "--version"], capture_output=True, text=True, timeout=_SAM_PATIENCE_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Check("sam", ok=False, found=f"{program}: {type(error).__name__}", remedy="install aws-sam-cli anew")
+        return Check("sam", ok=False, found=f"{program}: {type(error).__name__}", remedy="reinstall aws-sam-cli")
     return Check("sam", ok=True, found=completed.stdout.strip())
 
 
 def _limits(build: Build, facts: AwsFacts, region: str | None) -> Check:
-    """Say whether the plan and the template keep AWS's limits."""
+    """Check whether the plan and the template keep AWS's limits."""
     options = replace(build.deployment.options, region=region or build.deployment.options.region)
     memory = memory_note(build.plan, facts)  # has a check of its own, which knows the account
     try:
@@ -172,7 +172,7 @@ def _region(build: Build | None, given: str | None) -> tuple[Session | None, Che
 
 
 def _exists(options: Options, facts: AwsFacts) -> Check:
-    """Say whether the region has what is chosen, by botocore's own tables."""
+    """Check whether the region has what is chosen, by botocore's own tables."""
     try:
         check_region(options, facts)
     except SerferError as error:
@@ -185,7 +185,7 @@ def _exists(options: Options, facts: AwsFacts) -> Check:
 
 
 def _identity(session: Session, region: str, facts: AwsFacts) -> tuple[Account | None, Check]:
-    """Say whose credentials these are, asked in the region itself: one that is not enabled does not know them."""
+    """Check whose credentials these are, in the region itself: one that is not enabled does not accept them."""
     remedy = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret, or sign in with aws sso login"
     try:
         if session.get_credentials() is None:
@@ -207,8 +207,8 @@ def _name(error: Exception) -> str:
     return error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
 
 
-def _asked(name: str, remedy: str) -> Callable[[_Look], _Look]:
-    """Turn what AWS refuses, and what does not answer, into checks: a refusal tells nothing of what was asked about."""
+def _checked(name: str, remedy: str) -> Callable[[_Look], _Look]:
+    """Turn what AWS refuses, and what does not answer, into checks: a refusal leaves the answer unknown."""
 
     def wrapped(look: _Look) -> _Look:
         def safe(account: Account, build: Build | None) -> Check:
@@ -229,7 +229,7 @@ def _asked(name: str, remedy: str) -> Callable[[_Look], _Look]:
 _MORE = "ask for more in the Service Quotas console"
 
 
-@_asked("concurrency", _MORE)
+@_checked("concurrency", _MORE)
 def _concurrency(account: Account, build: Build | None) -> Check:
     """Hold what the build reserves, and what a burst would take, against the account's concurrency."""
     limits = account.client("lambda").get_account_settings()["AccountLimit"]
@@ -272,9 +272,9 @@ def _admitted(build: Build, settings: StackSettings) -> int:
     return min((int(bound) for bound in bounds if bound is not None), default=0)
 
 
-@_asked("memory", _MORE)
+@_checked("memory", _MORE)
 def _memory(account: Account, build: Build | None) -> Check:
-    """Say whether stages have more memory than a new account allows, which no call tells.
+    """Check whether stages have more memory than a new account allows, which no API call reports.
 
     AWS raises a new account's memory and concurrency together, by how it is used: one with less concurrency than all
     others have by default is new.
@@ -291,7 +291,7 @@ def _memory(account: Account, build: Build | None) -> Check:
     return Check("memory", ok=False, found=shortage, remedy=remedy)
 
 
-@_asked("code storage", _MORE)
+@_checked("code storage", _MORE)
 def _storage(account: Account, build: Build | None) -> Check:
     settings = account.client("lambda").get_account_settings()
     most, used = settings["AccountLimit"]["TotalCodeSize"], settings["AccountUsage"]["TotalCodeSize"]
@@ -327,7 +327,7 @@ def _stack(settings: StackSettings, deployment: Deployment) -> _Look:
     """Return a look at whether a stack's name is free, or its stack ours and fit to be updated."""
     name, label = settings.stack, f"stack {settings.stack}"
 
-    @_asked(label, "give the deployment another --name")
+    @_checked(label, "give the deployment another --name")
     def look(account: Account, _build: Build | None) -> Check:
         stack = find_stack(account.client("cloudformation", settings.region), name)
         if stack is None:
@@ -364,7 +364,7 @@ _REACHED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 def _reached(name: str, service: str, operation: str, arguments: dict[str, Any]) -> _Look:
     """Return a look at whether a service answers."""
 
-    @_asked(name, f"see that the account may use {name} in this region")
+    @_checked(name, f"see that the account may use {name} in this region")
     def look(account: Account, _build: Build | None) -> Check:
         getattr(account.client(service), operation)(**arguments)
         return Check(name, ok=True, found=f"answers in {account.region}")
@@ -408,7 +408,7 @@ _QUOTAS = (
 def _quota(quota: _Quota, needed: int) -> _Look:
     """Return a look at whether there is room for what the build makes of something."""
 
-    @_asked(quota.label, _MORE)
+    @_checked(quota.label, _MORE)
     def look(account: Account, _build: Build | None) -> Check:
         most = _limit(account, quota)
         service, operation, field = quota.listing
@@ -426,7 +426,7 @@ def _quota(quota: _Quota, needed: int) -> _Look:
 
 
 def _limit(account: Account, quota: _Quota) -> int | None:
-    """Return the account's own value of a quota, or else AWS's default; None where neither is told."""
+    """Return the account's own value of a quota, or else AWS's default; None where neither is known."""
     client = account.client("service-quotas")
     for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
         for page in client.get_paginator(operation).paginate(ServiceCode=quota.service):
@@ -436,9 +436,9 @@ def _limit(account: Account, quota: _Quota) -> int | None:
     return None
 
 
-@_asked("cost tag", "activate the tag in the Billing console under Cost allocation tags")
+@_checked("cost tag", "activate the tag in the Billing console under Cost allocation tags")
 def _cost_tag(account: Account, build: Build | None) -> Check:
-    """Say whether a budget can tell the stack's cost from the account's."""
+    """Check whether a budget can tell the stack's cost from the account's."""
     tags = account.client("ce", "us-east-1").list_cost_allocation_tags(TagKeys=[TAG], Status="Active")
     if tags["CostAllocationTags"]:
         return Check("cost tag", ok=True, found=f"{TAG} is active")
@@ -450,9 +450,9 @@ def _cost_tag(account: Account, build: Build | None) -> Check:
 _GPU_QUOTA = ("ec2", "L-DB2E81BA")  # Running On-Demand G and VT instances, in vCPUs (K)
 
 
-@_asked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller --gpu-max")
+@_checked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller --gpu-max")
 def _gpus(account: Account, build: Build | None) -> Check:
-    """Say whether the account may run as many instances as the pool may have; others that run count as well."""
+    """Check whether the account may run as many instances as the pool may have; others that run count as well."""
     pool = build.deployment.options.gpu if build else None
     if pool is None:
         return Check("GPU quota", ok=True, found="no pool")
@@ -470,7 +470,7 @@ def _gpus(account: Account, build: Build | None) -> Check:
 _POLICY = "ask an administrator for the policies of serfer doctor --aws --build BUILD --deployer-policy"
 
 
-@_asked("permissions", _POLICY)
+@_checked("permissions", _POLICY)
 def _permissions(account: Account, build: Build | None) -> Check:
     """Ask IAM whether the caller may do what deploying each of the build's stacks takes."""
     if build is None or account.arn.endswith(":root"):

@@ -49,7 +49,7 @@ class Check:
 
 
 def examine(settings: Settings) -> list[Check]:
-    """Look at everything that the local pipeline needs."""
+    """Check everything that the local pipeline needs."""
     return [
         _python(),
         _platform(),
@@ -101,7 +101,7 @@ def _redis_server() -> Check:
 
 
 def _server(name: str, package: str, use: str) -> Check:
-    """Say whether a package that brings a server is there, and what is not without it."""
+    """Check that a package with a server is installed; the remedy names what needs it."""
     try:
         return Check(name, ok=True, found=f"{package} {importlib.metadata.version(package)}")
     except importlib.metadata.PackageNotFoundError:
@@ -131,7 +131,7 @@ def _space(directory: Path) -> Check:
 
 
 def _function_package(settings: Settings) -> Check:
-    """Say what a function's code and dependencies take of its package, as installed here."""
+    """Check how much of a function's package its code and dependencies take, as installed here."""
     name, limit = "function package", settings.facts().functions.package_limit
     try:
         from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE  # noqa: PLC0415 - same
@@ -145,8 +145,8 @@ def _function_package(settings: Settings) -> Check:
 
 
 def _profiles(settings: Settings) -> Check:
-    """Say on which machine the operator profiles were measured that predictions are made of."""
-    remedy = "write it anew with serfer profile --out FILE, or unset SERFER_PROFILES_FILE for those that ship"
+    """Check on which machine the operator profiles behind the predictions were measured."""
+    remedy = "write it again with serfer profile --out FILE, or unset SERFER_PROFILES_FILE for those that ship"
     try:
         profiles = settings.profiles()
     except InputError as error:

@@ -54,7 +54,7 @@ def open_provisioner(
 
 
 def admits(spec: str, url: str) -> bool:
-    """Say whether an instance of such a pool may be at `url`, which was read from a store that others may write."""
+    """Return whether an instance of such a pool may be at `url`, which was read from a store that others may write."""
     kind, _, argument = spec.partition(":")
     if kind == "static":
         return url in _urls(argument)

@@ -130,7 +130,7 @@ class Reconciler:
         return order[: max(0, len(staying) - wanted)]
 
     def _take_back(self, now: float, members: Sequence[Member], missing: int) -> int:
-        """Let those serve on that were to leave, and have not ended: that is cheaper than a start."""
+        """Keep members that were to leave and have not ended: that is cheaper than a start."""
         back = [
             known
             for member in members

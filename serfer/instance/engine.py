@@ -152,11 +152,11 @@ class Engine:
         try:
             return await entry.answer
         finally:
-            if entry in self._queue:  # whoever asked has gone
+            if entry in self._queue:  # the caller has gone
                 self._queue.remove(entry)
 
     def _look(self) -> None:
-        """Let a free engine do what there is to do now."""
+        """Start the next batch if the engine is free."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

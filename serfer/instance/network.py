@@ -46,7 +46,7 @@ class Hardware:
 class Network:
     """Computes batches of at most `max_batch` images; larger ones in parts. One call at a time keeps its device busy.
 
-    A GPU's libraries search for their fastest kernels anew for each shape that they meet, so there a batch is padded
+    A GPU's libraries search for their fastest kernels again for each shape that they meet, so there a batch is padded
     with zeros to one of few sizes.
     """
 

@@ -108,7 +108,7 @@ class EngineProbe(Probe):
         self._shape = plan.input
 
     async def look(self, *, start: bool = False) -> Health:
-        """Say what is wrong; with `start`, or where the last batch failed, the engine has to compute one."""
+        """Check the store; with `start`, or where the last batch failed, the engine has to compute a batch."""
         health = await super().look(start=False)
         if start or self._engine.trouble:
             return Health(health.store, await self._try())

@@ -25,7 +25,7 @@ def raise_limit() -> int:
 
 
 def bound_log(loop: asyncio.AbstractEventLoop) -> None:
-    """Have a loop log what asyncio's own servers say of connections that they cannot accept as `Shortage` does."""
+    """Make a loop log, as `Shortage` does, the connections that asyncio's own servers cannot accept."""
     shortage = Shortage()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

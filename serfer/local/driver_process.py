@@ -74,7 +74,7 @@ class DriverProcess:
             raise UnavailableError(f"{self.name} did not come up within {_QUIET_S:g} s: {self._last}") from error
 
     def drain(self) -> None:
-        """Tell the process to take nothing new, end what runs, and go; it is not started again."""
+        """Ask the process to drain and exit; it is not restarted."""
         self._stopping = True
         if self._again is not None:
             self._again.cancel()

@@ -102,7 +102,7 @@ class Stack:
             self._guard("store", self._store, self._restart_store)
 
     async def stop(self) -> None:
-        """Let drivers and balancer end what runs; then stop them, the Lambda service and the store."""
+        """Drain drivers and balancer; then stop them, the Lambda service and the store."""
         for pidfd in self._guards:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)

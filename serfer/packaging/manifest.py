@@ -24,7 +24,7 @@ class Contents:
     needed: tuple[str, ...]
 
     def keeps(self, name: str) -> bool:
-        """Say whether a file belongs to the package, by its path inside site-packages."""
+        """Return whether a file belongs to the package, by its path inside site-packages."""
         path = PurePosixPath(name)
         if _PRUNED_PARTS & set(path.parts) or path.suffix in _PRUNED_SUFFIXES or ".." in path.parts:
             return False

@@ -29,7 +29,7 @@ class Tensor:
         return FLOAT_BYTES * self.shape.elements
 
     def crosses(self, stage: int) -> bool:
-        """Say whether it exists before stage `stage`, and is read there or later."""
+        """Return whether it exists before stage `stage`, and is read there or later."""
         return self.stage < stage <= max(self.readers, default=IMAGE)
 
 
@@ -77,7 +77,7 @@ def halo(stage: Stage) -> float:
 
 
 def spread(stage: Stage) -> bool:
-    """Say whether the stage's map is cut into tiles."""
+    """Return whether the stage's map is cut into tiles."""
     return stage.grid.tiles > 1 and not stage.grid.columns
 
 

@@ -17,7 +17,7 @@ class Box:
     height: float
 
     def meets(self, other: Box) -> bool:
-        """Say whether two rectangles overlap."""
+        """Return whether two rectangles overlap."""
         across = self.left < other.left + other.width and other.left < self.left + self.width
         return across and self.bottom < other.bottom + other.height and other.bottom < self.bottom + self.height
 
@@ -32,7 +32,7 @@ class Box:
         return min(max(x, self.left), right), min(max(y, self.bottom), top)
 
     def holds(self, other: Box) -> bool:
-        """Say whether a rectangle lies inside."""
+        """Return whether a rectangle lies inside."""
         across = self.left <= other.left and other.left + other.width <= self.left + self.width
         return across and self.bottom <= other.bottom and other.bottom + other.height <= self.bottom + self.height
 

@@ -159,7 +159,7 @@ def _folded(steps: Sequence[Step], *, anything: bool) -> list[Box]:
 
 
 def _joins(steps: Sequence[Step], number: int, readers: dict[int, list[int]], *, anything: bool) -> bool:
-    """Say whether an operator is drawn in the box of what it reads: it is small, and nobody else reads that."""
+    """Return whether an operator is drawn in the box of what it reads: it is small, and the only reader of that."""
     step = steps[number]
     if IMAGE_BOX in step.reads or not (anything or step.kind in _FOLLOWERS or steps[step.reads[0]].kind == "Pad"):
         return False

@@ -36,7 +36,7 @@ def _legend(sim_input: SimInput, runs: Sequence[PolicyRun]) -> Iterator[str]:
         slo = "" if one.slo_met is None else f"; {one.slo_met:.2%} within {sim_input.scenario.slo_ms:g} ms"
         yield f"{one.policy}: ${one.cost_usd:,.2f}{ratio}, {one.launches:,} launches{slo}"
     if _comparable(runs):
-        yield f"{_OPTIMUM}: ${sim_input.optimum_usd:,.2f}, the least that anybody could have paid up to then"
+        yield f"{_OPTIMUM}: ${sim_input.optimum_usd:,.2f}, the least possible cost up to then"
 
 
 def policy_charts(sim_input: SimInput, runs: Sequence[PolicyRun]) -> list[Chart]:

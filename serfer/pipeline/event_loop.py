@@ -36,7 +36,7 @@ class LoopThread:
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for a coroutine's result; whoever is interrupted meanwhile cancels it."""
+    """Wait for a coroutine's result; an interrupted caller cancels it."""
     try:
         return future.result()
     except BaseException:

@@ -21,11 +21,11 @@ class Functions(Protocol):
     """Functions that can be asked about without running a task."""
 
     async def check(self, function: str) -> Failure | None:
-        """Ask whether a function could be invoked, which starts nothing."""
+        """Check whether a function could be invoked, which starts nothing."""
         ...
 
     async def warm(self, function: str, request: WarmUp) -> Warmed | Failure:
-        """Have an environment of a function get ready."""
+        """Warm up an environment of a function."""
         ...
 
 
@@ -43,7 +43,7 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Say whether queries can be answered."""
+        """Return whether queries can be answered."""
         return not (self.store or self.functions)
 
 
@@ -86,7 +86,7 @@ class Probe:
 
 
 def probes(plan: Plan) -> list[str]:
-    """Return keys that nobody has, of every store that the plan uses."""
+    """Return keys that do not exist, one for every store that the plan uses."""
     return [input_key(NO_QUERY, 0), *(output_key(NO_QUERY, number, 0) for number in range(len(plan.stages)))]
 
 

@@ -242,7 +242,7 @@ class Pipeline:
         return self._loop.submit(self._answer(query))
 
     def health(self, *, start: bool = False) -> Future[Health]:
-        """Look whether store and functions are there; with `start`, every function has to get an environment ready."""
+        """Check the store and the functions; with `start`, every function has to start an environment."""
         return self._loop.submit(self._probe.look(start=start))
 
     def _cached(self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float) -> Result | None:

@@ -75,7 +75,7 @@ class Span:
 def check_trace(path: Path) -> None:
     """Refuse what cannot become a trace, before the queries that it is to show.
 
-    Raises UsageError for `-`, InputError for a directory, a device, and a place where nobody may write.
+    Raises UsageError for `-`, InputError for a directory, a device, and a place that is not writable.
     """
     if str(path) == "-":
         raise UsageError("--trace takes the path of a file: answers go to standard output, traces do not")
@@ -267,7 +267,7 @@ def _attempt_end(run: TileRun, attempt: Attempt, answer: Answer) -> float:
 
 
 def _again(run: TileRun, attempt: Attempt) -> str:
-    """Say why there is more than one attempt: a hedge begins while another may answer, a retry when all have failed."""
+    """Return why there are several attempts: a hedge begins while another may answer, a retry when all have failed."""
     before = run.attempts[: attempt.number]
     if not before:
         return ""

@@ -109,7 +109,7 @@ class Calibration:
 
     @property
     def label(self) -> str:
-        """Say where the numbers come from."""
+        """Return where the numbers come from."""
         return f"{self.source} ({self.tag}, {self.date}): {self.model} on {self.machine}"
 
 
@@ -141,7 +141,7 @@ def read_calibration(path: Path) -> Calibration:
         raise InputError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         version = document.get("format") if isinstance(document, dict) else None
-        raise InputError(f"{path} is not a calibration of format {FORMAT}, but {str(version)[:40]!r}: make it anew")
+        raise InputError(f"{path} is not a calibration of format {FORMAT}, but {str(version)[:40]!r}: calibrate again")
     try:
         return structure(Calibration, document, "calibration")
     except (PlanError, InputError) as error:

@@ -110,7 +110,7 @@ GENERATORS: Final[Mapping[str, LoadGenerator]] = {
 
 
 def is_generator(text: str) -> bool:
-    """Say whether a text names a generator."""
+    """Return whether a text names a generator."""
     return text.partition(":")[0] in GENERATORS
 
 

@@ -5,7 +5,7 @@
     every period ──> Router.tick with what came ──> instances launched, which serve after their boot, and stopped
 
 An instance that is stopped finishes what waits at it. Lambda reuses the environment that was used last, and drops one
-that nobody used for `keep_alive_s`. The heaps hold only numbers: a million queries take about half a minute.
+that was idle for `keep_alive_s`. The heaps hold only numbers: a million queries take about half a minute.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class QueriesRun:
         return self._result(window)
 
     def _step(self, times: list[float], end: float, seconds: float) -> None:
-        """Let queries come, instances begin to serve when they have booted, and the router decide at the end."""
+        """Simulate arrivals and boots up to the step's end, where the router decides."""
         begin = 0
         while self._booting and self._booting[0].ready_s <= end:
             ready = self._booting.popleft()
@@ -166,7 +166,7 @@ class QueriesRun:
                 self._enqueue(named[targets[0]], now)
 
     def _enqueue(self, instance: _Instance, now: float) -> None:
-        """Let a query wait at an instance that serves."""
+        """Queue a query at an instance that serves."""
         instance.queue.append(now)
         if instance.computing:
             self._endpoints[instance.place] = Endpoint(instance.name, len(instance.queue) + instance.computing)

@@ -66,7 +66,7 @@ class _Query:
 
 @dataclass(slots=True, eq=False)
 class _Function:
-    """A function's environments that nobody uses: since when, the longest first."""
+    """A function's idle environments: since when, the longest first."""
 
     memory_gb: float
     idle: deque[float] = field(default_factory=deque)
@@ -107,7 +107,7 @@ class LambdaSimulator:
         return self._in_flight
 
     def start(self, now: float) -> None:
-        """Let a query come; everything before must have been advanced to."""
+        """Start a query; the simulation must have been advanced to `now`."""
         row = next(self._chosen)
         run = Run(self._tiles, now + self._deadline_s, next(self._seeds))
         query = _Query(now, run, self._rows[row], self._driver[row])
@@ -115,7 +115,7 @@ class LambdaSimulator:
         self._carry_out(query, run.start(now), now)
 
     def advance(self, now: float) -> None:
-        """Let everything happen that is due by a time."""
+        """Process all events that are due by a time."""
         events = self._events
         while events and events[0][0] <= now:
             time, _, query, event, function = heappop(events)
@@ -128,7 +128,7 @@ class LambdaSimulator:
                 self._carry_out(query, query.run.handle(event, time), time)
 
     def finish(self, end: float) -> None:
-        """Let everything happen that is still to come, and count what environments were idle until `end`."""
+        """Process all remaining events, and count what environments were idle until `end`."""
         self.advance(float("inf"))
         for function in {id(one): one for one in self._functions.values()}.values():
             for since in function.idle:
@@ -147,7 +147,7 @@ class LambdaSimulator:
                         self._later(now + query.driver_s, query, None)
                     else:
                         self._failed(query, error)
-                case _:  # what nobody waits for any more runs to its end
+                case _:  # abandoned tasks run to their end
                     pass
 
     def _invoke(self, query: _Query, request: Invoke, now: float) -> None:

@@ -92,7 +92,7 @@ class S3Coordination(Coordination):
         return there.body[:TAG_BYTES] == own
 
     def _is_other(self, there: Answer, expected: str | None, doing: str) -> bool:
-        """Say whether what lies there is neither the expected version nor, where none may lie there, expired."""
+        """Return whether what lies there is neither the expected version nor, where none may lie there, expired."""
         if expected:
             return self._tag(there) != expected
         return self._objects.is_live(there, doing)

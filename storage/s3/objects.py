@@ -48,7 +48,7 @@ class Objects:
         return None
 
     def is_live(self, answer: Answer, doing: str) -> bool:
-        """Say whether a response carries a value that has not expired; raises StoreError for an object not SerFer's."""
+        """Return whether a response carries a value that has not expired; raises StoreError if it is not SerFer's."""
         if answer.status == _NOT_FOUND and answer.field("Code") == "NoSuchKey":
             return False
         if answer.status not in {_OK, _PARTIAL}:
@@ -62,7 +62,7 @@ class Objects:
         return expiry > self._clock()
 
     def is_due(self, answer: Answer, moment: float) -> bool:
-        """Say whether a response carries a value that has expired at a moment, in seconds since the epoch."""
+        """Return whether a response carries a value that has expired at a moment, in seconds since the epoch."""
         expiry = _expiry(answer) if answer.status == _OK else None
         return expiry is not None and expiry <= moment
 

@@ -42,7 +42,7 @@ class Environment:
         return Environment(self.plan, self._root, self._threads)
 
     def holds(self, stage: Stage, tile: int) -> bool:
-        """Say whether the weights that a tile needs are in this package."""
+        """Return whether the weights that a tile needs are in this package."""
         return (self._root / stage.functions[stage.tiles[tile].function].weights.path).is_file()
 
     def compute(self, number: int, index: int, arrays: Sequence[NDArray[Any]]) -> list[Array]:

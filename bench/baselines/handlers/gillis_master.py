@@ -84,7 +84,7 @@ class _Workers:
         self._access = Access(os.environ.get("AWS_ACCESS_KEY_ID", ""), os.environ.get("AWS_SECRET_ACCESS_KEY", ""))
 
     def ask(self, endpoint: str, function: str, stage: int, tile: int, arrays: Sequence[NDArray[Any]]) -> list[Array]:
-        """Have a worker compute a tile; raises TaskFailedError with its own words."""
+        """Invoke a worker for a tile; raises TaskFailedError with its message."""
         body = json.dumps({"stage": stage, "tile": tile, "tensors": [to_json(array) for array in arrays]})
         return [from_json(value) for value in self._post(endpoint, function, body.encode())["tensors"]]
 

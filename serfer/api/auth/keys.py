@@ -38,7 +38,7 @@ _KEY_BYTES = 32
 _MOST_BYTES = 1024 * 1024
 _MOST_KEYS = 1000
 _LOOK_S = 1.0  # between two looks at the file
-_ROUNDING_S = 1e-6  # what a float loses on the way must not refuse a request that waited as long as Retry-After said
+_ROUNDING_S = 1e-6  # rounding must not refuse a request that waited as long as Retry-After requires
 _PRIVATE = 0o600
 
 
@@ -141,7 +141,7 @@ class KeyRing:
         return known.client
 
     def _find(self, presented: str) -> _Known | None:
-        """Look at every key, whichever it is: time says nothing about how much of a digest was right."""
+        """Compare with every key, in constant time: the time does not show how much of a digest was right."""
         if not _KEY.fullmatch(presented):
             return None
         digest = sha256(presented.encode()).digest()
@@ -203,7 +203,7 @@ def read_keys(path: Path) -> list[Entry]:
 def add_key(
     path: Path, name: str, requests_per_minute: int | None, *, burst: int | None = None, now: datetime | None = None
 ) -> str:
-    """Make a key, keep its digest in the file, which is begun where there is none, and return the key.
+    """Make a key, keep its digest in the file, which is created where there is none, and return the key.
 
     Raises UsageError for a name that is taken, InputError for a name that cannot be one or a file that cannot be used.
     """
@@ -242,7 +242,7 @@ def _write(path: Path, entries: list[Entry]) -> None:
 
 
 def _first(error: ValidationError) -> str:
-    """Say what is wrong first, and where, without the value."""
+    """Return the first error and its place, without the value."""
     first = error.errors(include_input=False, include_context=False, include_url=False)[0]
     return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
 

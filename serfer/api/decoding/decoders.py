@@ -128,7 +128,7 @@ class Decoders:
         self._background: set[asyncio.Future[Any]] = set()
 
     def launch(self) -> None:
-        """Let the fork server begin its imports; the first image would wait for them."""
+        """Start the fork server's imports, which the first image would wait for."""
         self._forks.launch()
 
     async def decode(

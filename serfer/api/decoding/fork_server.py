@@ -25,7 +25,7 @@ _KEPT = ("LD_LIBRARY_PATH",)  # Lambda's Python needs it
 
 
 class ForkServer:
-    """Starts and ends decoders; begun when first needed, or by `launch`; to be closed. May be called by any thread.
+    """Starts and ends decoders; started when first needed, or by `launch`; to be closed. May be called by any thread.
 
     What its processes write goes to `output`, by default nowhere. They have none of this process's variables.
     """
@@ -98,7 +98,7 @@ class ForkServer:
         return self._control
 
     def _stop(self) -> str:
-        """Let the server end, as it does once our end is closed, and say how it did."""
+        """Close our end, wait until the server has ended, and return how it did."""
         if self._control is None or self._process is None:
             return "no process"
         self._control.close()

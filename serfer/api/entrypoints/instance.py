@@ -44,7 +44,7 @@ class Idle:
 
 
 class EngineMetrics(Collector):
-    """What an engine did, for Prometheus, beside what every service tells."""
+    """An engine's metrics for Prometheus, beside those of every service."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -107,7 +107,7 @@ def open_model(directory: Path, opening: Opening, settings: Settings) -> Pipelin
 
 
 def make_service(pipelines: Mapping[str, Pipeline], settings: Settings) -> tuple[Service, Telemetry]:
-    """Return the service of open models, the first one its default, and what it tells of itself."""
+    """Return the service of open models, the first one its default, and its telemetry."""
     telemetry = open_telemetry(pipelines)
     for pipeline in pipelines.values():
         if isinstance(pipeline.target, RunningPool):

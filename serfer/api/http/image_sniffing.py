@@ -35,7 +35,7 @@ def check_format(name: str, data: bytes) -> None:
     pieces = Counter(islice(_pieces(name, data), MOST_PIECES + 1))
     if pieces.total() > MOST_PIECES or pieces["scan"] > MOST_SCANS:
         raise Problem(
-            422, f"{name} has more than {MOST_SCANS} scans, or {MOST_PIECES:,} segments, chunks or blocks: save it anew"
+            422, f"{name} has more than {MOST_SCANS} scans, or {MOST_PIECES:,} segments, chunks or blocks: resave it"
         )
 
 

@@ -107,7 +107,7 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._stop_timer()
         self._stop_reading()
         super().connection_lost(exc)

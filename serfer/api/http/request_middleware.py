@@ -51,7 +51,7 @@ class RequestMiddleware:
             finally:
                 CURRENT.reset(token)
                 exchange.record.open = False
-                self._tell(exchange)
+                self._record(exchange)
                 if tracing and span:
                     known = exchange.route, exchange.status, exchange.record.request_id
                     tracing.responded(span, scope["method"], *known)
@@ -67,7 +67,7 @@ class RequestMiddleware:
                 response = problem_response(problem_of(error), Request(exchange.scope))
                 await response(exchange.scope, exchange.receive, exchange.send)
 
-    def _tell(self, exchange: _Exchange) -> None:
+    def _record(self, exchange: _Exchange) -> None:
         seconds = (exchange.ended or time.perf_counter()) - exchange.started
         exchange.status = exchange.status or _CLIENT_CLOSED
         method, error = exchange.scope["method"], exchange.state.get("error")

@@ -118,15 +118,15 @@ class QueryLog:
         """Note an answer."""
         record = CURRENT.get() or RequestRecord("", open=False)
         record.model, record.answered = model, answered
-        self._tell(logging.INFO, record)
+        self._log(logging.INFO, record)
 
     def failed(self, model: str, error: BaseException) -> None:
         """Note a query without an answer."""
         record = CURRENT.get() or RequestRecord("", open=False)
         record.model, record.error = model, error
-        self._tell(logging.WARNING, record)
+        self._log(logging.WARNING, record)
 
-    def _tell(self, level: int, record: RequestRecord) -> None:
+    def _log(self, level: int, record: RequestRecord) -> None:
         if not record.open:
             error = reason(record.error) if record.error else {}
             write(level, "query", {"request_id": record.request_id, **query_fields(record), **error})

@@ -34,7 +34,7 @@ from serfer.core.report import QueryReport, StageReport
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
 _OTHER = "other"
-_PATIENCE_S = 0.5  # a scrape does not wait longer for a look at store and functions: it tells of the last one
+_PATIENCE_S = 0.5  # a scrape does not wait longer for a check of store and functions: it reports the last one
 _Metric = TypeVar("_Metric")
 _OUTCOMES = (
     (DeadlineError, "late"),
@@ -211,14 +211,14 @@ class ServiceMetrics(Collector):
 
 
 def metrics_router(metrics: Metrics, service: Service) -> APIRouter:
-    """Return the route of /metrics, which tells of `service` too."""
+    """Return the route of /metrics, which covers `service` too."""
     router = APIRouter(tags=["operation"])
     now = ServiceMetrics(metrics, service)
     metrics.registry.register(now)
 
     @router.get("/metrics", response_class=Response)
     async def scrape(request: Request) -> Response:
-        """Tell what this driver has done, for Prometheus, as text or OpenMetrics."""
+        """Return this driver's metrics for Prometheus, as text or OpenMetrics."""
         await now.look()
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(metrics.registry), headers={"Content-Type": media_type})

@@ -60,7 +60,7 @@ class Tracing:
             span.end()
 
     def responded(self, span: Span, method: str, route: str | None, status: int, request_id: str) -> None:
-        """Say what became of a request."""
+        """Record the outcome of a request."""
         if route:
             span.update_name(f"{method} {route}")
             span.set_attribute("http.route", route)

@@ -121,7 +121,7 @@ def classify_router(routes: Classifying) -> APIRouter:
         },
     )
     async def result(request: Request, result_id: str) -> Response:
-        """Say how far a query is that was asked with `Prefer: respond-async`, and its result when it is done."""
+        """Return the status of a query sent with `Prefer: respond-async`, and its result when it is done."""
         check_parameters(request, ())
         state = await results.find(_checked(result_id), owner(request))
         waiting = state["status"] in ("queued", "running")

@@ -64,7 +64,7 @@ def health_router(service: Service) -> APIRouter:
 
 
 class _Watch:
-    """Looks what is wrong, and tells the log when that changes: not at every look, of which there are many."""
+    """Checks what is wrong, and logs it when that changes: not at every check, of which there are many."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

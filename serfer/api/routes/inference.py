@@ -79,7 +79,7 @@ def protocol_health_router(service: Service) -> APIRouter:
 
     @router.get("/live", responses={200: {"description": "It is."}})
     async def live() -> ServerLive:
-        """Say that the process lives."""
+        """Return 200 while the process lives."""
         return ServerLive(live=True)
 
     @router.get("/ready", responses={200: {"description": "It is."}, 503: {"model": ServerReady} | _NOT_READY})
@@ -99,7 +99,7 @@ def inference_router(routes: Inferring) -> APIRouter:
 
     @router.get("", responses={200: {"description": "The server."}, **inference_errors(401, 403)})
     async def server() -> ServerMetadata:
-        """Say which server this is, and what it knows beyond the protocol."""
+        """Return the server's name and version, and its extensions of the protocol."""
         extensions = ["binary_tensor_data", "classification"]
         return ServerMetadata(name="serfer", version=__version__, extensions=extensions)
 
@@ -121,7 +121,7 @@ def inference_router(routes: Inferring) -> APIRouter:
         ]
 
     async def metadata(request: Request) -> ModelMetadata:
-        """Say what a model takes and gives: one of its inputs, not all of them, makes a request."""
+        """Return a model's inputs and outputs: one of its inputs, not all of them, makes a request."""
         name = _model(request, service)
         signature = signature_of(service.pipelines[name].plan, routes.limits.max_images)
         return ModelMetadata(

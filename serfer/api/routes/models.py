@@ -35,7 +35,7 @@ class Box:
 class TilePlace:
     """Where a tile lies: its own share of the stage's output, and what it reads of the input, the halo with it.
 
-    `pixels` is what that depends on through all stages before, where the plan tells it.
+    `pixels` is what that depends on through all stages before, where the plan has it.
     """
 
     own: Box
@@ -157,7 +157,7 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/models/{name}", responses=problems(401, 403, 404, 422, 429))
     async def one_model(request: Request, name: str) -> ModelAnatomy:
-        """Tell how a model is split, where its tiles lie on the picture, and what was predicted of it."""
+        """Return how a model is split, where its tiles lie on the picture, and what was predicted of it."""
         check_parameters(request, ())
         anatomy: ModelAnatomy = described(service.name(name))
         return anatomy

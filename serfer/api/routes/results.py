@@ -6,7 +6,7 @@
     DELETE /v1/results/ID       ──▶ gone; the driver that runs it stops at once, or within two seconds if it is another
 
 Only the sender of a query can read its state: the key in the store depends on the owner, and the id is random. Each
-write names the version that it replaces, so a job that was deleted or begun again by another driver stays so. Where the
+write names the version that it replaces, so a job that was deleted or restarted by another driver stays so. Where the
 driver dies the state stays as it was until the query's deadline, and is a failure from then on.
 
 A job's requests to the store: 1 put when it begins, 1 for each progress and for the end, and 1 get every two seconds.
@@ -111,7 +111,7 @@ class Results:
         progress: Callable[[Sequence[StageRun]], Sequence[StageProgress]],
         ended: Callable[[], None],
     ) -> dict[str, Any]:
-        """Start `work` unless the same job was begun before, here or elsewhere; return its state.
+        """Start `work` unless the same job was started before, here or elsewhere; return its state.
 
         `ended` is called when nothing of the request is needed any more. Raises Problem 422 where the key came with
         another request. After a failure the same request runs again; of two drivers that try at once, one runs it.
@@ -207,7 +207,7 @@ class Results:
     async def _replace(self, key: str, kept: _Kept, state: _State) -> _Kept:
         """Write a state in place of the last one; where the store fails, the next write may succeed.
 
-        Raises CancelledError where the job was deleted or begun again. A cancelled caller waits until the write has
+        Raises CancelledError where the job was deleted or restarted. A cancelled caller waits until the write has
         ended.
         """
         writing = asyncio.ensure_future(asyncio.to_thread(self._replaced, key, kept, state))

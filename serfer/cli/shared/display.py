@@ -9,7 +9,7 @@ from serfer.core.units import MIB
 
 
 def plain(text: str) -> str:
-    """Return text that rich prints as it is, with control characters escaped: a terminal would obey them."""
+    """Return text that rich prints as it is, with control characters escaped: a terminal would act on them."""
     return escape("".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text))
 
 

@@ -52,20 +52,20 @@ err = Console(stderr=True, highlight=False)
 
 
 def complain(problem: object) -> None:
-    """Say what is wrong in one line, whatever file names and functions put into the message."""
+    """Print an error in one line, whatever file names and functions put into the message."""
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(problem).strip())
     err.print(f"serfer: {line}", soft_wrap=True, markup=False)
 
 
 def ignore_signals() -> None:
-    """Let nothing interrupt what cleans up."""
+    """Ignore interrupts, for clean-up."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let nothing interrupt what is done within, and everything as before what comes after."""
+    """Ignore interrupts within the block, and restore the handlers after it."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ignore_signals()
     try:
@@ -149,7 +149,7 @@ def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt) ->
 
 
 def _code_of(error: Exception) -> int | None:
-    """Say what went wrong, and return the exit code; None for what is a bug."""
+    """Print an error, and return the exit code; None for a bug."""
     match error:
         case SerferError():
             complain(error)
@@ -168,7 +168,7 @@ def _code_of(error: Exception) -> int | None:
 
 
 def _misused(error: TyperException) -> int:
-    """Say what is wrong with the arguments; where there were none at all, the message is the whole help."""
+    """Print a usage error; where there were no arguments at all, the message is the whole help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if "\n" in message:
         err.print(message, soft_wrap=True, markup=False)

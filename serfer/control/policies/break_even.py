@@ -99,7 +99,7 @@ class BreakEven:
         return predicted
 
     def _follow(self) -> None:
-        """Let each level follow the rule that has been the cheapest; among equals it keeps its rule."""
+        """Switch each level to the rule that has been the cheapest; among equals it keeps its rule."""
         costs = np.column_stack([self._rules.cost, self._learnt_cost])
         best, levels = costs.argmin(axis=1), np.arange(len(costs))
         self._followed = np.where(costs[levels, best] < costs[levels, self._followed], best, self._followed)

@@ -49,6 +49,6 @@ def hazards(bursts: Floats, gaps: Floats) -> tuple[Floats, Floats]:
     over, again = np.cumsum(bursts), np.cumsum(gaps)
     lasting = 1.0 - over + bursts
     ending = np.where(lasting > _NONE, bursts / np.maximum(lasting, _NONE), 0.0)
-    quiet = np.maximum(np.minimum(over, 1.0) - again + gaps, 0.0)  # over, and not begun anew
+    quiet = np.maximum(np.minimum(over, 1.0) - again + gaps, 0.0)  # over, and not begun again
     beginning = np.where(gaps > _NONE, gaps / np.maximum(quiet, np.maximum(gaps, _NONE)), 0.0)
     return np.clip(ending, 0.0, 1.0), np.clip(beginning, 0.0, 1.0)

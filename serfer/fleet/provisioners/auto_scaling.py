@@ -43,7 +43,7 @@ class AutoScalingProvisioner:
         self._clients: dict[str, Any] = {}
         self._lock = Lock()
         self._capacity = Lock()  # a change is a look at the capacity and a request: one after the other
-        self._said: str | None = None
+        self._logged: str | None = None
 
     async def members(self) -> list[Member]:
         """Return the group's instances, and those requested beyond them."""
@@ -90,7 +90,7 @@ class AutoScalingProvisioner:
                 self._set_desired(wanted)
 
     def _withdraw(self, name: str) -> bool:
-        """Ask for one instance less, if the group still waits for one that AWS has not delivered."""
+        """Request one instance less, if the group still waits for one that AWS has not delivered."""
         with self._capacity:
             group = self._described()
             desired = group["DesiredCapacity"]
@@ -163,8 +163,8 @@ class AutoScalingProvisioner:
 
     def _say(self, line: str) -> None:
         """Log a line once, and not for every second that it stays true."""
-        if line != self._said:
-            self._said = line
+        if line != self._logged:
+            self._logged = line
             _log.warning("%s", line)
 
     @property

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Record:
-    """A process of the pool; `ends` is when it was told to end, in seconds of the machine's boot clock."""
+    """A process of the pool; `ends` is when it was asked to end, in seconds of the machine's boot clock."""
 
     process: Identity
     ends: float | None = None
@@ -69,7 +69,7 @@ class LocalProvisioner:
         self._registry = registry
         self._end_s = end_s
         self._most = max(_FEWEST, 2 * len(os.sched_getaffinity(0))) if most is None else most
-        self._said = ""
+        self._logged = ""
         self._strange: set[str] = set()
 
     async def members(self) -> list[Member]:
@@ -92,7 +92,7 @@ class LocalProvisioner:
     async def start(self, count: int) -> None:
         """Start `count` more processes, to `most` at most; beyond that a line is logged."""
         room = max(0, self._most - len(await self.members()))
-        self._tell_beyond(count, room)
+        self._warn_beyond(count, room)
         try:
             self._registry.mkdir(mode=0o700, parents=True, exist_ok=True)
             for _ in range(min(count, room)):
@@ -117,15 +117,15 @@ class LocalProvisioner:
     async def close(self) -> None:
         """Do nothing: what is known of the processes lies in the registry."""
 
-    def _tell_beyond(self, count: int, room: int) -> None:
-        """Say that not all instances may be, once and not for every second that it stays true."""
+    def _warn_beyond(self, count: int, room: int) -> None:
+        """Log once, and not each second, that fewer instances are allowed than wanted."""
         line = f"{count} more instances are wanted and {room} may be: this machine runs {self._most} at most"
-        if count > room and line != self._said:
-            self._said = line
+        if count > room and line != self._logged:
+            self._logged = line
             _log.warning("--instances local: %s", line)
 
     def _read(self, path: Path) -> _Record | None:
-        """Return a record, None where it has gone meanwhile or is none of ours."""
+        """Return a record, None where it has gone meanwhile or is not one of ours."""
         try:
             with path.open("rb") as file:
                 record = json.loads(file.read(_MAX_BYTES))
@@ -139,7 +139,7 @@ class LocalProvisioner:
             return None
 
     def _forget(self, path: Path, record: _Record) -> None:
-        """Remove the record of a process that has ended, and log it where it was not told to end."""
+        """Remove the record of a process that has ended, and log it where it was not asked to end."""
         if record.ends is None:
             _log.warning("instance %s has ended by itself: %s", path.stem, _last_words(path.with_suffix(".err")))
         for suffix in (".out", ".err", ".json"):

@@ -10,10 +10,10 @@ State = Literal["booting", "serving", "draining"]
 
 @dataclass(frozen=True)
 class Member:
-    """An instance that exists, by whomever it was started; `name` is never given to another one.
+    """An instance that exists, no matter what started it; `name` is never given to another one.
 
     `url` is where it serves, None while that isn't known. "serving" says that it was started, not that it answers:
-    that is asked over HTTP by whoever sends it queries.
+    its clients check that over HTTP.
     """
 
     name: str
@@ -44,5 +44,5 @@ class Provisioner(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of the pool; its instances go on serving."""
+        """Detach from the pool; its instances go on serving."""
         ...

@@ -72,7 +72,7 @@ def slowed(handler: Handler, factor: float) -> Handler:
 
 
 def slow_down(factor: float) -> None:
-    """Have the runtime client stretch the handler that it finds."""
+    """Patch the runtime client so that it stretches the handler that it loads."""
     from awslambdaric import bootstrap  # noqa: PLC0415 - limits come first
 
     find = bootstrap._get_handler  # noqa: SLF001 - the only place where it can be done

@@ -59,7 +59,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What an environment needs from the service, and what it tells it."""
+    """What an environment needs from the service, and what it reports to it."""
 
     facts: LambdaFacts
     runtimes: Mapping[Path, Path]  # by interpreter: what holds awslambdaric

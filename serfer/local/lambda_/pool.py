@@ -129,7 +129,7 @@ class EnvironmentPool:
         self._all.discard(environment)
 
     def _watch_memory(self) -> None:
-        """Look at every busy worker's memory, again and again while there are any."""
+        """Check every busy worker's memory periodically while there are any."""
         for environment in list(self._busy):
             environment.check_memory()
         loop = asyncio.get_running_loop()

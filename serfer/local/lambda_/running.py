@@ -16,7 +16,7 @@ _MOST_BYTES = 1 << 24
 
 
 def check_functions(url: str, access: Access, plan: Plan) -> None:
-    """Look whether the Lambda service at `url` has a plan's functions; raises UnavailableError if not."""
+    """Check that the Lambda service at `url` has a plan's functions; raises UnavailableError if not."""
     wanted = {plan.function(*part) for part in plan.functions}
     try:
         http.client.HTTPConnection(urlsplit(url).hostname or "", urlsplit(url).port)

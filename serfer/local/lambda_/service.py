@@ -8,7 +8,7 @@ It lives on the running event loop and starts its workers from that loop's threa
 (`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, every
 qualifier means $LATEST, /tmp is the machine's own, and whether a synchronous payload is JSON is found out by the worker
 that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment. What it has done
-so far it tells at GET /serfer/counts (faults.py).
+so far it reports at GET /serfer/counts (faults.py).
 
 Every call must be signed with the service's credentials (access.py): loopback is open to all users of the
 machine. What describes a function leaves out its variables, which hold passwords.
@@ -160,7 +160,7 @@ class LambdaService:
     def _route(self, exchange: Exchange) -> None:
         path = exchange.target.partition("?")[0]
         if not path.startswith(_FUNCTIONS):
-            self._tell(exchange, path)
+            self._report_counts(exchange, path)
             return
         reference = path[len(_FUNCTIONS) + 1 :]
         if exchange.method == "POST" and reference.endswith(_INVOCATIONS):
@@ -175,7 +175,7 @@ class LambdaService:
         else:
             _refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
 
-    def _tell(self, exchange: Exchange, path: str) -> None:
+    def _report_counts(self, exchange: Exchange, path: str) -> None:
         """Answer what is not a call of Lambda's: the counts, and nothing else."""
         if exchange.method == "GET" and path == COUNTS:
             _send(exchange, self.counts.as_dict())

@@ -131,8 +131,8 @@ class S3Server(LocalServer):
     def _answers(self) -> bool:
         """Write an object and delete it: only our own server knows the bucket and the credentials.
 
-        The first write makes the server allocate its volumes, which a busy machine may take seconds for: whoever
-        writes next, with a store's few seconds of patience, finds them.
+        The first write makes the server allocate its volumes, which may take seconds on a busy machine: the next
+        writer, with a store's time limit of a few seconds, finds them.
         """
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._ports[4]), timeout=_POLL_S):
             session = Session()

@@ -63,7 +63,7 @@ def functions(planned, cache):
     return [function_directory(plan, directory, stage, 0, cache) for stage in range(2)]
 
 
-def test_a_function_runs_a_task_with_nothing_but_its_directory(planned, functions):
+def test_a_function_runs_a_task_from_its_own_directory_alone(planned, functions):
     plan, _ = planned
     crop = np.ones(
         (
@@ -99,7 +99,7 @@ def test_dependencies_stay_within_their_limit(functions, cache):
     assert functions
 
 
-def test_a_function_opens_a_store_in_s3_with_nothing_but_its_directory(cache):
+def test_a_function_opens_an_s3_store_from_its_own_directory_alone(cache):
     root = str(dependencies(cache))
     with S3Server() as server:
         done = subprocess.run(
@@ -115,14 +115,14 @@ def test_a_function_opens_a_store_in_s3_with_nothing_but_its_directory(cache):
     assert done.stdout.splitlines() == ["b'3456' [True, False]", "[False]"] * 2
 
 
-def test_a_function_carries_no_more_of_botocores_data_than_finds_s3(cache):
+def test_a_function_contains_only_the_botocore_data_of_s3(cache):
     root = dependencies(cache)
     kept = {path.name for path in (root / "botocore" / "data").rglob("*") if path.is_file()}
     assert kept == {"partitions.json", "endpoint-rule-set-1.json.gz"}
     assert not (root / "storage" / "contract.py").exists()
 
 
-def test_no_function_carries_torch_nor_what_nobody_imports(functions):
+def test_no_function_contains_torch_or_unused_packages(functions):
     for directory in functions:
         names = {path.name for path in directory.iterdir()}
         assert not {"torch", "onnx", "onnxscript", "boto3", "splitter", "drivers"} & names
@@ -146,7 +146,7 @@ def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
         assert all((directory / path).read_bytes() == (source / path).read_bytes() for path in mine)
 
 
-def test_the_same_inputs_give_the_same_directory_and_nothing_is_built_again(planned, functions, cache, monkeypatch):
+def test_the_same_inputs_reuse_the_same_directory(planned, functions, cache, monkeypatch):
     monkeypatch.setattr(bundle, "assembled", lambda _: pytest.fail("was built again"))
     plan, directory = planned
     assert [function_directory(plan, directory, stage, 0, cache) for stage in range(2)] == functions
@@ -169,7 +169,7 @@ def test_a_change_of_the_code_changes_the_stamp(tmp_path):
     assert bundle._stamp(sources) != before
 
 
-def test_what_nobody_has_used_for_a_week_is_forgotten(tmp_path):
+def test_directories_unused_for_a_week_are_removed(tmp_path):
     for name, age in (("old", WEEK + 60), ("young", WEEK - 60)):
         (tmp_path / "functions" / name).mkdir(parents=True)
         (tmp_path / "functions" / name / "file").write_text("x")
@@ -189,7 +189,7 @@ def test_using_a_directory_keeps_it(tmp_path):
     assert not in_use(tmp_path / "absent")
 
 
-def test_an_assembly_that_fails_leaves_nothing(tmp_path):
+def test_a_failed_assembly_leaves_no_directory(tmp_path):
     def assemble():
         with assembled(tmp_path / "parent" / "x") as directory:
             (directory / "file").write_text("x")
@@ -200,7 +200,7 @@ def test_an_assembly_that_fails_leaves_nothing(tmp_path):
     assert list((tmp_path / "parent").iterdir()) == []
 
 
-def test_dependencies_larger_than_what_plans_reserve_run_on_this_machine(planned, tmp_path, monkeypatch):
+def test_dependencies_larger_than_the_plans_reserve_still_run_locally(planned, tmp_path, monkeypatch):
     with (tmp_path / "big").open("wb") as file:
         file.truncate(DEPENDENCY_ALLOWANCE + 1)  # as a newer ONNX Runtime may be
     files = {("serfer/core/big", tmp_path / "big")}

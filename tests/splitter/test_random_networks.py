@@ -135,14 +135,14 @@ def check(wish):
 
 @settings(USUAL, max_examples=150)
 @given(wanted())
-def test_any_network_equals_itself_split(wish):
+def test_any_split_network_equals_the_unsplit_one(wish):
     check(wish)
 
 
 @pytest.mark.slow
 @settings(USUAL, max_examples=2000)
 @given(wanted())
-def test_thousands_of_networks_equal_themselves_split(wish):
+def test_thousands_of_split_networks_equal_the_unsplit_ones(wish):
     check(wish)
 
 

@@ -47,7 +47,7 @@ def home(tmp_path):
     return path
 
 
-def test_a_directory_that_appears_is_complete(file, home):
+def test_an_output_directory_is_complete_when_it_appears(file, home):
     plan = split(file, out=home / "a" / "plan", grids=["2x2", "1"], labels=LABELS, activation="softmax")
     assert load_plan(home / "a" / "plan") == plan
     check_artefacts(plan, home / "a" / "plan")
@@ -55,7 +55,7 @@ def test_a_directory_that_appears_is_complete(file, home):
     assert [path.name for path in (home / "a").iterdir()] == ["plan"]
 
 
-def test_the_directory_has_the_rights_that_the_umask_gives(file, home):
+def test_directory_permissions_follow_the_umask(file, home):
     old = os.umask(0o027)
     try:
         split(file, out=home / "plan")
@@ -70,7 +70,7 @@ def test_the_same_model_gives_the_same_plan(file, home):
 
 @pytest.mark.parametrize("error", [RuntimeError("disk on fire"), KeyboardInterrupt(), OSError(28, "No space left")])
 @pytest.mark.parametrize("step", ["_write_functions", "check_exact", "dump_plan"])
-def test_a_failure_on_the_way_leaves_nothing(file, home, monkeypatch, error, step):
+def test_a_failed_split_leaves_no_directory(file, home, monkeypatch, error, step):
     def fail(*_):
         raise error
 
@@ -80,7 +80,7 @@ def test_a_failure_on_the_way_leaves_nothing(file, home, monkeypatch, error, ste
     assert list(home.iterdir()) == []
 
 
-def test_a_failure_on_the_way_keeps_the_plan_that_was_there(file, home, monkeypatch):
+def test_a_failed_split_keeps_the_existing_plan(file, home, monkeypatch):
     plan = split(file, out=home / "plan", grids="1")
     monkeypatch.setattr(splitting, "check_exact", lambda *_: pytest.fail("stop"))
     with pytest.raises(pytest.fail.Exception):
@@ -89,7 +89,7 @@ def test_a_failure_on_the_way_keeps_the_plan_that_was_there(file, home, monkeypa
     assert [path.name for path in home.iterdir()] == ["plan"]
 
 
-def test_a_plan_that_exists_is_replaced_whole(file, home):
+def test_an_existing_plan_is_replaced_completely(file, home):
     split(file, out=home / "plan", grids="1", stages=3)
     plan = split(file, out=home / "plan", grids="2x2", stages=2)
     assert load_plan(home / "plan") == plan
@@ -102,7 +102,7 @@ def test_an_empty_directory_is_filled(file, home):
     assert load_plan(home)
 
 
-def test_any_other_directory_or_file_is_refused_before_any_work_and_kept(home):
+def test_another_directory_or_file_is_refused_before_any_work_and_kept(home):
     (home / "thesis.txt").write_text("x")
     for out, message in ((home, "not a plan directory"), (home / "thesis.txt", "is not a directory")):
         with pytest.raises(InputError, match=message):
@@ -126,7 +126,7 @@ def test_a_network_may_give_its_name_to_its_plan(home, monkeypatch):
         split("alexnet", out="alexnet")
 
 
-def test_a_place_that_cannot_be_written_is_named(file, home):
+def test_an_unwritable_output_directory_is_named(file, home):
     (home / "file").write_text("x")
     with pytest.raises(InputError, match="cannot be written"):
         split(file, out=home / "file" / "plan")
@@ -143,12 +143,12 @@ def test_a_network_that_mixes_the_images_of_a_batch_is_caught(home):
 
 
 @pytest.mark.parametrize("labels", [["one"], LABELS[:4], [*LABELS, "more"]])
-def test_labels_must_be_as_many_as_outputs(file, home, labels):
+def test_the_number_of_labels_must_equal_the_number_of_outputs(file, home, labels):
     with pytest.raises(ModelError, match=f"{len(labels)} labels for a network with 5 outputs"):
         split(file, out=home / "plan", labels=labels)
 
 
-def test_an_output_that_is_no_kind_of_answer_is_refused(file, home):
+def test_an_unknown_activation_is_refused(file, home):
     with pytest.raises(UsageError, match="softmax, sigmoid or none"):
         split(file, out=home / "plan", activation="argmax")
 
@@ -191,7 +191,7 @@ def test_a_file_that_fixes_an_impossible_size_is_refused(home, height, width):
 
 
 @pytest.mark.parametrize("model", [42, None, object(), {"a": 1}])
-def test_what_is_no_module_is_refused(model, example, home):
+def test_an_object_that_is_not_a_module_is_refused(model, example, home):
     with pytest.raises(ModelError, match=r"no torch\.nn\.Module"):
         split(model, example, home / "plan")
 
@@ -229,13 +229,13 @@ def test_a_factory_in_a_file_is_called(example, home):
         ("value", "value failed: TypeError"),
     ],
 )
-def test_a_factory_that_makes_no_model_is_named(example, home, factory, message):
+def test_a_factory_that_does_not_return_a_model_is_named(example, home, factory, message):
     (home / "mine.py").write_text(FACTORY)
     with pytest.raises(ModelError, match=message):
         split(f"{home}/mine.py:{factory}", example, home / "plan")
 
 
-def test_a_factory_file_that_is_not_there_or_not_python_is_named(example, home):
+def test_a_missing_or_invalid_factory_file_is_named(example, home):
     with pytest.raises(ModelError, match=r"absent\.py is not a Python file"):
         split(f"{home}/absent.py:make", example, home / "plan")
     (home / "broken.py").write_text("def make(:\n")
@@ -296,7 +296,7 @@ def noisy(torch, layer, x):
 )
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_what_is_wrong_before_anything_is_split_is_told_as_that(forward, message, precision, example, home):
+def test_errors_of_the_unsplit_model_are_reported_as_such(forward, message, precision, example, home):
     with pytest.raises(ModelError, match=message):
         split(torch_model(forward), example, home / "plan", precision=precision)
     assert not (home / "plan").exists()
@@ -304,7 +304,7 @@ def test_what_is_wrong_before_anything_is_split_is_told_as_that(forward, message
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_network_whose_answers_are_not_finite_is_refused_as_such(home, value):
+def test_a_network_with_outputs_that_are_not_finite_is_refused(home, value):
     net = Net(3, 16, 16)
     x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
     x = net.op("Add", net.linear(net.flat(x), 1024, 5), net.constant(np.array([0, 0, 0, 0, value], np.float32)))
@@ -313,7 +313,7 @@ def test_a_network_whose_answers_are_not_finite_is_refused_as_such(home, value):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_network_of_images_with_their_channels_last_is_refused(home, channels):
+def test_a_network_with_channels_last_input_is_refused(home, channels):
     net = Net(16, 16, channels)
     x = net.conv(net.op("Transpose", "x", perm=[0, 3, 1, 2]), channels, 4, [3, 3])
     with pytest.raises(ModelError, match=rf"takes \(N, 16, 16, {channels}\), images with their channels last"):
@@ -321,7 +321,7 @@ def test_a_network_of_images_with_their_channels_last_is_refused(home, channels)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", bytes(range(256)) * 40, b"not a model at all"])
-def test_bytes_that_are_no_model_are_refused(home, content):
+def test_bytes_that_are_not_a_model_are_refused(home, content):
     (home / "bad.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"bad\.onnx is not an ONNX model"):
         split(home / "bad.onnx", out=home / "plan")
@@ -336,7 +336,7 @@ def test_a_truncated_model_is_refused(file, home, part):
     assert not (home / "plan").exists()
 
 
-def test_a_file_that_is_not_there_and_a_directory_are_refused(home):
+def test_a_missing_file_and_a_directory_are_refused(home):
     with pytest.raises(ModelError, match="cannot be read"):
         split(home / "absent.onnx", out=home / "plan")
     (home / "dir.onnx").mkdir()
@@ -382,7 +382,7 @@ def test_a_batch_that_is_fixed_at_more_than_one_is_refused(home):
 
 
 @pytest.mark.parametrize("memory", [0, 127, 10241, -1])
-def test_memory_that_lambda_does_not_offer_is_refused(file, home, memory):
+def test_a_memory_size_outside_lambdas_range_is_refused(file, home, memory):
     with pytest.raises(UsageError, match="128 to 10240 MB"):
         split(file, out=home / "plan", memory_mb=memory)
 
@@ -393,7 +393,7 @@ def test_a_limit_that_leaves_no_room_for_weights_is_refused(file, home, limit):
         split(file, out=home / "plan", limit_mb=limit)
 
 
-def test_a_limit_is_judged_by_the_dependencies_that_were_measured(file, home):
+def test_the_package_limit_uses_the_measured_size_of_dependencies(file, home):
     with pytest.raises(UsageError, match=r"has 83\.4 MB of code and dependencies: its limit must be at least 84 MB"):
         split(file, out=home / "plan", limit_mb=83, dependency_bytes=87_500_000)
     assert (
@@ -402,16 +402,16 @@ def test_a_limit_is_judged_by_the_dependencies_that_were_measured(file, home):
 
 
 @pytest.mark.parametrize("stages", ["two", "", "1.5", 2.5, None, True])
-def test_stages_that_are_no_number_are_refused(file, home, stages):
+def test_a_number_of_stages_that_is_not_a_number_is_refused(file, home, stages):
     with pytest.raises(UsageError, match="stages must be"):
         split(file, out=home / "plan", stages=stages)
 
 
-def test_stages_may_come_as_text(file, home):
+def test_the_number_of_stages_may_be_text(file, home):
     assert len(split(file, out=home / "plan", stages="2").stages) == 2
 
 
-def test_progress_is_told_in_words(file, home):
+def test_progress_reports_each_step(file, home):
     steps = []
     split(file, out=home / "plan", stages=2, progress=steps.append)
     assert steps[0] == "reading the network"
@@ -419,7 +419,7 @@ def test_progress_is_told_in_words(file, home):
     assert steps[-1] == "checking the parts against the whole"
 
 
-def test_weights_that_leave_no_room_for_their_graphs_go_into_more_stages(tmp_path):
+def test_stages_are_replanned_where_graphs_exceed_the_remaining_room(tmp_path):
     """What graphs take is known only when they are written: the plan is chosen again with so much less room."""
     weights = 4 * (8 * 3 * 9 + 8 * 8 * 9 + 12 * 8 * 9 + 7 * 12 + 7)
     room = weights + 300

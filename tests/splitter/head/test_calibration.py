@@ -49,7 +49,7 @@ def made(*labels):
 
 
 class TestRead:
-    def test_images_are_as_the_network_takes_them_in_order_of_class_and_path(self, folder):
+    def test_images_are_preprocessed_in_order_of_class_and_path(self, folder):
         got = read(folder)
         assert (got.images.shape, got.images.dtype, got.labels.dtype) == ((22, 3, 6, 8), np.float32, np.int64)
         assert got.labels.tolist() == [0] * 12 + [3] * 10
@@ -61,7 +61,7 @@ class TestRead:
             pixels = decode_image(path.read_bytes(), "x", RGB, SHAPE, ImageLimits())
             assert np.array_equal(got.images[number], normalise(pixels[None], RGB)[0])
 
-    def test_grey_networks_have_their_calibration_too(self, folder):
+    def test_calibration_images_for_a_grey_network(self, folder):
         grey = Preprocess(None, "bilinear", "L", 1 / 255, (0.0,), (1.0,))
         assert read(folder, preprocess=grey, shape=Shape(1, 5, 4, flat=False)).images.shape == (22, 1, 5, 4)
 
@@ -87,7 +87,7 @@ class TestRead:
         labels = read(folder).labels
         assert (labels == index).sum() == 10
 
-    def test_the_label_itself_counts_before_one_that_is_nearly_it(self, folder):
+    def test_an_exact_label_takes_precedence_over_a_similar_one(self, folder):
         labels = ("great_white-shark", "tabby cat", "Tabby Cat")
         assert set(read(folder, labels=labels).labels.tolist()) == {0, 1}
 
@@ -95,7 +95,7 @@ class TestRead:
         image(folder / "0" / "more.png")
         assert read(folder).labels.tolist() == [0] * 13 + [3] * 10
 
-    def test_hidden_files_and_what_lies_beside_the_folders_do_not_matter(self, folder):
+    def test_hidden_files_and_files_beside_class_folders_are_ignored(self, folder):
         expected = read(folder)
         (folder / "tabby cat" / ".DS_Store").write_bytes(b"x")
         (folder / ".git").mkdir()
@@ -109,7 +109,7 @@ class TestRead:
         (folder / "tabby cat").symlink_to(tmp_path / "elsewhere")
         assert len(read(folder).labels) == 22
 
-    def test_progress_is_told(self, folder):
+    def test_progress_is_reported(self, folder):
         steps = []
         read(folder, progress=steps.append)
         assert steps == ["reading calibration images: 0 of 22"]
@@ -130,7 +130,7 @@ class TestRefused:
     def test_a_network_of_other_channels(self, folder):
         self.refused("takes 1 channels", folder, PlanError, shape=Shape(1, 6, 8, flat=False))
 
-    def test_no_folder_at_all(self, tmp_path):
+    def test_a_missing_folder(self, tmp_path):
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("")
         self.refused("none does not exist", tmp_path / "none")
@@ -138,11 +138,11 @@ class TestRefused:
         self.refused("empty is empty", tmp_path / "empty")
         self.refused("cannot be read: File name too long", tmp_path / ("x" * 300))
 
-    def test_images_that_lie_flat(self, tmp_path):
+    def test_images_without_class_folders(self, tmp_path):
         image(tmp_path / "flat" / "1.png")
         self.refused("1.png in no class folder: put each image into a folder named as its class", tmp_path / "flat")
 
-    def test_nothing_but_other_files(self, tmp_path):
+    def test_a_folder_without_class_folders(self, tmp_path):
         (tmp_path / "images.zip").write_text("")
         self.refused("no class folders", tmp_path)
 
@@ -165,12 +165,12 @@ class TestRefused:
         (folder / "6" / ".hidden.png").write_bytes(b"")
         self.refused("6 holds no images", folder)
 
-    def test_files_that_are_no_images_by_their_names(self, folder):
+    def test_files_with_names_of_other_types(self, folder):
         for name in "abcd":
             (folder / "tabby cat" / f"{name}.txt").write_text("")
         self.refused("a.txt, b.txt, c.txt and 1 more: 4 files", folder)
 
-    def test_files_that_are_no_images_by_what_they_hold(self, folder):
+    def test_files_whose_content_is_not_an_image(self, folder):
         (folder / "tabby cat" / "5.png").write_text("hello")
         self.refused(r"tabby cat/5.png is not an image", folder, ImageError)
 
@@ -178,7 +178,7 @@ class TestRefused:
         (folder / "tabby cat" / "x.png").symlink_to(folder / "nothing")
         self.refused(r"x.png does not exist", folder, ImageError)
 
-    def test_a_pipe_is_not_waited_for(self, folder):
+    def test_a_named_pipe_does_not_block(self, folder):
         os.mkfifo(folder / "tabby cat" / "pipe.png")
         assert len(read(folder).labels) == 22
 
@@ -195,7 +195,7 @@ class TestRefused:
             (folder / "tabby cat" / f"{number}.png").unlink()
         self.refused("has 19 images: give at least 20", folder)
 
-    def test_more_images_than_fit_are_refused_before_any_is_read(self, folder, monkeypatch):
+    def test_more_images_than_memory_holds_are_refused_before_reading(self, folder, monkeypatch):
         monkeypatch.setattr(calibration, "MOST_BYTES", 21 * SHAPE.elements * 4)
         monkeypatch.setattr(calibration, "read_image", None)
         self.refused("has 22 images: at most 21 of 3x6x8 fit", folder)
@@ -205,7 +205,7 @@ class TestCheck:
     IMAGES = np.zeros((4, 3, 6, 8), dtype=np.float32)
     GOOD = np.array([0, 1, 2, 6])
 
-    def test_what_was_read_fits(self, folder):
+    def test_calibration_read_from_a_folder_passes_the_check(self, folder):
         read(folder).check(SHAPE, len(LABELS))
         Calibration(self.IMAGES, self.GOOD).check(SHAPE, 7)
 
@@ -223,14 +223,14 @@ class TestCheck:
         ],
         ids=range(8),
     )
-    def test_what_was_made_by_hand_and_does_not_fit_is_refused(self, images, labels, words):
+    def test_a_mismatched_calibration_object_is_refused(self, images, labels, words):
         with pytest.raises(InputError, match=words):
             Calibration(images, labels).check(SHAPE, 7)
 
 
 class TestSplit:
     @given(st.lists(st.integers(0, 9), min_size=2, max_size=200), st.floats(0.001, 0.999), st.integers(0, 5))
-    def test_the_parts_are_the_whole_and_each_class_gives_its_share(self, labels, share, seed):
+    def test_parts_are_disjoint_complete_and_stratified(self, labels, share, seed):
         whole = made(*labels)
         fit, held = whole.split(share, seed)
         assert len(held.labels) == min(max(1, round(share * len(labels))), len(labels) - 1)
@@ -241,19 +241,19 @@ class TestSplit:
             expected = labels.count(label) * len(held.labels) / len(labels)
             assert abs((held.labels == label).sum() - expected) < 1 + 1e-9
 
-    def test_the_seed_decides_and_nothing_else(self):
+    def test_a_split_depends_on_the_seed_alone(self):
         whole = made(*[0, 1, 2] * 20)
         first, again, other = whole.split(0.2, 7)[1], whole.split(0.2, 7)[1], whole.split(0.2, 8)[1]
         assert np.array_equal(first.images, again.images)
         assert not np.array_equal(first.images, other.images)
         assert np.bincount(first.labels).tolist() == [4, 4, 4]
 
-    def test_every_class_of_two_is_fitted_to(self):
+    def test_every_class_of_two_images_is_in_the_fitted_part(self):
         fit, held = made(*sorted([*range(10)] * 2)).split(0.5)
         assert fit.labels.tolist() == held.labels.tolist() == list(range(10))
 
     @pytest.mark.parametrize("share", [0, 1, -0.5, 2, float("nan")])
-    def test_a_share_that_leaves_nothing_is_refused(self, share):
+    def test_a_share_that_leaves_a_part_empty_is_refused(self, share):
         with pytest.raises(UsageError, match="between 0 and 1"):
             made(0, 1).split(share)
 
@@ -265,13 +265,13 @@ class TestSplit:
 
 class TestBatches:
     @given(st.integers(0, 20), st.integers(1, 25))
-    def test_batches_are_the_whole_in_order(self, count, size):
+    def test_batches_cover_all_images_in_order(self, count, size):
         whole = made(*range(count))
         batches = list(whole.batches(size))
         assert all(len(images) == len(labels) <= size for images, labels in batches)
         assert [label for _, labels in batches for label in labels] == list(range(count))
         assert len(batches) == -(-count // size)
 
-    def test_a_batch_of_nothing_is_refused(self):
+    def test_a_batch_size_below_one_is_refused(self):
         with pytest.raises(UsageError, match="at least 1 image"):
             next(made(0).batches(0))

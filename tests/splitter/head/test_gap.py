@@ -50,7 +50,7 @@ def test_a_head_begins_after_the_last_map_and_its_bytes_are_counted():
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_averaging_before_the_head_goes_with_it(uneven):
+def test_averaging_before_the_head_belongs_to_the_head(uneven):
     net, x = trunk(size=11 if uneven else 12)
     if uneven:
         cols, rows = net.constant(mean_matrix(11, 4).T.copy()), net.constant(mean_matrix(11, 4))
@@ -60,7 +60,7 @@ def test_averaging_before_the_head_goes_with_it(uneven):
     assert find_head(graph_of(net, fully_connected(net, pooled, 6 * 16))).trunk_end == x
 
 
-def test_a_softmax_stays_and_logits_are_before_it():
+def test_a_softmax_is_kept_and_logits_are_before_it():
     net, x = trunk()
     logits = fully_connected(net, x, 6 * 144)
     graph = graph_of(net, net.op("Softmax", logits, axis=1))
@@ -82,17 +82,17 @@ def test_a_bias_added_apart_and_branches_on_vectors_belong_to_the_head():
     assert (head.trunk_end, head.logits) == (x, logits)
 
 
-def test_global_pooling_and_one_layer_is_no_head_to_replace():
+def test_global_pooling_and_one_layer_are_not_a_head_to_replace():
     net, x = trunk()
     assert find_head(graph_of(net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 6, 4))) is None
 
 
-def test_pooled_convolutions_are_no_head():
+def test_pooled_convolutions_are_not_a_head():
     net, x = trunk(channels=4)
     assert find_head(graph_of(net, net.flat(net.op("GlobalAveragePool", x)))) is None
 
 
-def test_no_convolutions_or_a_branch_past_the_map_or_an_unusual_end_is_no_head():
+def test_networks_without_a_single_map_before_their_end_have_no_head():
     net = Net(3, 4, 4)
     assert find_head(graph_of(net, fully_connected(net, net.op("Relu", "x"), 48))) is None
     net, x = trunk()
@@ -309,7 +309,7 @@ def test_the_original_graph_is_left_as_it_was(solved):
     assert all(np.array_equal(before[name], solved.weights[name]) for name in before)
 
 
-def test_a_trunk_that_torch_does_not_know_keeps_the_logistic_fit(solved):
+def test_a_trunk_without_a_torch_equivalent_keeps_the_logistic_fit(solved):
     nodes = [replace(node, kind="Celu") if node.kind == "Relu" else node for node in solved.nodes]
     _, fit = replace_head(replace(solved, nodes=tuple(nodes)), Calibration(*lines(240, 7)))
     assert fit.how == "logistic"
@@ -331,7 +331,7 @@ def test_labels_of_other_classes_are_refused_with_the_accuracy(solved):
         replace_head(solved, Calibration(images, random))
 
 
-def test_images_that_cannot_be_are_refused(solved):
+def test_images_of_the_wrong_shape_are_refused(solved):
     images, labels = lines(60, 7)
     with pytest.raises(ModelError, match="the network takes 1 x 12 x 12"):
         replace_head(solved, Calibration(images[:, :, :6], labels))
@@ -341,14 +341,14 @@ def test_images_that_cannot_be_are_refused(solved):
         replace_head(solved, Calibration(images[:3], labels[:3]))
 
 
-def test_nothing_to_replace_is_an_error():
+def test_a_network_without_a_head_is_an_error():
     net, x = trunk()
     graph = graph_of(net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 6, 4))
     with pytest.raises(ModelError, match="no fully connected head"):
         replace_head_blind(graph, 0)
 
 
-def test_blind_replacement_agrees_with_the_original_more_than_chance_and_owns_that_it_is_blind(solved):
+def test_blind_replacement_agrees_above_chance_and_is_marked_as_unmeasured(solved):
     graph, fit = replace_head_blind(solved, 0)
     assert (fit.accuracy_before, fit.accuracy_after, fit.how) == (None, None, "blind")
     assert "not measured" in fit.note
@@ -359,7 +359,7 @@ def test_blind_replacement_agrees_with_the_original_more_than_chance_and_owns_th
     assert all(np.array_equal(graph.weights[name], again.weights[name]) for name in graph.weights)
 
 
-def test_a_part_to_choose_by_never_takes_a_class_away():
+def test_the_validation_part_never_removes_a_class():
     labels = np.repeat(np.arange(4), [1, 2, 3, 40])
     fit, chosen_by = divide(labels, 0)
     assert np.array_equal(np.sort(np.concatenate([fit, chosen_by])), np.arange(len(labels)))

@@ -30,7 +30,7 @@ def torchscript_pads(net, left, right, top, bottom):
     return net.op("Cast", flat, to=TensorProto.INT64)
 
 
-def test_padding_as_the_older_exporter_writes_it_is_constant(tmp_path):
+def test_padding_in_the_older_exporters_form_is_constant(tmp_path):
     net, x = network()
     x = net.op("Pad", x, torchscript_pads(net, 0, 1, 2, 0), net.constant(np.float32(0.5)), mode="constant")
     model = net.model(net.flat(net.conv(x, 4, 4, [3, 3], strides=[2, 2])))
@@ -57,7 +57,7 @@ def many_large_ones(net):
 
 
 @pytest.mark.parametrize("form", [huge_filled, huge_expanded, huge_range, many_large_ones])
-def test_a_few_bytes_that_ask_for_more_memory_than_there_is_are_refused(form):
+def test_a_constant_larger_than_memory_is_refused(form):
     net, x = network()
     x = net.op("Add", x, net.op("ReduceMax", form(net), keepdims=0))
     model = net.model(net.flat(x))
@@ -68,7 +68,7 @@ def test_a_few_bytes_that_ask_for_more_memory_than_there_is_are_refused(form):
     tracemalloc.stop()
 
 
-def test_random_values_are_not_folded_because_they_are_as_large_as_a_constant():
+def test_random_values_shaped_like_a_constant_are_not_folded():
     net, x = network()
     x = net.op("Add", x, net.op("RandomNormalLike", net.constant(net.floats(4, 1, 1))))
     with pytest.raises(ModelError, match=r"\(RandomNormalLike\).*random"):
@@ -81,7 +81,7 @@ def strided(net, x, indices):
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)], ids=["map", "vector"])
-def test_a_view_of_all_values_in_order_is_what_it_shows(shape, tmp_path):
+def test_a_view_of_all_values_in_order_is_a_reshape(shape, tmp_path):
     """ConvNeXt's pooled features, as torch.export has them."""
     net, x = network()
     x = strided(net, net.op("ReduceMean", x, integers(net, -1, -2)), np.arange(4).reshape(shape))

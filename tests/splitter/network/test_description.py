@@ -70,31 +70,31 @@ def write(tmp_path):
 
 class TestPreprocess:
     @given(description=descriptions())
-    def test_what_is_written_is_what_is_read(self, description, tmp_path_factory):
+    def test_a_description_is_read_back_as_written(self, description, tmp_path_factory):
         path = tmp_path_factory.getbasetemp() / "round-trip.toml"
         path.write_text(toml(description))
         assert read_preprocess(path) == description
 
     @given(description=descriptions())
-    def test_a_plan_keeps_it(self, description):
+    def test_a_plan_keeps_the_description(self, description):
         assert structure(Preprocess, json.loads(json.dumps(unstructure(description))), "plan.json") == description
 
-    def test_the_example_is_what_torchvisions_networks_take(self):
+    def test_the_example_is_the_preprocessing_of_torchvision(self):
         assert read_preprocess(ROOT / "examples/preprocess.toml") == IMAGENET
 
-    def test_the_size_is_all_that_must_be_said(self, write):
+    def test_only_the_size_is_required(self, write):
         expected = Preprocess(256, "bilinear", "RGB", 1 / 255, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
         assert read_preprocess(write("resize = 256")) == expected
         assert read_preprocess(write('crop = "none"\nchannels = "L"')) == Preprocess(
             None, "bilinear", "L", 1 / 255, (0.0,), (1.0,)
         )
 
-    def test_whole_numbers_are_numbers(self, write):
+    def test_whole_numbers_are_accepted_as_floats(self, write):
         read = read_preprocess(write("resize = 9\nscale = 1\nmean = [104, 117, 123]\nstd = [1, 1, 1]"))
         assert (read.scale, read.mean) == (1.0, (104.0, 117.0, 123.0))
         assert all(isinstance(value, float) for value in (read.scale, *read.mean, *read.std))
 
-    def test_what_editors_add_does_not_matter(self, write):
+    def test_byte_order_marks_and_line_ends_are_ignored(self, write):
         assert read_preprocess(write(b"\xef\xbb\xbfresize = 8\r\n")).resize == 8
 
     @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ class TestLabels:
         assert read_labels(write(b"\xef\xbb\xbf a\r\nb \r\n\r\n\n", "l.txt")) == ("a", "b")
 
     @given(st.lists(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1), min_size=1))
-    def test_what_is_written_is_what_is_read(self, tmp_path_factory, names):
+    def test_labels_are_read_back_as_written(self, tmp_path_factory, names):
         path = tmp_path_factory.getbasetemp() / "round-trip.txt"
         path.write_text("\n".join(names), encoding="utf-8")
         assert read_labels(path) == tuple(names)
@@ -193,7 +193,7 @@ class TestLabels:
 
 
 @pytest.mark.parametrize("read", [read_preprocess, read_labels])
-def test_files_that_are_none_are_named(read, tmp_path):
+def test_unreadable_files_are_named(read, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("a")
     for path, words in [
@@ -240,7 +240,7 @@ def test_a_grey_network_answers_for_colour_pictures_through_tiles(tmp_path, writ
     assert np.abs(logits - whole(pixels)).max() <= 1e-5 * np.ptp(logits)
 
 
-def test_what_the_reference_says_of_other_libraries_can_be_copied(write):
+def test_the_documented_recipes_of_other_libraries_are_valid(write):
     text = (ROOT / "docs/how-to/preprocess.md").read_text().partition("What others call it")[2].partition("\n## ")[0]
     rows = [re.findall(r"`(\w+ = [^`]+)`", line.split("|")[2]) for line in text.splitlines() if line.startswith("| ")]
     recipes = ["\n".join(keys) for keys in rows if keys]
@@ -253,7 +253,7 @@ def test_what_the_reference_says_of_other_libraries_can_be_copied(write):
         assert all(read[key] == value for key, value in values.items() if key != "crop")
 
 
-def test_split_takes_the_paths_of_descriptions_as_well_as_what_they_say(tmp_path):
+def test_split_takes_descriptions_or_their_paths(tmp_path):
     net = Net(3, 8, 8)
     (tmp_path / "net.onnx").write_bytes(net.model(net.linear(net.flat("x"), 192, 2)).SerializeToString())
     (tmp_path / "own.toml").write_text(toml(IMAGENET))

@@ -57,7 +57,7 @@ def serialised(monkeypatch):
 
 
 @pytest.mark.parametrize("form", [network, quantised])
-def test_reading_a_network_copies_and_serialises_next_to_nothing(form, serialised):
+def test_reading_a_network_copies_and_serialises_almost_nothing(form, serialised):
     net, x = form()
     model = net.model(x)
     light, weights = ExternalWeightsModel.of(ir.from_proto(model)), size_of(model)
@@ -85,7 +85,7 @@ def test_an_exported_module_shares_its_weights_with_the_plan():
         assert any(np.shares_memory(weight, value) for value in graph.weights.values())
 
 
-def test_a_files_external_weights_are_mapped_wherever_they_are_and_small_ones_too(tmp_path):
+def test_a_files_external_weights_of_any_size_are_memory_mapped(tmp_path):
     net, x = network()
     x = net.op("Reshape", x, net.constant(np.array([0, 2, 16, 16])))
     model = net.model(net.linear(net.flat(x), 512, 5))
@@ -120,7 +120,7 @@ def as_inputs(model):
 
 
 @pytest.mark.parametrize(("form", "opset"), [(as_nodes, 20), (as_inputs, 20), (as_nodes, 13), (as_inputs, 8)])
-def test_constants_are_found_in_every_place_that_onnx_has_for_them(form, opset, tmp_path):
+def test_constants_are_read_from_every_place_that_onnx_allows(form, opset, tmp_path):
     net, x = network(opset)
     values = [net.constant(np.abs(net.floats(512))) for _ in range(4)]
     model = net.model(net.op("BatchNormalization", x, *values))
@@ -133,7 +133,7 @@ def test_constants_are_found_in_every_place_that_onnx_has_for_them(form, opset, 
     assert worst_error(source.onnx, batch, tmp_path / "plan", ["2x2", "1"], expected=expected) <= 1e-6
 
 
-def test_a_model_is_left_as_it_was_given():
+def test_the_given_model_is_not_modified():
     net, x = network()
     model = net.model(x)
     before = model.SerializeToString()
@@ -142,7 +142,7 @@ def test_a_model_is_left_as_it_was_given():
 
 
 @pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.INT4])
-def test_weights_of_types_that_numpy_lacks_are_computed_like_others(kind, tmp_path):
+def test_weights_of_types_that_numpy_lacks_are_converted(kind, tmp_path):
     net, x = network()
     net.opset = 21
     whole = net.random.integers(-7, 7, (512, 64))

@@ -63,7 +63,7 @@ def test_a_network_in_fp16_is_split(cast, tmp_path):
     assert 0 < relative_error(whole, original(model, batch)) <= ROUNDING
 
 
-def test_its_weights_are_stored_in_fp16(tmp_path):
+def test_weights_of_an_fp16_network_are_stored_in_fp16(tmp_path):
     net, output = network(cast=True)
     onnx.save(in_half(net, output, cast=True), tmp_path / "net.onnx")
     plan = split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=["2x2", "1"])
@@ -81,7 +81,7 @@ def test_operators_in_any_order_are_read(tmp_path):
     assert source.run(example).shape == (1, 5)
 
 
-def test_a_file_that_reads_what_nothing_writes_is_refused(tmp_path):
+def test_a_file_that_reads_an_undefined_tensor_is_refused(tmp_path):
     net, output = network(cast=True)
     net.nodes[1].input[0] = "nothing"
     onnx.save(in_half(net, output, cast=True), tmp_path / "net.onnx")

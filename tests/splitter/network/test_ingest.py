@@ -83,7 +83,7 @@ ONE_TASK = [
 
 
 @pytest.mark.parametrize("form", ONE_TASK)
-def test_what_cannot_be_spread_is_a_stage_of_one_task(form, tmp_path):
+def test_operators_that_cannot_be_spread_form_a_stage_of_one_task(form, tmp_path):
     net, x = network()
     y = form(net, x)
     size = [dim // 2 for dim in SIZE] if form is lp_pool else SIZE
@@ -120,7 +120,7 @@ def test_random_values_are_refused(kind):
     refused(net, net.flat(net.op("Add", x, net.op(kind, x))), f"({kind})", "random", "evaluation mode")
 
 
-def test_random_values_out_of_nothing_are_refused():
+def test_random_values_without_an_input_are_refused():
     net, x = network()
     noise = net.op("RandomNormal", shape=[1, 4, *SIZE])
     refused(net, net.flat(net.op("Add", x, noise)), "(RandomNormal)", "random")
@@ -169,7 +169,7 @@ def test_an_operator_of_another_domain_is_refused():
     refused(model, None, "'spell' (Magic)", "my.domain")
 
 
-def test_an_operator_that_nobody_knows_is_refused():
+def test_an_unknown_operator_is_refused():
     net, x = network()
     net.nodes.append(helper.make_node("Frobnicate", [x], ["y"], name="spell"))
     flat = net.flat("y")
@@ -229,7 +229,7 @@ def first(net, x):
 
 
 @pytest.mark.parametrize("form", [concatenated, reduced, reduced_to_one_number, normalised, first])
-def test_what_mixes_the_images_of_a_batch_is_refused(form):
+def test_operators_that_mix_the_images_of_a_batch_are_refused(form):
     net, x = network()
     y = form(net, x)
     y = net.op("Sigmoid", y)
@@ -243,14 +243,14 @@ def test_what_mixes_the_images_of_a_batch_is_refused(form):
         (joined, ("(Reshape)", "folds another axis into that of the images", "(N, windows, ...)")),
     ],
 )
-def test_what_moves_or_folds_the_images_says_so_and_how_else_to_write_it(form, words):
+def test_operators_that_move_or_fold_images_are_refused_with_an_alternative(form, words):
     net, x = network()
     y = net.op("Sigmoid", form(net, x))
     refused(net, net.op("Reshape", y, net.constant(np.array([1, -1]))), *words)
 
 
 @pytest.mark.parametrize("order", ["cx", "xc", "cxc", "xcx", "ccxxc"])
-def test_constants_among_joined_maps_are_there_for_each_image(order, tmp_path):
+def test_constants_joined_to_maps_are_repeated_for_each_image(order, tmp_path):
     """CoordConv's, say."""
     net, x = network()
     parts = [x if part == "x" else net.constant(net.floats(1, 2, *SIZE)) for part in order]
@@ -263,7 +263,7 @@ def test_constants_among_joined_maps_are_there_for_each_image(order, tmp_path):
     assert worst_error(model, batch, tmp_path, ["2x2", "1"], expected=expected) <= EXACT
 
 
-def test_a_class_token_as_vision_transformers_have_it(tmp_path):
+def test_a_class_token_as_in_vision_transformers(tmp_path):
     net, x = network()
     tokens = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 4, -1]))), perm=[0, 2, 1])
     tokens = net.op("Concat", net.constant(net.floats(1, 1, 4)), tokens, axis=-2)
@@ -278,14 +278,14 @@ def test_a_constant_that_becomes_an_image_of_its_own_is_refused():
     refused(net, net.op("Reshape", x, net.constant(np.array([1, -1]))), "(Concat)", "mixes the images of a batch")
 
 
-def test_a_window_larger_than_the_map_is_refused_as_that():
+def test_a_window_larger_than_the_map_is_refused():
     for kernel in ([9, 3], [10, 3], [17, 3]):  # of no rows, of -1, of fewer
         net, x = network()
         refused(net, net.flat(net.conv(x, 4, 4, kernel)), "(Conv)", "its window does not fit into a map of 8 x 10")
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_second_outputs_are_refused_only_where_they_are_used(tmp_path, used):
+def test_second_outputs_are_refused_only_if_used(tmp_path, used):
     net, x = network()
     scale = net.constant(net.floats(*SIZE[1:]))
     net.op("LayerNormalization", x, scale, output="top", axis=-1)
@@ -304,14 +304,14 @@ def test_indices_of_maxima_may_stay_unused(tmp_path):
     assert worst_error(net.model(net.flat("top")), net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
 
 
-def test_a_slice_that_keeps_all_images_is_none():
+def test_a_slice_that_keeps_all_images_is_removed():
     net, x = network()
     x = net.op("Slice", x, *(net.constant(np.array(value)) for value in ([0], [2**63 - 1], [0])))
     graph = from_onnx(net.model(net.flat(x)), *SIZE)
     assert [node.kind for node in graph.nodes] == ["Conv", "Relu", "Flatten"]
 
 
-def test_an_answer_of_whole_numbers_is_refused():
+def test_an_integer_output_is_refused():
     net, x = network()
     flat = net.op("Cast", net.flat(x), to=TensorProto.INT64)
     body = helper.make_graph(
@@ -324,14 +324,14 @@ def test_an_answer_of_whole_numbers_is_refused():
     refused(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), None, "float32")
 
 
-def test_no_stage_ends_in_what_is_not_float32(tmp_path):
+def test_every_stage_ends_in_float32_tensors(tmp_path):
     net, x = network()
     x = net.op("Where", net.op("Greater", x, net.constant(np.float32(0.3))), x, net.op("Neg", x))
     model = net.model(net.flat(net.conv(x, 4, 2, [3, 3])))
     assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "2x2", "1"]) <= EXACT
 
 
-def test_operators_of_one_name_are_told_apart():
+def test_operators_with_the_same_name_are_renamed():
     net, x = network()
     net.flat(net.op("Sigmoid", net.op("Tanh", x)))
     for node in net.nodes:

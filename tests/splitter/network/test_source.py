@@ -44,7 +44,7 @@ def message(model, example=EXAMPLE):
         ("", "mine.py: failed: AttributeError: mine.py defines no ''"),
     ],
 )
-def test_a_factory_that_ends_in_any_way_but_with_a_model_is_named(tmp_path, factory, end):
+def test_a_factory_that_fails_is_named(tmp_path, factory, end):
     (tmp_path / "mine.py").write_text(FACTORIES)
     assert message(f"{tmp_path}/mine.py:{factory}").endswith(end)
 
@@ -69,7 +69,7 @@ class Wrapped(Model):
 
 
 @pytest.mark.parametrize("wrap", [lambda y: (y,), lambda y: {"scores": y}, lambda y: [y, y]])
-def test_an_answer_that_is_no_tensor_is_refused(wrap):
+def test_an_output_that_is_not_a_tensor_is_refused(wrap):
     kind = type(wrap(0)).__name__
     assert f"forward() returns a {kind}: return the (N, K) tensor of scores alone" in message(Wrapped(wrap))
 
@@ -105,7 +105,7 @@ def test_a_branch_that_depends_on_the_data_is_named_by_its_line():
     assert f"depends on the values of the image at {__file__}:{line} (if x.sum() > 0:)" in text
 
 
-def test_torch_adds_no_noise_to_the_refusal_of_a_branch():
+def test_torchs_own_output_is_suppressed_when_a_branch_is_refused():
     code = (
         "from tests.splitter.network import test_source as t; from splitter.network.source import load\n"
         "try: load(t.Branches(), t.EXAMPLE)\nexcept t.ModelError: print('refused')"
@@ -122,7 +122,7 @@ def test_an_operator_that_onnx_lacks_is_named():
 
 
 @pytest.mark.parametrize(("content", "why"), [(b"", "it is empty"), (b"hello world, this is text\n", "another kind")])
-def test_a_file_that_is_no_model_says_so(tmp_path, content, why):
+def test_a_file_that_is_not_a_model_is_refused_with_the_reason(tmp_path, content, why):
     (tmp_path / "net.onnx").write_bytes(content)
     text = message(tmp_path / "net.onnx")
     assert "net.onnx is not an ONNX model: " in text
@@ -139,13 +139,13 @@ def network(channels=3, batch="N", **more):
     return net, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
 
 
-def test_a_batch_that_is_fixed_says_how_to_export(tmp_path):
+def test_a_fixed_batch_is_refused_with_advice_to_export(tmp_path):
     net, x = network(batch=8)
     text = message(saved(tmp_path, net.model(net.flat(x), dims=(8, 256))), None)
     assert "takes batches of 8 images: export it for a batch of 1, or of any size" in text
 
 
-def test_channels_that_are_unknown_are_no_number(tmp_path):
+def test_unknown_channels_are_taken_from_the_example(tmp_path):
     net, x = network(channels="C")
     path = saved(tmp_path, net.model(net.flat(x)))
     assert "does not fix its input's size" in message(path, None)
@@ -154,7 +154,7 @@ def test_channels_that_are_unknown_are_no_number(tmp_path):
     assert graph.shape(graph.input).channels == 3
 
 
-def test_an_opset_that_is_not_out_yet_is_refused(tmp_path):
+def test_a_future_opset_is_refused(tmp_path):
     net, x = network()
     model = net.model(net.flat(x))
     model.opset_import[0].version = 99
@@ -175,7 +175,7 @@ def ill_shaped(net, x):
 
 
 @pytest.mark.parametrize("form", [duplicated, ill_shaped])
-def test_what_onnx_runtime_does_not_run_is_told_without_its_insides(tmp_path, form, capfd):
+def test_onnx_runtimes_refusal_is_reported_without_its_internals(tmp_path, form, capfd):
     net, x = network()
     x, why = form(net, x)
     path = saved(tmp_path, net.model(net.flat(x)))

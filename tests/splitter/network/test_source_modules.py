@@ -28,7 +28,7 @@ def test_a_factory_file_may_use_dataclasses_and_its_neighbours(tmp_path):
     assert sys.path == before
 
 
-def test_a_module_in_training_mode_is_refused_and_left_so():
+def test_a_module_in_training_mode_is_refused_and_not_modified():
     module = torch.nn.Linear(2, 2).train()
     with pytest.raises(ModelError, match="training mode"):
         source.load(module, None)

@@ -24,13 +24,13 @@ def python(code, *arguments):
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_a_module_of_the_users_own_may_import_it(library, tmp_path):
+def test_a_users_module_may_import_torchvision(library, tmp_path):
     (tmp_path / "user.py").write_text(FACTORY.format(library=library))
     source, _ = load(f"{tmp_path}/user.py:network", EXAMPLE)
     assert source.name == "network"
 
 
-def test_it_can_be_imported_once_serfer_is():
+def test_torchvision_can_be_imported_after_serfer():
     code = """
 import serfer, sys
 assert not {"torch", "torchvision"} & set(sys.modules)
@@ -51,7 +51,7 @@ print(torchvision.models.resnet18(weights=None).fc.out_features)
     assert python(code) == ["1000"]
 
 
-def test_a_torchvision_whose_extension_loads_keeps_its_own_operators(tmp_path):
+def test_a_complete_torchvision_keeps_its_own_operators(tmp_path):
     """A second declaration of an operator would end its import."""
     package = tmp_path / "torchvision"
     package.mkdir()

@@ -94,7 +94,7 @@ def split_by_index(net, x):
 
 
 @pytest.mark.parametrize("heads", [split_heads, split_by_index])
-def test_attention_of_several_heads_as_vision_transformers_are_exported(heads, tmp_path):
+def test_multi_head_attention_as_exported_from_vision_transformers(heads, tmp_path):
     positions = SIZE[0] * SIZE[1]
     net, x = network(24)
     tokens = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 24, -1]))), perm=[0, 2, 1])
@@ -110,7 +110,7 @@ def test_attention_of_several_heads_as_vision_transformers_are_exported(heads, t
 
 
 @pytest.mark.parametrize("largest", [0, 1])
-def test_the_greatest_values_are_picked_though_their_indices_are_not_used(largest, tmp_path):
+def test_top_k_values_are_picked_where_indices_are_unused(largest, tmp_path):
     net = Net(3, *SIZE)
     x = net.conv("x", 3, 6, [3, 3])
     net.op("TopK", x, net.constant(np.array([3])), output="top", axis=1, largest=largest)

@@ -55,7 +55,7 @@ FORMS = [(np.int8, 0, True), (np.int8, -128, True), (np.uint8, 0, False), (np.ui
 
 
 @pytest.mark.parametrize(("kind", "zero", "per_channel"), FORMS)
-def test_tiles_answer_bit_by_bit_as_the_whole_does(kind, zero, per_channel, tmp_path):
+def test_tiles_equal_the_whole_bit_for_bit(kind, zero, per_channel, tmp_path):
     net, output = network(kind, zero, per_channel=per_channel)
     model = net.model(output)
     onnx.save(model, tmp_path / "net.onnx")
@@ -68,7 +68,7 @@ def test_tiles_answer_bit_by_bit_as_the_whole_does(kind, zero, per_channel, tmp_
     assert np.abs(whole - unsplit(model, batch)).max() <= 1.01 * STEP, "at most one step"
 
 
-def test_they_do_through_the_store_too(tmp_path):
+def test_tiles_equal_the_whole_through_the_store(tmp_path):
     net, output = network()
     onnx.save(net.model(output), tmp_path / "net.onnx")
     plan = split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=["2x2", "1"])
@@ -83,7 +83,7 @@ def refusal(net, x):
     return str(caught.value)
 
 
-def test_rounding_of_sums_in_float32_is_refused_because_of_their_last_bits():
+def test_rounding_of_float32_sums_is_refused():
     net = Quantised(3, *SIZE)
     net.nodes.clear()
     x = net.pair(net.op("Relu", net.conv("x", 3, 4, [3, 3])))
@@ -93,7 +93,7 @@ def test_rounding_of_sums_in_float32_is_refused_because_of_their_last_bits():
     assert "Relu" in message
 
 
-def test_a_pair_of_other_zero_points_is_refused():
+def test_a_pair_with_different_zero_points_is_refused():
     net = Quantised(3, *SIZE)
     q = net.op("QuantizeLinear", "x", net.constant(np.float32(STEP)), net.constant(np.int8(3)))
     x = net.op("DequantizeLinear", q, net.constant(np.float32(STEP)), net.constant(np.int8(4)))
@@ -107,7 +107,7 @@ def test_a_quantiser_for_each_channel_is_refused():
     assert "one constant number each" in refusal(net, x)
 
 
-def test_a_matrix_that_is_not_quantised_is_no_exact_sum():
+def test_a_matrix_that_is_not_quantised_is_refused():
     net = Quantised(3, *SIZE)
     x = net.pair(net.op("GlobalAveragePool", net.pair("x")))
     x = net.pair(net.linear(net.flat(x), 3, 5))

@@ -40,12 +40,12 @@ LARGE_HEADS = {"vgg11", "vgg16"}  # two columns of their first matrix are 205 MB
 SIZES = {"efficientnet-lite1": 240, "efficientnet-lite2": 260, "inception-v3": 299}
 
 
-def test_the_zoo_knows_these_networks():
+def test_the_zoo_lists_the_expected_networks():
     assert set(ZOO) == PRETRAINED | RANDOM
     assert all(name == entry.name for name, entry in ZOO.items())
 
 
-def test_an_unknown_name_is_refused_with_the_names_there_are():
+def test_an_unknown_name_is_refused_with_the_known_names():
     with pytest.raises(ModelError, match="unknown model 'resnet'") as refusal:
         find("resnet")
     assert all(name in str(refusal.value) for name in ZOO)
@@ -53,7 +53,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are():
 
 
 @pytest.mark.parametrize("entry", ZOO.values(), ids=list(ZOO))
-def test_every_entry_says_whether_its_weights_are_real(entry):
+def test_every_entry_names_the_origin_of_its_weights(entry):
     if entry.name in PRETRAINED:
         assert entry.weights == "ImageNet (pretrained)"
     else:
@@ -61,7 +61,7 @@ def test_every_entry_says_whether_its_weights_are_real(entry):
 
 
 @pytest.mark.parametrize("entry", ZOO.values(), ids=list(ZOO))
-def test_every_entry_makes_inputs_of_its_size_and_of_sane_numbers(entry):
+def test_every_entrys_sample_has_its_size_and_plausible_values(entry):
     preprocess = entry.preprocess
     assert entry.size == SIZES.get(entry.name, 224)
     assert 1.1 * entry.size < preprocess.resize < 1.2 * entry.size
@@ -81,7 +81,7 @@ def test_the_grids_of_every_entry_end_in_a_single_tile_or_are_left_to_the_planne
         assert parse_grids(list(entry.grids)).per_stage[-1] == ONE
 
 
-def test_random_weights_are_the_same_every_time_and_leave_the_callers_random_numbers_alone():
+def test_random_weights_are_reproducible_and_keep_the_callers_random_state():
     import torch  # noqa: PLC0415 - slow to import
 
     before = torch.get_rng_state()
@@ -152,7 +152,7 @@ def test_the_answers_depend_on_every_part_of_the_image(network):
 
 
 @pytest.mark.slow
-def test_the_weights_are_what_the_entry_says(network):
+def test_the_weights_are_of_the_stated_origin(network):
     import torch  # noqa: PLC0415 - slow to import
 
     if network.entry.name in PRETRAINED:
@@ -166,7 +166,7 @@ def test_the_weights_are_what_the_entry_says(network):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True], ids=["2x2", "own"])
-def test_a_split_network_answers_as_its_module_does_and_fits_its_functions(network, own, shelf):
+def test_a_split_network_equals_its_module_and_fits_its_functions(network, own, shelf):
     grids = (list(network.entry.grids) or "auto") if own else "2x2"
     with tempfile.TemporaryDirectory(dir=shelf) as directory:
         plan = serfer.split(network.entry.name, out=Path(directory) / "plan", grids=grids)

@@ -103,7 +103,7 @@ def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
         ("alexnet", ["2x2", "2x2", "1", "1"]),
     ],
 )
-def test_split_writes_a_whole_plan_that_is_read_back(name, grids, zoo, zoo_plan):
+def test_a_plan_written_by_split_is_read_back(name, grids, zoo, zoo_plan):
     source, sample, _ = zoo(name)
     plan, directory = zoo_plan(name, grids)
     assert load_plan(directory) == plan
@@ -150,7 +150,7 @@ def crops(count, size):
     return np.stack(pieces)
 
 
-def test_alexnets_random_weights_are_the_same_every_time(zoo):
+def test_alexnets_random_weights_are_reproducible(zoo):
     from splitter.network.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
 
     again = ZOO["alexnet"].build().state_dict()
@@ -159,7 +159,7 @@ def test_alexnets_random_weights_are_the_same_every_time(zoo):
     assert "random" in ZOO["alexnet"].weights
 
 
-def test_the_papers_network_through_driver_and_store_is_exact_moves_little_and_polls_nothing(zoo, zoo_plan):
+def test_the_papers_network_is_exact_through_driver_and_store_without_polling(zoo, zoo_plan):
     source, sample, _ = zoo("alexnet")
     _, directory = zoo_plan("alexnet", ["2x2", "2x2", "1", "1"])
     with serfer.open(directory) as pipeline:

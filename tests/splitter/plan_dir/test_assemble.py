@@ -73,7 +73,7 @@ def reads(plan):
     return [[source.stage for source in stage.inputs] for stage in plan.stages]
 
 
-def test_a_tensor_that_is_read_two_stages_later_is_written_once_and_read_from_where_it_was_made(tmp_path):
+def test_a_tensor_read_two_stages_later_is_written_once(tmp_path):
     net = Net(3, *SIZE)
     output, names = residual(net)
     model = net.model(output)
@@ -115,7 +115,7 @@ def test_a_map_and_a_vector_cross_a_cut_together(tmp_path):
 
 
 @pytest.mark.parametrize("grid", ["4x4", "2x2"])
-def test_a_tile_of_which_nobody_reads_anything_writes_nothing_and_the_rest_is_exact(tmp_path, grid):
+def test_a_tile_without_readers_writes_nothing(tmp_path, grid):
     net = Net(1, 8, 8)
     x = net.op("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2])
     y = net.op("Relu", net.conv(x, 1, 2, [1, 1], strides=[3, 3]))

@@ -29,7 +29,7 @@ def complaint(plan, directory, source, rounding=0.0):
 
 @pytest.mark.parametrize(("exported", "words"), [(True, "as exported to ONNX"), (False, "as read from the ONNX file")])
 @pytest.mark.parametrize("rounding", [0.0, 1e-2])
-def test_only_what_was_exported_here_is_called_exported(parts, exported, words, rounding):
+def test_only_modules_exported_by_split_are_reported_as_exported(parts, exported, words, rounding):
     plan, directory, source = parts
     other = replace(source, run=lambda batch: source.run(batch * 2), exported=exported)
     message = complaint(plan, directory, other, rounding)
@@ -37,13 +37,13 @@ def test_only_what_was_exported_here_is_called_exported(parts, exported, words, 
     assert exported == ("export" in message)
 
 
-def test_a_model_that_mixes_images_is_told_from_one_that_is_read_wrongly(parts):
+def test_a_model_that_mixes_images_is_distinguished_from_a_misread_one(parts):
     plan, directory, source = parts
     mixing = replace(source, run=lambda batch: source.run(batch + 0 * batch) + 3 * (len(batch) - 1))
     assert "mixes the images of a batch or depends on their number" in complaint(plan, directory, mixing)
 
 
-def test_a_model_that_takes_one_image_only_is_told_as_that(parts):
+def test_a_model_that_takes_only_one_image_is_reported(parts):
     plan, directory, source = parts
 
     def run(batch):
@@ -56,7 +56,7 @@ def test_a_model_that_takes_one_image_only_is_told_as_that(parts):
     )
 
 
-def test_a_part_that_cannot_run_is_not_blamed_on_the_number_of_images(parts, tmp_path):
+def test_a_part_that_cannot_run_is_not_attributed_to_the_batch_size(parts, tmp_path):
     plan, directory, source = parts
     for file in directory.rglob("*"):
         target = tmp_path / file.relative_to(directory)

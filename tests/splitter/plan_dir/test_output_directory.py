@@ -72,7 +72,7 @@ def test_links_in_a_loop_are_refused(home):
 
 
 @pytest.mark.parametrize("out", [".", "..", "../..", "../other/..", "/"])
-def test_neither_the_working_directory_nor_one_around_it_is_replaced(plan, monkeypatch, out):
+def test_the_working_directory_and_its_parents_are_never_replaced(plan, monkeypatch, out):
     (plan / "other").mkdir()
     (plan / "stage-0" / "x").mkdir()
     monkeypatch.chdir(plan / "stage-0")
@@ -93,7 +93,7 @@ def test_a_plan_of_any_format_is_replaced(home, plan, text):
 
 
 @pytest.mark.parametrize("text", ["", '{"format": 3, "dig'], ids=["empty", "cut off"])
-def test_a_damaged_plan_is_replaced_as_its_error_advises(plan, text):
+def test_a_damaged_plan_is_replaced(plan, text):
     (plan / "plan.json").write_text(text)
     write(plan)
     assert names(plan) == ["plan.json"]
@@ -109,17 +109,17 @@ def test_another_programs_plan_is_kept(home, text):
 @pytest.mark.parametrize(
     "name", ["thesis.txt", "stage-0/thesis.txt", "model.onnx", "stage-0/model.onnx", "stage-1b", ".git", "original.txt"]
 )
-def test_what_lies_in_a_plan_but_is_none_of_it_is_kept(plan, name):
+def test_foreign_files_in_a_plan_directory_are_kept(plan, name):
     (plan / name).write_text("years of work")
     refused(plan, f"holds {name}, which is not part of a plan and would be deleted")
 
 
-def test_a_directory_in_a_plan_and_a_link_of_a_plans_name_count_by_their_names(plan):
+def test_directories_and_links_in_a_plan_are_recognised_by_name(plan):
     (plan / "images").mkdir()
     refused(plan, "holds images,")
 
 
-def test_what_was_given_is_not_deleted_though_it_has_a_plans_name(home, plan):
+def test_a_model_inside_the_plan_directory_is_not_deleted(home, plan):
     (home / "link.onnx").symlink_to("plan/unsplit.onnx")
     for given in ("plan/unsplit.onnx", "link.onnx", "plan/../plan/unsplit.onnx"):
         refused(plan, r"plan holds .*onnx, which is to be read", [home / given])
@@ -136,25 +136,25 @@ def test_what_was_given_is_not_deleted_though_it_has_a_plans_name(home, plan):
         ("file/deeper/plan", "file is not a directory"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused_at_once(home, name, message):
+def test_an_impossible_path_is_refused_before_any_work(home, name, message):
     (home / "file").write_text("x")
     with pytest.raises(InputError, match=message):
         place_for(home / name)
     assert names(home) == ["file"]
 
 
-def test_a_place_without_the_right_to_write_is_refused_at_once(home, monkeypatch):
+def test_an_unwritable_path_is_refused_before_any_work(home, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, _mode: path != home)  # root may write anywhere
     refused(home / "plan", "home is not writable")
     refused(home / "a" / "b" / "plan", "home is not writable")
 
 
-def test_the_longest_name_that_there_is_will_do(home):
+def test_a_directory_name_of_maximum_length_is_accepted(home):
     write(home / ("n" * 255))
     assert names(home) == ["n" * 255]
 
 
-def test_what_came_while_the_model_was_split_is_kept(home):
+def test_files_that_appear_during_a_split_are_kept(home):
     def come():
         (home / "out").mkdir()
         (home / "out" / "thesis.txt").write_text("years of work")
@@ -166,7 +166,7 @@ def test_what_came_while_the_model_was_split_is_kept(home):
 
 
 @pytest.mark.parametrize("end", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
-def test_a_replacement_that_fails_half_way_brings_the_old_plan_back(home, plan, monkeypatch, end):
+def test_a_failed_replacement_restores_the_old_plan(home, plan, monkeypatch, end):
     before = json.loads((plan / "plan.json").read_text())
     rename = output_directory.Path.rename
 
@@ -182,7 +182,7 @@ def test_a_replacement_that_fails_half_way_brings_the_old_plan_back(home, plan, 
     assert names(home) == ["plan"]
 
 
-def test_a_disk_that_fills_up_is_something_unavailable(home):
+def test_a_full_disk_raises_unavailable_error(home):
     def fill():
         raise OSError(errno.ENOSPC, "No space left on device")
 

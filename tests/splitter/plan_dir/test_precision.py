@@ -50,7 +50,7 @@ def check_fp16(model, plan, directory, batch):
 
 
 @pytest.mark.parametrize("grids", ["1", "2x2", ["2x2", "3x3", "col3", "col2"], ["2x2", "col4"]])
-def test_fp16_halves_what_is_stored_and_tiles_equal_what_is_left(tmp_path, grids):
+def test_fp16_halves_stored_bytes_and_tiles_equal_the_rounded_network(tmp_path, grids):
     net, output = network()
     model = net.model(output)
     full = cut(model, SIZE, tmp_path / "full", grids, precision="fp32")
@@ -70,7 +70,7 @@ def test_auto_keeps_fp32_where_everything_fits(tmp_path):
     assert plan.changes == plan.original == plan.ways == ()
 
 
-def test_auto_stores_only_the_stage_that_would_not_fit_in_fp16(tmp_path):
+def test_auto_stores_only_oversized_stages_in_fp16(tmp_path):
     net, output = network()
     model = net.model(output)
     plan = cut(model, SIZE, tmp_path / "plan", ["2x2", "1", "1"], limit=room_for(60_000))
@@ -90,7 +90,7 @@ def test_auto_stores_only_the_stage_that_would_not_fit_in_fp16(tmp_path):
     ]
 
 
-def test_fp32_never_rounds_and_says_what_is_too_large(tmp_path):
+def test_fp32_refuses_a_stage_that_is_too_large(tmp_path):
     net, output = network()
     with pytest.raises(ModelError, match="room for 60,000"):
         cut(net.model(output), SIZE, tmp_path / "plan", ["2x2", "1"], limit=room_for(60_000), precision="fp32")
@@ -110,7 +110,7 @@ def test_a_weight_beyond_fp16s_range_stays_fp32(tmp_path):
     check_fp16(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
-def test_a_model_without_a_weight_that_fp16_holds_is_not_changed(tmp_path):
+def test_a_model_without_storable_weights_is_unchanged(tmp_path):
     net = Net(3, *SIZE)
     model = net.model(net.flat(net.op("Relu", net.conv("x", 3, 2, [3, 3]))))
     plan = cut(model, SIZE, tmp_path / "plan", "2x2", precision="fp16")
@@ -149,7 +149,7 @@ def test_rounding_is_relative_to_the_weights_norm():
     assert rounding(np.float32([1e6])) == float("inf")
 
 
-def test_what_is_stored_in_fp16_is_what_is_computed_with():
+def test_computed_weights_equal_the_stored_fp16_values():
     net, output = network()
     graph = from_onnx(net.model(output), *SIZE)
     names = storable(graph, graph.nodes)

@@ -21,7 +21,7 @@ def file():
     return WeightsFile("weights-3.bin", CONSTANTS, frozenset({"large", "small"}))
 
 
-def test_what_was_written_is_what_the_references_point_to(file, tmp_path):
+def test_references_point_to_the_written_weights(file, tmp_path):
     (tmp_path / "stage-1").mkdir()
     file.write(tmp_path / "stage-1" / file.name)
     assert (tmp_path / "stage-1" / file.name).stat().st_size == file.bytes
@@ -37,7 +37,7 @@ def test_what_was_written_is_what_the_references_point_to(file, tmp_path):
         assert (tensor.data_type == TensorProto.FLOAT16) == (key == "large") == file.is_half(key)
 
 
-def test_what_is_small_stays_in_the_graph(file):
+def test_small_constants_stay_in_the_graph(file):
     assert "small" not in file
     assert all(key in file for key in ("large", "just", "whole", "turned"))
     assert not file.is_half("small")
@@ -49,7 +49,7 @@ def test_fp16_takes_half_the_bytes():
     assert WeightsFile("w", one, frozenset({"w"})).bytes == 2048
 
 
-def test_a_file_of_nothing_is_empty(tmp_path):
+def test_a_file_without_weights_is_empty(tmp_path):
     file = WeightsFile("weights-0.bin", {}, frozenset())
     file.write(tmp_path / file.name)
     assert (tmp_path / file.name).stat().st_size == file.bytes == 0
@@ -66,7 +66,7 @@ def test_a_file_knows_which_parts_of_a_constant_it_holds():
     assert "w" not in file
 
 
-def test_a_slices_name_says_which_it_is():
+def test_a_slice_is_parsed_from_its_name():
     part = Slice("a|b", 1, Span(3, 7))
     assert Slice.parse(part.name) == part
     for name in ("plain", "a|b|c|d", "|||", "1|2|3", "a|0|1|-2"):

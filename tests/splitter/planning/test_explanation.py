@@ -21,7 +21,7 @@ def why(network, tmp_path):
     return lambda **options: split(str(network), out=tmp_path / "plan", **options).why
 
 
-def test_a_plan_that_was_chosen_among_all_says_so(why):
+def test_reasons_name_a_plan_chosen_without_constraints(why):
     reasons = why()
     assert "the least product of latency and dollars of all plans that fit" in reasons
     assert "given" not in reasons
@@ -40,14 +40,14 @@ def test_a_plan_that_was_chosen_among_all_says_so(why):
         ({"objective": "cost", "stages": 1}, "1 stage", "cuts, grids, memory"),
     ],
 )
-def test_a_plan_with_something_given_names_it_and_what_was_chosen(why, options, given, chosen):
+def test_reasons_name_constraints_and_free_choices(why, options, given, chosen):
     reasons = why(**options)
     assert "of all plans" not in reasons
     assert f"of the plans that fit with what was given ({given})" in reasons
     assert f"The planner chose {chosen} and how stages hand on." in reasons
 
 
-def test_a_grid_that_loses_to_one_function_says_that_it_does(why):
+def test_reasons_name_one_function_that_beats_the_requested_grid(why):
     reasons = why(grids=(2, 2), memory_mb=1769)
     assert "This plan loses to that in both, because of what was given." in reasons
     assert "costs 0.00 times" not in reasons
@@ -62,7 +62,7 @@ def test_a_grid_that_loses_to_one_function_says_that_it_does(why):
         ({"grids": (2, 2), "max_tiles": 3}, "no stage can be spread 2x2: it has 4 tiles, and at most 3 are allowed"),
     ],
 )
-def test_a_grid_that_no_stage_can_have_is_never_passed_over_in_silence(why, options, reason):
+def test_a_requested_grid_that_no_stage_can_have_is_reported(why, options, reason):
     with pytest.warns(PlanWarning, match=reason) as warned:
         reasons = why(**options)
     assert warned[0].filename == __file__

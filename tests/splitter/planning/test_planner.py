@@ -47,7 +47,7 @@ def positions(graph):
     return [cut.position for cut in cut_points(graph)]
 
 
-def test_where_invoking_costs_more_than_it_gains_nothing_is_split(chain):
+def test_nothing_is_split_where_invocations_cost_more_than_they_save(chain):
     (stage,) = best_chain(chain, "auto", None, budget(lambdas(invoke_floor=10.0)))
     assert stage.grid == ONE
 
@@ -62,7 +62,7 @@ def test_a_list_gives_every_stage_its_grid(chain, wanted):
 
 @pytest.mark.parametrize("grid", ["2x2", "3x3", "1x4"])
 @pytest.mark.parametrize("stages", [2, 3, 4, None])
-def test_one_grid_for_all_tiles_whatever_can_be_tiled(chain, grid, stages):
+def test_one_grid_for_all_stages_tiles_every_stage_that_can_be_tiled(chain, grid, stages):
     choice = best_chain(chain, grid, stages)
     flat = next(index for index, node in enumerate(chain.nodes) if node.kind == "Flatten")
     for stage in choice:
@@ -80,7 +80,7 @@ def test_more_stages_than_cuts_is_refused_with_the_most(chain):
 
 
 @pytest.mark.parametrize("stages", [0, -1, 17])
-def test_a_number_of_stages_that_no_plan_has_is_refused(chain, stages):
+def test_an_impossible_number_of_stages_is_refused(chain, stages):
     with pytest.raises(UsageError, match="between 1 and 16"):
         best_chain(chain, "auto", stages)
 
@@ -90,7 +90,7 @@ def test_grids_that_contradict_the_number_of_stages_are_refused(chain):
         best_chain(chain, ["2x2", "1"], 3)
 
 
-def test_more_grids_than_any_plan_has_are_refused(chain):
+def test_more_grids_than_possible_stages_are_refused(chain):
     with pytest.raises(UsageError, match="17 grids"):
         best_chain(chain, ["1"] * 17)
 
@@ -99,7 +99,7 @@ def fitted(graph, grids="auto", room=None, stages=None, **options):
     return fit(graph, SplitOptions(parse_grids(grids), stages, **options), budget(room=room), None, lambda _: None)
 
 
-def test_tiles_where_none_can_be_are_refused_by_name(chain):
+def test_a_grid_for_a_stage_that_cannot_be_tiled_is_refused_by_name(chain):
     assert best_chain(chain, ["2x2", "2x2"]) is None
     with pytest.raises(ModelError, match=r"no chain of .* grids 2x2,2x2 .* \(Flatten\) on, stages have no tiles"):
         fitted(chain, ["2x2", "2x2"])
@@ -112,27 +112,27 @@ def test_tiles_where_none_can_be_are_refused_by_name(chain):
         ("auto", 20_000, r"320,200 bytes.*room for 20,000 .*, 300,200 too few"),
     ],
 )
-def test_an_operator_that_no_functions_can_hold_is_named_with_its_bytes(chain, precision, room, message):
+def test_an_operator_too_large_for_any_function_is_named_with_its_bytes(chain, precision, room, message):
     with pytest.raises(
         ModelError, match=rf"no cut divides, with operator 't\d+' \(Gemm\), cannot be deployed.*{message}"
     ):
         fitted(chain, "auto", room, precision=precision)
 
 
-def test_where_every_stage_has_its_grid_the_one_that_is_too_large_is_named(chain):
+def test_a_stage_too_large_for_its_given_grid_is_named(chain):
     with pytest.raises(ModelError, match=r"stage 1 of 2, with operator .* \(Gemm\), cannot .*room for 600,000"):
         fitted(chain, ["2x2", "1"], 600_000, precision="fp32")
 
 
 @pytest.mark.parametrize("grid", ["1", "2x2", "col2"])
-def test_a_head_that_is_too_large_is_spread_by_columns_whichever_grid_was_asked_for(chain, grid):
+def test_a_head_that_is_too_large_is_spread_by_columns_for_any_requested_grid(chain, grid):
     decision = fitted(chain, grid, 600_000, precision="fp32")
     assert decision.choices[-1].grid.columns
     assert decision.changes == ()
     assert not any(choice.grid.columns for choice in decision.choices[:-1])
 
 
-def test_stages_are_cut_where_the_package_limit_wants_it(chain):
+def test_stages_are_cut_where_the_package_limit_requires_it(chain):
     tight = budget(lambdas(invoke_floor=10.0), room=641_000)
     choice = best_chain(chain, "1", None, tight)
     assert len(choice) == 2
@@ -179,7 +179,7 @@ def work(graph, choices):
     return total
 
 
-def test_work_counts_before_time_where_it_is_asked_for(chain):
+def test_the_work_objective_minimises_work_before_time(chain):
     fast_net = lambdas(invoke_floor=1e-9, invoke_tail=1e-9, bandwidth=1e15)
     cuts, quick = cut_points(chain), replace(budget(fast_net), memory_mb=(128,))
     least = choose(chain, cuts, parse_grids("auto"), 2, quick, least_work=True)
@@ -200,7 +200,7 @@ def test_work_counts_before_time_where_it_is_asked_for(chain):
         ((5, 5), ONE, [(5, 5)]),
     ],
 )
-def test_a_grid_cuts_what_it_fits(size, grid, sizes):
+def test_a_grid_spreads_every_map_that_it_fits(size, grid, sizes):
     net = Net(2, *size)
     x = net.op("Relu", "x")
     graph = from_onnx(net.model(net.linear(net.flat(x), 2 * size[0] * size[1], size[1])), *size)

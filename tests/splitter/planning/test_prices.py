@@ -87,7 +87,7 @@ def made(parent, name):
 
 @pytest.mark.parametrize("store", ["redis", "s3", "valkey+s3"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}".replace(" ", ""))
-def test_a_plan_costs_what_the_planner_said(case, store, tmp_path):
+def test_the_price_of_a_plan_equals_the_planners_prediction(case, store, tmp_path):
     plan = split(case, store, tmp_path, "cost" if store == "valkey+s3" else "balanced")
     priced = price_plan(plan, Platform.over(FACTS, store))
     assert plan.store == store
@@ -97,7 +97,7 @@ def test_a_plan_costs_what_the_planner_said(case, store, tmp_path):
         assert price.tasks == stage.grid.tiles
 
 
-def test_the_cases_have_what_is_stored_and_what_rides_along(tmp_path):
+def test_the_cases_cover_stored_and_inline_tensors(tmp_path):
     stages = {
         (store, stage.inline, stage.grid.tiles > 1)
         for number, case in enumerate(CASES)

@@ -261,15 +261,15 @@ def gaps(enumerated, planner, grids=GRIDS, **wanted):
     return np.array(excess)
 
 
-def test_the_search_finds_the_best_of_all_chains_for_every_goal(enumerated):
+def test_search_returns_the_best_of_all_chains_for_every_goal(enumerated):
     assert np.abs(gaps(enumerated, Search.best)).max() < 1e-9
 
 
-def test_where_every_cut_is_taken_the_search_still_finds_the_best(cut_everywhere):
+def test_search_returns_the_best_chain_where_every_cut_is_taken(cut_everywhere):
     assert np.abs(gaps(cut_everywhere, Search.best, everywhere=True)).max() < 1e-9
 
 
-def test_every_way_is_the_best_for_some_boundary(cut_everywhere):
+def test_every_data_path_is_the_best_for_some_boundary(cut_everywhere):
     chosen = Counter()
     for graph, cuts, budget, seconds, usd in cut_everywhere:
         search, near = searched(graph, cuts, budget, everywhere=True), budget.facts.s3 == NEAR_OBJECTS
@@ -281,7 +281,7 @@ def test_every_way_is_the_best_for_some_boundary(cut_everywhere):
 
 
 @pytest.mark.parametrize("store", ["valkey", "s3"])
-def test_a_planner_with_one_of_the_stores_does_not(cut_everywhere, store):
+def test_a_planner_limited_to_one_store_misses_the_best_chain(cut_everywhere, store):
     two = [
         (*case, replace(budget, store=store)) for *case, budget, _, _ in cut_everywhere if budget.store == "valkey+s3"
     ]
@@ -304,11 +304,11 @@ def greedy(search, _goal):
     return Chain(seconds, usd, ())
 
 
-def test_a_greedy_planner_does_not(enumerated):
+def test_a_greedy_planner_misses_the_best_chain(enumerated):
     assert (gaps(enumerated, greedy) > 0.01).mean() > 0.2
 
 
-def test_a_planner_with_grids_up_to_2x2_does_not(enumerated):
+def test_a_planner_limited_to_2x2_grids_misses_the_best_chain(enumerated):
     assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).sum() >= 10
 
 

@@ -51,7 +51,7 @@ def tasks_of(graph):
     "name",
     ["squeezenet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18", "mobilenet-v2", "googlenet"))],
 )
-def test_what_is_fused_reordered_and_sliced_is_nearly_what_onnx_runtime_does(zoo, tmp_path, monkeypatch, name):
+def test_modelled_fusion_reorders_and_slices_nearly_match_onnx_runtime(zoo, tmp_path, monkeypatch, name):
     """Nearly: each operator is taken by itself, and sums of what a task is given may stay out of blocks.
 
     Blocks have 16 channels where processors have AVX-512, which is what plans are predicted for, and 8 elsewhere.
@@ -102,7 +102,7 @@ def test_profiles_are_measured_fitted_and_read_again(monkeypatch):
     assert "drawn" in progress[0]
 
 
-def test_a_meter_repeats_until_it_was_quiet_or_time_is_up():
+def test_a_meter_repeats_until_an_undisturbed_run_or_the_time_limit():
     meter = Meter()
     repeated = meter.repeat(lambda: 1.0, most_s=0.0)
     assert len(repeated.times) == profile._LEAST_ROUNDS

@@ -80,7 +80,7 @@ def ranges(order):
 
 @settings(max_examples=80)
 @given(maps())
-def test_cells_are_disjoint_and_cover_exactly_what_is_read(world):
+def test_cells_are_disjoint_and_cover_exactly_the_regions_read(world):
     height, width, before, wanted = world
     read, written = np.zeros((height, width), dtype=bool), np.zeros((height, width), dtype=int)
     for rect in wanted:
@@ -124,7 +124,7 @@ def test_a_piece_is_runs_of_whole_cells_in_order_inside_the_object(world):
 
 @settings(max_examples=60, deadline=None)
 @given(maps())
-def test_the_order_of_few_cells_is_the_best_there_is(world):
+def test_the_order_of_few_cells_is_optimal(world):
     _, _, before, wanted = world
     for cells in alone(before, wanted)[0]:
         if 0 < len(cells) <= 6:
@@ -151,7 +151,7 @@ def test_many_cells_are_ordered_better_than_row_by_row(grid):
             assert ranges([who for _, who in cells]) < ranges([who for _, who in plain])
 
 
-def test_a_part_that_nobody_reads_is_never_written():
+def test_a_region_without_readers_is_never_written():
     before = grid_rects(4, 4, Grid(2, 1))
     cells, layout = alone(before, [Rect(Span(0, 1), Span(0, 4))])
     assert [[rect for rect, _ in part] for part in cells] == [[Rect(Span(0, 1), Span(0, 4))], []]
@@ -242,7 +242,7 @@ def test_pieces_of_a_vector_put_together_are_its_columns(world, batch):
 
 @settings(max_examples=40)
 @given(stages(), stages(), st.integers(1, 2))
-def test_a_tile_reads_from_several_stages_whatever_order_its_inputs_have(one, other, batch):
+def test_a_tile_reads_inputs_of_several_stages_in_any_order(one, other, batch):
     worlds, objects, pieces, wholes, inputs = (one, other), [], [], [], {}
     for number, (shapes, outputs, readers) in enumerate(worlds):
         layout = lay_out(outputs, readers)

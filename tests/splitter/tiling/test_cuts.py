@@ -29,7 +29,7 @@ def blocks():
     return graph
 
 
-def test_an_activation_is_never_parted_from_its_operator():
+def test_an_activation_is_never_separated_from_its_operator():
     net = Net(3, 20, 20)
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
     x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
@@ -41,12 +41,12 @@ def test_an_activation_is_never_parted_from_its_operator():
     assert all(graph.nodes[point].kind != "Relu" for point in points[:-1])
 
 
-def test_residual_blocks_and_branches_are_not_cut_inside_where_that_moves_more(blocks):
+def test_residual_blocks_and_branches_are_not_cut_where_that_moves_more_bytes(blocks):
     assert positions(cut_points(blocks)) == [0, 1, 4, 8, 9]
     assert {len(cut.tensors) for cut in cut_points(blocks)} == {1}
 
 
-def test_every_cut_names_what_is_computed_before_it_and_read_after_it(blocks):
+def test_every_cut_lists_the_tensors_computed_before_and_read_after_it(blocks):
     cuts = all_cuts(blocks)
     assert positions(cuts) == list(range(10))
     made = {node.output: index for index, node in enumerate(blocks.nodes)}
@@ -84,7 +84,7 @@ def test_no_cut_has_more_tensors_than_the_most():
         cuts_after(graph, [parts[3]])
 
 
-def test_no_cut_hands_on_what_is_neither_map_nor_vector():
+def test_no_cut_passes_on_tensors_that_are_neither_maps_nor_vectors():
     net = Net(3, 8, 8)
     x = net.conv("x", 3, 4, [3, 3], **SAME)
     x = net.op("Softmax", net.op("Reshape", x, net.constant(np.array([0, 4, 64]))), axis=2)
@@ -102,12 +102,12 @@ def test_cuts_fall_after_the_operators_that_are_named_in_the_networks_order(bloc
     assert positions(cuts_after(blocks, [])) == [0, 9]
 
 
-def test_an_operator_that_is_not_there_is_named(blocks):
+def test_an_unknown_operator_to_cut_after_is_named(blocks):
     with pytest.raises(UsageError, match="no operator 'nonsense' to cut after"):
         cuts_after(blocks, [blocks.nodes[0].name, "nonsense"])
 
 
-def test_several_tensors_are_cut_where_they_are_smaller_than_the_map_on_either_side():
+def test_a_cut_may_have_several_tensors_smaller_than_the_maps_beside_them():
     net = Net(3, 16, 16)
     x = net.conv("x", 3, 4, [3, 3], **SAME)
     narrow = [net.op("MaxPool", x, kernel_shape=[4, 4], strides=[4, 4]), net.conv(x, 4, 1, [4, 4], strides=[4, 4])]
@@ -117,7 +117,7 @@ def test_several_tensors_are_cut_where_they_are_smaller_than_the_map_on_either_s
     assert [cut.tensors for cut in inner] == [tuple(narrow)]
 
 
-def test_where_one_function_cannot_hold_what_lies_between_cuts_of_several_tensors_are_looked_at(blocks):
+def test_cuts_of_several_tensors_are_considered_where_one_function_is_too_small(blocks):
     between = max(weight_bytes(blocks, *ends) for ends in [(0, 1), (1, 4), (4, 8)])
     assert between == weight_bytes(blocks, 1, 4)
     assert positions(cut_points(blocks, between)) == [0, 1, 4, 8, 9]

@@ -88,7 +88,7 @@ def sums(net, x):
 
 
 @pytest.mark.parametrize("form", [silu, gelu, tanh_gelu, hard_swish, where, where_not, one_sided_clip, dropout, sums])
-def test_activations_as_exporters_write_them(form, tmp_path):
+def test_activations_in_the_forms_that_exporters_write(form, tmp_path):
     net, x = network()
     assert spread(net, net.op("Relu", form(net, x)), tmp_path) <= EXACT
 
@@ -123,7 +123,7 @@ def test_permuting_channels_by_index(tmp_path):
     assert spread(net, net.conv(x, 6, 2, [3, 3], pads=[1, 1, 1, 1]), tmp_path) <= EXACT
 
 
-def test_one_channel_of_the_image_at_a_time_as_inception_transforms_its_input(tmp_path):
+def test_single_channel_picks_as_in_the_input_transform_of_inception(tmp_path):
     net = Net(3, *SIZE)
     parts = []
     for channel in range(3):
@@ -149,7 +149,7 @@ def channels_first(net, x):
     return net.op("Transpose", x, perm=[0, 3, 1, 2])
 
 
-def test_a_block_in_channels_last_form_as_convnext_has_it(tmp_path):
+def test_a_channels_last_block_as_in_convnext(tmp_path):
     net, x = network()
     inner = channels_last(net, net.conv(x, 6, 6, [7, 7], groups=6, pads=[3, 3, 3, 3]))
     inner = net.op("LayerNormalization", inner, net.constant(net.floats(6)), net.constant(net.floats(6)), axis=-1)

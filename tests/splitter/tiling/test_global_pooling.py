@@ -62,7 +62,7 @@ def test_a_tile_writes_one_value_for_each_channel(tmp_path, form, grid):
     assert result.report.store.bytes_get == result.report.store.bytes_put
 
 
-def test_tiles_of_uneven_size_weigh_as_much_as_they_have(tmp_path):
+def test_uneven_tiles_are_weighted_by_their_size(tmp_path):
     """Constant maps but for one row: a mean of means would give that row another weight."""
     net = Net(1, 5, 4)
     x = pool(net, net.op("Relu", "x"), "GlobalAveragePool")
@@ -77,7 +77,7 @@ def test_tiles_of_uneven_size_weigh_as_much_as_they_have(tmp_path):
 
 @pytest.mark.parametrize("grid", ["2x2", "3x3"])
 @pytest.mark.parametrize("form", ["GlobalAveragePool", "GlobalMaxPool"])
-def test_a_map_that_is_pooled_and_gated_is_handed_on_with_its_shares(tmp_path, form, grid):
+def test_a_pooled_and_gated_map_is_passed_on_with_its_partial_pools(tmp_path, form, grid):
     """Squeeze and excite: the map and its pooled shares cross the cut together."""
     net = Net(3, *SIZE)
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
@@ -126,7 +126,7 @@ def kinds(form, **changes):
         ("MaxPool", {"kernel_shape": [3, 3]}),
     ],
 )
-def test_a_pooling_that_is_not_global_stays_what_it_is(form, attributes):
+def test_pooling_that_is_not_global_is_left_unchanged(form, attributes):
     assert kinds(form, **attributes) == ["Relu", form, "Flatten"]
 
 

@@ -12,7 +12,7 @@ from splitter.tiling.grids import parse_grid, parse_grids
         *("col", "col0", "col100", "col-2", "COL4", "col4x2", "col 4", "4col", "col01"),
     ],
 )
-def test_what_is_no_grid_is_refused(grid):
+def test_text_that_is_not_a_grid_is_refused(grid):
     with pytest.raises(UsageError, match="is not a grid"):
         parse_grids(grid)
 
@@ -39,7 +39,7 @@ def test_grids_are_read_as_users_write_them(given, options, per_stage):
         assert choice.options == tuple(Grid(*grid) for grid in options)
 
 
-def test_columns_are_no_row_of_tiles():
+def test_columns_differ_from_a_row_of_tiles():
     assert parse_grid("col4") != parse_grid("1x4")
     assert parse_grid(str(parse_grid("col4"))) == parse_grid("col4")
     assert parse_grid("col1") == parse_grid("1x1") == parse_grid(1)
@@ -51,6 +51,6 @@ def test_grids_for_each_stage_may_be_a_list_a_tuple_or_text(grids):
 
 
 @pytest.mark.parametrize("grid", [(True, 2), True, 2, (0, 1)])
-def test_what_only_looks_like_a_grid_is_refused(grid):
+def test_text_that_resembles_a_grid_is_refused(grid):
     with pytest.raises(UsageError, match="is not a grid"):
         parse_grids(grid)

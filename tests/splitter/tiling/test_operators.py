@@ -47,7 +47,7 @@ def from_torch(tensor):
         ((5, 3), (3, 2), (2, 0), True, (16, 16)),
     ],
 )
-def test_average_pooling_counts_as_torch_does(  # noqa: PLR0913, PLR0917 - parameters
+def test_average_pooling_equals_torchs(  # noqa: PLR0913, PLR0917 - parameters
     functional, tmp_path, grid, include, kernel, stride, padding, ceil, size
 ):
     import torch  # noqa: PLC0415 - slow to import
@@ -72,7 +72,7 @@ def test_average_pooling_counts_as_torch_does(  # noqa: PLR0913, PLR0917 - param
     ("kernel", "stride", "padding", "dilation", "ceil"),
     [(3, 2, 1, 1, True), (2, 2, 0, 1, True), (3, 2, 1, 2, True), (3, 1, 1, 3, False), (3, 3, 1, 1, True)],
 )
-def test_max_pooling_is_torchs(functional, tmp_path, grid, kernel, stride, padding, dilation, ceil):
+def test_max_pooling_equals_torchs(functional, tmp_path, grid, kernel, stride, padding, dilation, ceil):
     import torch  # noqa: PLC0415 - slow to import
 
     net = Net(2, 17, 14)
@@ -103,7 +103,7 @@ def test_max_pooling_is_torchs(functional, tmp_path, grid, kernel, stride, paddi
         (1, (1, 1), (1, 1), (5, 4, 3, 6)),
     ],
 )
-def test_convolution_is_torchs(functional, tmp_path, grid, groups, stride, dilation, pads):
+def test_convolution_equals_torchs(functional, tmp_path, grid, groups, stride, dilation, pads):
     import torch  # noqa: PLC0415 - slow to import
 
     net = Net(4, 15, 18)
@@ -125,7 +125,7 @@ def from_onnx_weight(tensor):
 @pytest.mark.parametrize(
     ("size", "outputs"), [((13, 17), (6, 6)), ((5, 4), (7, 9)), ((12, 12), (6, 4)), ((9, 9), (3, 3))]
 )
-def test_adaptive_average_pooling_is_torchs_at_any_size(functional, tmp_path, grid, size, outputs):
+def test_adaptive_average_pooling_equals_torchs_at_any_size(functional, tmp_path, grid, size, outputs):
     import torch  # noqa: PLC0415 - slow to import
 
     net = Net(3, *size)
@@ -214,7 +214,7 @@ def test_batch_norm_that_cannot_be_folded_is_tiled(tmp_path):
 
 
 @pytest.mark.parametrize("grid", ["2x2", "3x3"])
-def test_a_residual_is_cropped_to_what_its_other_branch_keeps(tmp_path, grid):
+def test_a_residual_is_cropped_to_the_region_of_its_other_branch(tmp_path, grid):
     net = Net(3, 16, 13)
     base = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
     inner = net.conv(net.conv(base, 4, 4, [5, 5], pads=[2, 2, 2, 2]), 4, 4, [3, 3], pads=[1, 1, 1, 1])
@@ -229,7 +229,7 @@ def test_a_residual_is_cropped_to_what_its_other_branch_keeps(tmp_path, grid):
 @pytest.mark.parametrize("grid", ["2x2", "3x2"])
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1,), (), (9, 9), (4, 9, 9), (9,), (9, 1), (4, 1, 9), (1, 4, 9, 1)])
 @pytest.mark.parametrize("kind", ["Add", "Mul", "PRelu"])
-def test_a_constant_that_varies_over_the_map_is_cut_as_the_map_is(tmp_path, kind, shape, grid):
+def test_a_constant_that_varies_over_the_map_is_sliced_with_it(tmp_path, kind, shape, grid):
     net = Net(3, 9, 9)
     x = net.op(kind, net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), net.constant(net.floats(*shape)))
     model = net.model(net.flat(x))
@@ -253,7 +253,7 @@ def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
 
-def test_tensors_that_are_called_input_or_output_do_not_get_in_the_way(tmp_path):
+def test_tensors_may_be_named_input_or_output(tmp_path):
     net = Net(2, 9, 9)
     weight = net.constant(net.floats(2, 2, 3, 3), "output")
     x = net.op("Conv", "x", weight, output="input", kernel_shape=[3, 3])
@@ -303,7 +303,7 @@ def test_a_mean_that_ceil_mode_ends_differently_in_each_direction(tmp_path, grid
     assert relative_error(tiled(net, x, batch, tmp_path, grid), unsplit(model, batch)) <= EXACT
 
 
-def test_a_second_output_that_no_rule_covers_is_refused():
+def test_a_second_output_without_a_rule_is_refused():
     net = Net(1, 8, 8)
     net.op("MaxPool", "x", output="top", kernel_shape=[2, 2])
     net.nodes[-1].output.append("where")

@@ -41,7 +41,7 @@ def layer(net, x, form, before=FEATURES, after=CLASSES):
 
 @pytest.mark.parametrize("grid", ["col2", "col3", "col4"])
 @pytest.mark.parametrize("form", FORMS)
-def test_columns_are_exact_however_a_layer_is_written(tmp_path, form, grid):
+def test_columns_are_exact_for_every_form_of_a_layer(tmp_path, form, grid):
     net = Net(3, 5, 5)
     model = net.model(layer(net, net.flat("x"), form))
     plan = cut(model, (5, 5), tmp_path / "plan", [grid])
@@ -54,7 +54,7 @@ def test_columns_are_exact_however_a_layer_is_written(tmp_path, form, grid):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
-def test_what_no_rule_can_tile_is_computed_whole_even_where_less_of_it_is_read(tmp_path):
+def test_operators_without_a_tiling_rule_are_computed_whole(tmp_path):
     """An operator behind InstanceNormalization leaves the last row and column unread."""
     net = Net(1, 9, 9)
     x = net.op("InstanceNormalization", "x", *(net.constant(net.floats(1)) for _ in "sb"), epsilon=0.1)
@@ -69,7 +69,7 @@ def test_what_no_rule_can_tile_is_computed_whole_even_where_less_of_it_is_read(t
 @pytest.mark.parametrize(
     "kind", ["Relu", "Sigmoid", "Clip", "Mul", "Add both", "PRelu", "Dropout", "Softmax", "Concat"]
 )
-def test_what_follows_a_layer_is_exact_in_its_columns(tmp_path, kind):
+def test_operators_after_a_layer_are_exact_in_its_columns(tmp_path, kind):
     net = Net(3, 5, 5)
     flat = net.flat("x")
     x = layer(net, flat, "gemm")
@@ -117,7 +117,7 @@ def test_stages_of_tiles_columns_and_single_tiles_follow_one_another(tmp_path, g
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
-def test_one_grid_of_columns_spreads_every_layer_and_moves_what_vectors_weigh(tmp_path):
+def test_one_grid_of_columns_spreads_every_layer_and_moves_only_vectors(tmp_path):
     net = Net(3, 7, 9)
     model = net.model(layer(net, head(net), "gemm", before=29))
     plan = cut(model, (7, 9), tmp_path / "plan", "col4")
@@ -145,7 +145,7 @@ def groups(stage):
 @pytest.mark.parametrize(
     ("kilobytes", "grid", "expected"), [(400, "col4", 1), (120, "col4", 4), (170, "col4", 2), (50, "col7", 7)]
 )
-def test_columns_go_to_as_few_functions_as_hold_them(tmp_path, kilobytes, grid, expected):
+def test_columns_use_the_fewest_functions_that_hold_them(tmp_path, kilobytes, grid, expected):
     net = Net(4, 10, 10)
     model = net.model(layer(net, net.flat("x"), "gemm", before=400, after=203))  # 325 KB
     limit = room_for(kilobytes * 1000)
@@ -163,7 +163,7 @@ def test_columns_go_to_as_few_functions_as_hold_them(tmp_path, kilobytes, grid, 
 
 @pytest.mark.parametrize("form", ["gemm", "gemm, transposed", "matmul and bias"])
 @pytest.mark.parametrize("after", [513, 770, 1026])
-def test_a_bias_whose_parts_are_small_and_large_is_put_together_again(tmp_path, form, after):
+def test_a_bias_with_inline_and_stored_slices_is_reassembled(tmp_path, form, after):
     """A part of a kilobyte stays in the graph, one of more goes to the file."""
     net = Net(1, 3, 3)
     model = net.model(layer(net, net.flat("x"), form, before=9, after=after))
@@ -172,7 +172,7 @@ def test_a_bias_whose_parts_are_small_and_large_is_put_together_again(tmp_path, 
         check_every_answer(model, plan, tmp_path / grid, net.batch_of(2))
 
 
-def test_several_functions_are_an_automatic_way_out_that_changes_nothing(tmp_path):
+def test_spreading_over_several_functions_is_chosen_automatically_and_exact(tmp_path):
     net = Net(3, 8, 8)
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
     model = net.model(layer(net, net.flat(x), "gemm", before=256, after=300))  # 300 KB
@@ -187,7 +187,7 @@ def test_several_functions_are_an_automatic_way_out_that_changes_nothing(tmp_pat
     assert ("fp32, columns over functions", 4, True, True) in whats
 
 
-def test_columns_that_are_uneven_fit_all_the_same(tmp_path):
+def test_uneven_columns_fit_their_functions(tmp_path):
     """Five columns in four groups: the first has two fifths of the weights, not a quarter."""
     net = Net(4, 10, 10)
     model = net.model(layer(net, net.flat("x"), "gemm without bias", before=400, after=5))  # 8000 B; a column is 1600 B
@@ -197,7 +197,7 @@ def test_columns_that_are_uneven_fit_all_the_same(tmp_path):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
-def test_a_layer_before_the_last_counts_whole_in_every_function(tmp_path):
+def test_a_layer_before_the_last_counts_in_every_function(tmp_path):
     """Two layers in one stage of columns: the first is in every function."""
     net = Net(4, 10, 10)
     x = net.op("Relu", layer(net, net.flat("x"), "gemm without bias", before=400, after=100))  # 160 KB

@@ -36,7 +36,7 @@ def output_count(window, size, *, ceil):
 
 @settings(max_examples=300)
 @given(WINDOWS, st.integers(1, 20), st.booleans(), st.data())
-def test_a_window_reads_the_rows_whose_change_changes_the_output(window, size, ceil, data):
+def test_a_window_reads_exactly_the_rows_that_affect_its_output(window, size, ceil, data):
     outputs = output_count(window, size, ceil=ceil)
     assume(outputs >= 1)
     start = data.draw(st.integers(0, outputs - 1))
@@ -77,7 +77,7 @@ def test_rows_in_any_order_are_read_from_the_first_to_the_last():
     assert read(spans_of([Span(0, 2), Span(2, 5), Span(4, 8)])).T.tolist() == [[3, 5], [0, 3], [0, 1]]
 
 
-def test_what_reads_no_row_gets_the_first():
+def test_an_output_that_reads_no_row_gets_the_first():
     read = tabulated(np.array([5, 2, 5]), np.array([0, 4, 0]))
     assert read(spans_of([Span(0, 1), Span(0, 2), Span(2, 3)])).T.tolist() == [[0, 1], [2, 4], [0, 1]]
 
@@ -90,5 +90,5 @@ def test_automatic_padding_is_made_explicit(mode, expected):
     assert explicit_pads(attributes, (7, 7)) == expected
 
 
-def test_padding_that_is_not_given_is_none():
+def test_padding_defaults_to_zero():
     assert explicit_pads({"kernel_shape": [3, 3]}, (5, 5)) == [0, 0, 0, 0]

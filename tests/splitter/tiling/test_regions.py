@@ -51,7 +51,7 @@ def test_the_regions_of_a_small_network_on_2x2_tiles(residual):
     assert paddings == [(Padding(4, 4, 0, 0),), (Padding(4, 0, 0, 3),), (Padding(0, 4, 3, 0),), (Padding(0, 0, 3, 3),)]
 
 
-def test_the_walk_stops_at_any_operator_and_knows_who_reads_what(residual):
+def test_the_walk_stops_at_any_operator_and_records_readers(residual):
     nodes = [axis_node(residual, node, ROW_AXIS) for node in residual.nodes[:-1]]
     walk = AxisWalk(nodes, {"sum": spans_of([Span(0, 3), Span(3, 6)])})
     computed = [walk.step().T.tolist() for _ in range(2)]
@@ -84,7 +84,7 @@ def test_mirrored_columns_are_read_from_the_other_side():
     size=st.tuples(st.integers(8, 14), st.integers(8, 14)),
     data=st.data(),
 )
-def test_a_chains_receptive_field_is_what_its_output_depends_on(kernel, stride, dilation, pads, size, data):
+def test_a_chains_receptive_field_equals_the_inputs_its_output_depends_on(kernel, stride, dilation, pads, size, data):
     """Positive weights and inputs: an output changes exactly when an input that it depends on does."""
     net = Net(1, *size)
     weight = net.constant(np.ones((1, 1, *kernel), np.float32))
@@ -121,7 +121,7 @@ def test_a_chains_receptive_field_is_what_its_output_depends_on(kernel, stride, 
             assert (rows[0], rows[-1] + 1) == (need.start, need.stop)
 
 
-def test_padding_of_a_tile_is_only_where_the_map_ends():
+def test_a_tile_is_padded_only_at_borders_of_the_map():
     net = Net(1, 12, 12)
     x = net.conv("x", 1, 1, [3, 3], pads=[1, 1, 1, 1])
     graph = from_onnx(net.model(net.flat(x)), 12, 12)
@@ -138,7 +138,7 @@ def test_padding_of_a_tile_is_only_where_the_map_ends():
     assert padding((0, 12), (0, 12)) == Padding(1, 1, 1, 1)
 
 
-def test_branches_read_the_hull_of_what_each_reads():
+def test_branches_read_the_hull_of_their_input_regions():
     net = Net(1, 20, 20)
     wide = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])
     tall = net.conv("x", 1, 1, [1, 5], pads=[0, 2, 0, 2])
@@ -148,7 +148,7 @@ def test_branches_read_the_hull_of_what_each_reads():
     assert regions["x"] == Rect(Span(5, 13), Span(6, 12))
 
 
-def test_several_outputs_read_the_hull_of_what_each_depends_on():
+def test_several_outputs_read_the_hull_of_their_input_regions():
     net = Net(1, 20, 20)
     first = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])
     second = net.conv(first, 1, 1, [1, 5], pads=[0, 2, 0, 2])

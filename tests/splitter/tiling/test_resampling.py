@@ -31,7 +31,7 @@ def test_slicing_rows_columns_and_channels(tmp_path, grid, starts, stops, axes, 
 
 
 @pytest.mark.parametrize("grid", ["2x2", "1x3"])
-def test_focus_as_yolo_has_it(tmp_path, grid):
+def test_the_focus_block_of_yolo(tmp_path, grid):
     net = Net(3, 12, 14)
     parts = [sliced(net, "x", [top, left], [2**31, 2**31], [2, 3], [2, 2]) for top in (0, 1) for left in (0, 1)]
     x = net.conv(net.op("Concat", *parts, axis=1), 12, 4, [3, 3], pads=[1, 1, 1, 1])

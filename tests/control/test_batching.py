@@ -32,7 +32,7 @@ def fulfils(measured, size, slo_ms, window_ms=0.0):
 
 
 @given(profiles(), st.floats(1.0, 50.0))
-def test_the_answer_fulfils_both_constraints_and_one_more_image_breaks_one(measured, room):
+def test_the_tuned_batch_is_the_largest_that_meets_both_constraints(measured, room):
     slo_ms = measured.batch_ms(1) * room
     tuned = tune(measured, slo_ms)
     assert fulfils(measured, tuned.most, slo_ms, tuned.window_ms)
@@ -42,7 +42,7 @@ def test_the_answer_fulfils_both_constraints_and_one_more_image_breaks_one(measu
 
 
 @given(profiles(), st.floats(1.0, 20.0), st.floats(1.0, 3.0))
-def test_more_time_never_makes_for_smaller_batches_or_less_throughput(measured, room, more):
+def test_a_longer_objective_never_reduces_batches_or_throughput(measured, room, more):
     slo_ms = measured.batch_ms(1) * room
     tight, loose = tune(measured, slo_ms), tune(measured, slo_ms * more)
     assert loose.most >= tight.most
@@ -50,7 +50,7 @@ def test_more_time_never_makes_for_smaller_batches_or_less_throughput(measured, 
 
 
 @given(profiles(), st.floats(1.0, 50.0))
-def test_batches_that_follow_each_other_fit_twice_into_what_is_sustained(measured, room):
+def test_two_sustained_batches_fit_the_objective(measured, room):
     slo_ms = measured.batch_ms(1) * room
     tuned = tune(measured, slo_ms)
     assert 1 <= tuned.sustained_most <= tuned.most
@@ -58,7 +58,7 @@ def test_batches_that_follow_each_other_fit_twice_into_what_is_sustained(measure
     assert tuned.sustained_qps >= 1000 / measured.batch_ms(1) / ALMOST
 
 
-def test_the_papers_way_by_hand():
+def test_the_papers_tuning_by_hand():
     measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
     tuned = tune(measured, 60.0)
     # T_b = 20 + (b - 8) * 50 / 24: 60 ms are reached at b = 27.2; 6 ms an image would be far more
@@ -68,7 +68,7 @@ def test_the_papers_way_by_hand():
     assert (single.most, single.window_ms) == (1, 0.0)  # where a batch is not faster, there is nothing to wait for
 
 
-def test_an_objective_that_a_single_image_misses_is_told_with_the_option_to_change():
+def test_an_objective_shorter_than_one_image_is_refused():
     with pytest.raises(InputError, match=r"one image takes 12\.5 ms here, longer than --slo-ms 12"):
         tune(Profile(((1, 12.5),)), 12.0)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
@@ -89,12 +89,12 @@ def test_an_objective_that_a_single_image_misses_is_told_with_the_option_to_chan
         (((1, 1.0),), 0.0),
     ],
 )
-def test_what_is_no_profile_is_refused(batches, rate):
+def test_an_invalid_profile_is_refused(batches, rate):
     with pytest.raises(InputError, match="a profile"):
         Profile(batches, rate)
 
 
-def test_a_profile_goes_in_proportion_between_its_sizes_and_at_the_last_rate_beyond():
+def test_a_profile_is_interpolated_and_extrapolated_at_its_last_rate():
     measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
     assert [measured.batch_ms(size) for size in (1, 8, 32)] == [6.0, 20.0, 70.0]
     assert measured.batch_ms(20) == pytest.approx(45.0)
@@ -118,7 +118,7 @@ def test_a_tidied_profile_grows_with_the_batch_but_never_faster(times):
                 assert longer <= ms * larger / size * ALMOST
 
 
-def test_what_is_tidy_stays_and_an_outlier_goes():
+def test_tidying_removes_outliers_only():
     tidy = Profile(((1, 6.0), (2, 8.0), (4, 12.0), (8, 20.0)))
     assert tidy.tidied() == tidy
     assert Profile(((1, 90.0), (2, 8.0), (4, 12.0), (8, 900.0))).tidied().batches == (

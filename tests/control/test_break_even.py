@@ -46,7 +46,7 @@ def bursts(count, *, every=2 * HOUR, lasting=600, rate=QPS):
 
 
 @pytest.mark.parametrize(("price_ratio", "taught"), [(3.0, 4), (26.0, 0), (26.0, 4)])
-def test_the_guarantee_holds_against_an_adversary_who_has_taught_it_something_else(price_ratio, taught):
+def test_the_guarantee_holds_against_an_adversary_after_misleading_bursts(price_ratio, taught):
     """Bursts on time, then a full load whenever nothing is on, and none when something is."""
     world = scenario(price_ratio, boot_s=60.0)
     policy, lesson = BreakEven(world), list(steps(bursts(taught, every=400, lasting=120), STEP_S))
@@ -73,7 +73,7 @@ def test_the_guarantee_holds_against_an_adversary_who_has_taught_it_something_el
     assert paid.starts > taught + 2
 
 
-def test_after_some_bursts_on_time_it_starts_before_the_next_one_and_pays_far_less_than_the_plain_rule():
+def test_regular_bursts_are_anticipated_at_far_less_cost_than_the_plain_rule():
     world, load, step_s = scenario(26.0), bursts(9), 30.0
     learnt, plain = (with_boots(world, make(world), load, step_s) for make in (BreakEven, SkiRental))
     assert learnt.usd <= 0.6 * plain.usd
@@ -94,7 +94,7 @@ def test_the_last_bursts_cost_hardly_more_than_the_optimum():
 
 
 @pytest.mark.parametrize("load", [0.04, 0.5, 1.0, 2.02, 2.5])
-def test_on_a_steady_load_it_pays_the_optimum_once_instances_have_started(load):
+def test_a_steady_load_costs_the_optimum_once_instances_have_started(load):
     world, rate = scenario(13.0), load * QPS
     policy = BreakEven(world)
     start = with_boots(world, policy, [(2 * LONG, rate)], STEP_S)
@@ -119,7 +119,7 @@ def test_the_same_load_leads_to_the_same_decisions():
 
 @settings(derandomize=True, max_examples=8)
 @given(load=rows(5 * QPS, most_s=30))
-def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
+def test_levels_are_nested(load):
     world = scenario(13.0, boot_s=60.0)
     policy = BreakEven(world)
     for seconds, rate in steps([(STEP_S * seconds, rate) for seconds, rate in load], STEP_S):
@@ -128,7 +128,7 @@ def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
         assert on.tolist() == [level < wanted for level in range(len(on))]
 
 
-def test_it_goes_on_from_instances_that_are_there():
+def test_a_policy_resumes_with_running_instances():
     world = scenario(13.0)
     policy = BreakEven(world)
     policy.resume(3)
@@ -140,7 +140,7 @@ def test_it_goes_on_from_instances_that_are_there():
     assert on[-1] == 0
 
 
-def test_it_goes_on_from_instances_that_are_there_when_it_has_seen_load_already():
+def test_a_policy_resumes_with_running_instances_after_some_load():
     world = scenario(13.0)
     policy = BreakEven(world)
     policy.observe(1.0, 0.3 * QPS)
@@ -153,7 +153,7 @@ def test_it_goes_on_from_instances_that_are_there_when_it_has_seen_load_already(
     assert on[-1] == 2
 
 
-def test_it_says_why():
+def test_decisions_have_reasons():
     world, step_s = scenario(26.0), 30.0
     policy = BreakEven(world)
     reasons = {policy.observe(*step).reason.partition(": ")[2] for step in steps(bursts(5), step_s)}
@@ -162,20 +162,20 @@ def test_it_says_why():
     assert policy.observe(1.0, 12.34).reason.startswith("12.3 queries/s: ")
 
 
-def test_where_lambda_is_never_dearer_nothing_is_started():
+def test_nothing_is_started_where_lambda_is_never_dearer():
     world = scenario(0.8)
     policy = BreakEven(world)
     assert not any(policy.observe(*step).instances for step in steps(bursts(4), 60.0))
 
 
-def test_a_load_beyond_all_reason_is_cut():
+def test_an_absurd_load_is_clamped():
     policy = BreakEven(scenario(13.0))
     for _ in range(20):
         wanted = policy.observe(60.0, 1e9)
     assert wanted.instances == 1000
 
 
-def test_without_a_boot_it_is_on_while_that_is_cheaper():
+def test_an_instance_is_on_while_it_is_cheaper_without_a_boot():
     world = scenario(13.0, boot_s=0.0)
     policy = BreakEven(world)
     on = [policy.observe(STEP_S, rate).instances for rate in (QPS, QPS, 0.0, 0.0, QPS, 0.0)]

@@ -63,7 +63,7 @@ def test_no_hour_costs_more_than_the_ceiling(requests, start):
 
 @settings(max_examples=15, derandomize=True)
 @given(st.integers(0, 30), st.sampled_from([1.0, 7.3, 59.9, 60.0, 300.0, 5000.0]), st.floats(0.2, 3.0))
-def test_instances_that_cost_exactly_the_ceiling_may_stay_for_ever(count, period_s, price):
+def test_instances_that_cost_exactly_the_ceiling_may_stay_on(count, period_s, price):
     limiter, now = BudgetLimiter(count * price), 17.0
     for _ in range(75):
         assert limiter.max_instances(now, price) == count
@@ -76,7 +76,7 @@ def test_instances_that_cost_exactly_the_ceiling_may_stay_for_ever(count, period
 
 @settings(max_examples=30, derandomize=True)
 @given(st.lists(STEP, min_size=1, max_size=30), st.lists(STEP, min_size=1, max_size=30))
-def test_what_is_on_may_stay_whatever_is_paid_within_the_ceiling(before, meanwhile):
+def test_running_instances_may_stay_for_any_spending_within_the_ceiling(before, meanwhile):
     limiter, now, on = BudgetLimiter(CEILING), 0.0, 0
     for seconds, usd, wanted in before:
         now += seconds
@@ -93,7 +93,7 @@ def test_what_is_on_may_stay_whatever_is_paid_within_the_ceiling(before, meanwhi
             limiter.pay(now, usd)
 
 
-def test_all_that_the_ceiling_leaves_can_be_paid_and_no_cent_more():
+def test_exactly_the_rest_of_the_ceiling_can_be_paid():
     limiter = BudgetLimiter(1.0)
     assert limiter.allows(0.0, 1.0)
     for _ in range(10):
@@ -103,14 +103,14 @@ def test_all_that_the_ceiling_leaves_can_be_paid_and_no_cent_more():
     assert limiter.max_instances(0.0, 0.5) == 0
 
 
-def test_what_was_paid_counts_for_an_hour_and_at_most_a_minute_longer():
+def test_payments_count_for_an_hour_and_at_most_a_minute_longer():
     limiter = BudgetLimiter(1.0)
     limiter.pay(30.0, 1.0)
     assert not limiter.allows(30.0 + HOUR, 0.5)
     assert limiter.allows(60.0 + HOUR, 1.0)
 
 
-def test_instances_that_are_on_leave_lambda_what_they_will_not_take_and_those_that_went_what_they_did_not():
+def test_lambda_may_spend_what_running_and_stopped_instances_leave():
     limiter = BudgetLimiter(10.0)
     limiter.instances_cost(360.0, 360.0, 8.0)
     assert not limiter.allows(360.0, 2.1)
@@ -144,14 +144,14 @@ def test_small_instances_count_to_the_second():
 
 
 @pytest.mark.parametrize("ceiling", [0.0, 1e-9])
-def test_a_ceiling_of_nothing_allows_nothing_but_what_is_free(ceiling):
+def test_a_ceiling_of_zero_allows_only_free_spending(ceiling):
     limiter = BudgetLimiter(ceiling)
     assert not limiter.allows(0.0, 1e-6)
     assert limiter.allows(0.0, 0.0)
     assert limiter.max_instances(0.0, 0.5) == 0
 
 
-def test_what_was_not_noted_for_hours_counts_for_the_last_one_only():
+def test_costs_noted_hours_late_count_for_the_last_hour_only():
     limiter = BudgetLimiter(10.0)
     limiter.instances_cost(36_000.0, 36_000.0, 4.0)
     assert limiter.allows(36_000.0, 6.0)
@@ -160,7 +160,7 @@ def test_what_was_not_noted_for_hours_counts_for_the_last_one_only():
     assert len(limiter._slices) <= 62
 
 
-def test_without_a_ceiling_everything_is_allowed_and_nothing_is_kept():
+def test_everything_is_allowed_and_nothing_recorded_without_a_ceiling():
     limiter = BudgetLimiter()
     for minute in range(300):
         limiter.pay(60.0 * minute, 1e6)
@@ -170,7 +170,7 @@ def test_without_a_ceiling_everything_is_allowed_and_nothing_is_kept():
     assert not limiter._slices
 
 
-def test_what_is_kept_does_not_grow_with_time():
+def test_the_record_of_payments_is_bounded():
     limiter, now = BudgetLimiter(1.0), 0.0
     for _ in range(1000):
         now += 30.0

@@ -9,7 +9,7 @@ from serfer.control.budget_limiter import BudgetLimiter
 HOUR = 3600.0
 
 
-def test_there_is_money_again_when_enough_of_what_was_paid_is_an_hour_old():
+def test_spending_resumes_when_enough_payments_are_an_hour_old():
     limiter = BudgetLimiter(1.0)
     for minute in range(10):
         limiter.pay(60.0 * minute, 0.1)
@@ -21,20 +21,20 @@ def test_there_is_money_again_when_enough_of_what_was_paid_is_an_hour_old():
     assert limiter.allows(now + wait_s, 0.15)
 
 
-def test_what_can_be_paid_now_needs_no_waiting():
+def test_an_affordable_amount_needs_no_wait():
     limiter = BudgetLimiter(1.0)
     limiter.pay(0.0, 0.5)
     assert limiter.wait_s(10.0, 0.4) == 0
 
 
-def test_instances_that_take_all_there_is_leave_an_hour_to_wait():
+def test_instances_that_use_the_whole_ceiling_leave_an_hour_to_wait():
     limiter = BudgetLimiter(1.0)
     limiter.instances_cost(100.0, 100.0, 2.0)
     assert limiter.wait_s(100.0, 0.1) == HOUR
 
 
 @pytest.mark.parametrize("usd", [0.01, 0.3, 0.9])
-def test_waiting_is_always_enough(usd):
+def test_the_returned_wait_is_sufficient(usd):
     limiter, now = BudgetLimiter(1.0), 0.0
     for step in range(200):
         now = 37.0 * step

@@ -75,7 +75,7 @@ ARRIVALS = st.lists(st.floats(0.0, 0.05), min_size=1, max_size=150).map(
 
 
 @given(ARRIVALS, st.sampled_from([0.02, 0.05, 0.1, 0.5]), st.integers(1, 32))
-def test_who_is_let_in_is_answered_in_time_on_an_engine_that_is_as_fast_as_predicted(arrivals, slo_s, most):
+def test_admitted_queries_are_answered_in_time_at_the_predicted_speed(arrivals, slo_s, most):
     run = simulate(arrivals, slo_s, Batching(most))
     assert (run.late, run.refused_later) == (0, 0)
     assert len(run.latencies) + run.refused_at_once == len(arrivals)
@@ -83,14 +83,14 @@ def test_who_is_let_in_is_answered_in_time_on_an_engine_that_is_as_fast_as_predi
 
 
 @given(ARRIVALS, st.sampled_from([0.1, 0.5]), st.integers(1, 32), st.floats(0.0, 0.2))
-def test_a_window_makes_nobody_late(arrivals, slo_s, most, window_s):
+def test_a_window_makes_no_query_late(arrivals, slo_s, most, window_s):
     run = simulate(arrivals, slo_s, Batching(most, window_s))
     assert run.late == 0
     assert len(run.latencies) + run.refused_at_once + run.refused_later == len(arrivals)
 
 
 @pytest.mark.parametrize("slo_s", [0.05, 0.1, 0.2])
-def test_overload_leaves_the_throughput_that_tuning_promises(slo_s):
+def test_overload_keeps_the_tuned_throughput(slo_s):
     tuning = tune(AFFINE, slo_s * 1000)
     arrivals = poisson(5 * tuning.sustained_qps, 5000)
     run = simulate(arrivals, slo_s, Batching(tuning.most))
@@ -99,7 +99,7 @@ def test_overload_leaves_the_throughput_that_tuning_promises(slo_s):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
-def test_a_free_engine_that_starts_at_once_answers_sooner_than_marks_window_and_refuses_no_more(share):
+def test_starting_at_once_answers_sooner_than_marks_window(share):
     slo_s = 0.1
     tuning = tune(AFFINE, slo_s * 1000)
     arrivals = poisson(share * tuning.sustained_qps, 1500, seed=3)
@@ -109,7 +109,7 @@ def test_a_free_engine_that_starts_at_once_answers_sooner_than_marks_window_and_
     assert len(at_once.latencies) >= len(window.latencies)
 
 
-def test_an_engine_that_is_slower_than_it_was_is_found_out_and_refuses_instead_of_being_late():
+def test_a_slowed_engine_refuses_queries_instead_of_being_late():
     slow = Profile(tuple((size, 3 * ms) for size, ms in AFFINE.batches))
     arrivals = poisson(400.0, 5000)
     run = simulate(arrivals, 0.2, Batching(32), truth=slow)
@@ -117,7 +117,7 @@ def test_an_engine_that_is_slower_than_it_was_is_found_out_and_refuses_instead_o
     assert len(run.latencies) > 0.2 * len(arrivals)
 
 
-def test_an_engine_that_believes_itself_too_slow_for_anything_tries_and_learns():
+def test_an_overly_pessimistic_engine_probes_and_recovers():
     slow = Profile(tuple((size, 40 * ms) for size, ms in AFFINE.batches))
     run = simulate(poisson(10.0, 500), 0.1, Batching(32), believed=slow)
     assert len(run.latencies) > 400
@@ -126,28 +126,28 @@ def test_an_engine_that_believes_itself_too_slow_for_anything_tries_and_learns()
 class TestChoose:
     times = ServiceTimeEstimator(AFFINE, 32)
 
-    def test_with_nothing_to_do_it_does_nothing(self):
+    def test_an_empty_queue_dispatches_nothing(self):
         assert choose([], 0.0, Batching(8), self.times) == Dispatch()
 
     def test_a_free_engine_starts_at_once(self):
         queue = [QueuedQuery(0.0, 1, 1.0), QueuedQuery(0.0, 2, 0.5)]
         assert choose(queue, 0.0, Batching(8), self.times).batch == (1, 0)
 
-    def test_it_waits_for_its_window_from_the_oldest_query_on_unless_the_batch_is_full(self):
+    def test_dispatch_waits_for_the_window_of_the_oldest_query_or_a_full_batch(self):
         queue = [QueuedQuery(0.0, 1, 1.0), QueuedQuery(0.01, 1, 1.0)]
         assert choose(queue, 0.01, Batching(8, 0.05), self.times) == Dispatch(look_at=0.05)
         assert choose(queue, 0.05, Batching(8, 0.05), self.times).batch == (0, 1)
         assert choose(queue, 0.01, Batching(2, 0.05), self.times).batch == (0, 1)
 
-    def test_it_stops_waiting_while_the_first_deadline_can_still_be_met(self):
+    def test_waiting_ends_while_the_first_deadline_can_still_be_met(self):
         dispatch = choose([QueuedQuery(0.0, 1, 0.02)], 0.0, Batching(8, 10.0), self.times)
         assert 0.0 < dispatch.look_at < 0.02 - self.times.seconds(1)
 
-    def test_who_cannot_be_answered_in_time_any_more_is_refused_before_it_costs_compute(self):
+    def test_a_query_that_would_be_late_is_refused_before_compute(self):
         queue = [QueuedQuery(0.0, 1, 0.105), QueuedQuery(0.0, 1, 0.2)]
         assert choose(queue, 0.1, Batching(8), self.times) == Dispatch(batch=(1,), late=(0,))
 
-    def test_a_trial_is_computed_although_it_is_predicted_to_be_late_but_not_once_it_is(self):
+    def test_a_probe_is_computed_if_predicted_late_but_not_if_already_late(self):
         queue = [QueuedQuery(0.0, 1, 0.105, probe=True)]
         assert choose(queue, 0.1, Batching(8), self.times).batch == (0,)
         assert choose(queue, 0.105, Batching(8), self.times) == Dispatch(late=(0,))
@@ -162,7 +162,7 @@ class TestChoose:
         assert choose(queue, 0.0, Batching(8), self.times).batch == (0, 2)
 
 
-def test_a_pace_follows_the_machine_and_believes_no_single_outlier():
+def test_service_times_follow_the_machine_and_ignore_single_outliers():
     times = ServiceTimeEstimator(AFFINE, 32)
     before = times.seconds(8)
     times.learn(8, 100 * before)

@@ -59,7 +59,7 @@ def run(world, load, *, fading=1.0):
 @settings(derandomize=True, max_examples=6)
 @given(load=rows(LEVELS * QPS, most_s=400))
 @example([(50, QPS), (85, 0.0), (5, QPS / 2), (260, 0.0), (5, QPS / 2)])  # load again, soon after a stop
-def test_each_rule_costs_what_it_would_cost_alone(load):
+def test_each_rule_costs_the_same_as_alone(load):
     world = scenario(13.0, boot_s=BOOT_S)
     rules, on = run(world, load)
     for number, sizes in enumerate(SIZES):
@@ -70,7 +70,7 @@ def test_each_rule_costs_what_it_would_cost_alone(load):
 
 @settings(derandomize=True, max_examples=12)
 @given(load=rows(LEVELS * QPS, most_s=600))
-def test_the_plain_one_is_the_plain_rule(load):
+def test_the_plain_expert_equals_the_plain_rule(load):
     world = scenario(13.0, boot_s=BOOT_S)
     rules, on = run(world, load)
     alone = with_boots(world, SkiRental(world), load, 5.0)
@@ -78,7 +78,7 @@ def test_the_plain_one_is_the_plain_rule(load):
     assert rules.cost[:, PLAIN].sum() == pytest.approx(alone.usd)
 
 
-def test_the_plain_rule_is_among_them_and_so_are_quicker_and_slower_ones():
+def test_experts_include_the_plain_rule_and_quicker_and_slower_ones():
     assert SIZES[PLAIN] == (1.0, 1.0)
     assert {start for start, _ in SIZES} == {0.0, 0.3, 1.0}
     assert {stop for _, stop in SIZES} == {1.0, 4.0, 16.0, 64.0}
@@ -91,7 +91,7 @@ def test_a_quick_rule_starts_at_once_but_never_where_lambda_is_cheaper():
     assert [each[quick] for each in on] == [0] * 10 + [1] * 768 + [0] * 10  # off after 64 boots' seconds of idling
 
 
-def test_costs_fade_by_what_is_said():
+def test_costs_fade_by_the_given_factor():
     world = scenario(13.0, boot_s=BOOT_S)
     rules = ExpertRules(world)
     rules.grow(1)
@@ -100,7 +100,7 @@ def test_costs_fade_by_what_is_said():
     assert rules.cost[0, PLAIN] == pytest.approx(2.5 * (1 + 0.9 + 0.81))
 
 
-def test_levels_that_come_later_begin_off_and_without_cost():
+def test_new_levels_begin_off_and_without_cost():
     rules = ExpertRules(scenario(13.0, boot_s=BOOT_S))
     rules.grow(1)
     rules.pass_time(100.0, np.array([13.0]), 1.0, ~OFF)
@@ -112,7 +112,7 @@ def test_levels_that_come_later_begin_off_and_without_cost():
     assert not rules.on[1:].any()
 
 
-def test_instances_that_were_there_serve_by_every_rule():
+def test_resumed_instances_are_on_in_every_rule():
     rules = ExpertRules(scenario(13.0, boot_s=BOOT_S))
     rules.grow(2)
     rules.resume(1)

@@ -12,7 +12,7 @@ from tests.control.worlds import QPS, rows, scenario, steps
 HOUR = 3600.0
 
 
-def test_serverless_wants_nothing_whatever_comes():
+def test_serverless_never_wants_instances():
     policy = Serverless(scenario())
     policy.resume(5)
     assert {policy.observe(10.0, rate).instances for rate in (0.0, 1.0, 1e9)} == {0}
@@ -20,7 +20,7 @@ def test_serverless_wants_nothing_whatever_comes():
 
 @settings(derandomize=True, max_examples=20)
 @given(load=rows(5 * QPS, most_s=4000))
-def test_instances_are_as_many_as_the_highest_load_of_the_last_hour_took(load):
+def test_instances_cover_the_peak_of_the_last_hour(load):
     policy, now, seen = Instances(scenario()), 0.0, []
     for seconds, rate in steps(load, 200.0):
         now += seconds
@@ -38,7 +38,7 @@ def test_a_peak_is_kept_for_an_hour():
 
 @settings(derandomize=True, max_examples=40)
 @given(st.integers(1, 50), st.floats(0.01, 500.0), st.lists(st.floats(0.0, 1.0), max_size=4))
-def test_instances_that_are_there_are_kept_for_an_hour_neither_more_nor_fewer(instances, qps, seen):
+def test_resumed_instances_are_kept_for_an_hour(instances, qps, seen):
     policy = Instances(scenario(qps=qps))
     for share in seen:
         policy.observe(10.0, share * qps)
@@ -49,7 +49,7 @@ def test_instances_that_are_there_are_kept_for_an_hour_neither_more_nor_fewer(in
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policies_are_made_by_their_names_and_can_be_asked(name):
+def test_every_policy_is_made_by_name_and_decides(name):
     policy = make_policy(name, scenario())
     assert policy.name == name
     policy.resume(2)
@@ -59,7 +59,7 @@ def test_policies_are_made_by_their_names_and_can_be_asked(name):
     assert "\n" not in wanted.reason
 
 
-def test_the_default_is_there_and_an_unknown_name_is_told_with_those_that_there_are():
+def test_an_unknown_policy_is_refused_with_the_known_names():
     assert DEFAULT in POLICIES
     with pytest.raises(UsageError, match=r"no policy 'best': there are break-even, ski-rental") as raised:
         make_policy("best", scenario())

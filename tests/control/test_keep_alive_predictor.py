@@ -23,14 +23,14 @@ def predictions(load, windows=None):
     return on
 
 
-def test_three_bursts_have_to_be_over_before_it_says_anything():
+def test_predictions_begin_after_three_bursts():
     on = predictions(periodic(4))
     third_is_over = 30 + 2 * 100 + 20
     assert on[:third_is_over] == [None] * third_is_over
     assert None not in on[third_is_over + BOOT_TICKS :]
 
 
-def test_an_instance_has_booted_when_a_burst_begins_and_not_long_before():
+def test_an_instance_has_booted_just_before_a_burst_begins():
     windows = KeepAlivePredictor()
     predictions(periodic(10), windows)
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_a_burst_that_comes_a_tick_early_is_served_from_its_first_tick_on():
     assert windows.serves
 
 
-def test_it_is_off_in_between_where_gaps_are_long():
+def test_instances_are_off_in_long_gaps():
     windows = KeepAlivePredictor()
     predictions(periodic(10), windows)
     quiet = predictions(periodic(1, before=0), windows)[25:]
@@ -58,7 +58,7 @@ def test_it_is_off_in_between_where_gaps_are_long():
     assert quiet == sorted(quiet)  # off, and then on for good
 
 
-def test_short_gaps_are_waited_out():
+def test_short_gaps_are_idled_through():
     windows = KeepAlivePredictor()
     load = periodic(30, burst=10, period=15)
     predictions(load, windows)
@@ -74,11 +74,11 @@ def test_bursts_that_are_rare_and_short_start_nothing():
     assert not any(predictions(load, windows))
 
 
-def test_a_load_below_the_instances_price_is_no_burst():
+def test_a_load_below_the_instances_price_is_not_a_burst():
     assert predictions([0.9] * 500 + [NOTHING] * 50 + [1.0] * 50) == [None] * 600
 
 
-def test_a_tick_of_calm_does_not_end_a_burst():
+def test_one_quiet_tick_does_not_end_a_burst():
     holes = [NOTHING if tick % 5 == 4 else FULL for tick in range(20)]
     load = ([*holes, *[NOTHING] * 80]) * 8
     windows, whole = KeepAlivePredictor(), KeepAlivePredictor()
@@ -87,7 +87,7 @@ def test_a_tick_of_calm_does_not_end_a_burst():
     assert windows._count == whole._count == 8
 
 
-def test_past_the_clock_it_is_on_while_a_burst_lasts_and_off_while_it_does_not():
+def test_beyond_the_clock_instances_are_on_exactly_during_bursts():
     windows = KeepAlivePredictor()
     predictions(periodic(6), windows)
     quiet = predictions([NOTHING] * (CLOCK + 200), windows)
@@ -97,7 +97,7 @@ def test_past_the_clock_it_is_on_while_a_burst_lasts_and_off_while_it_does_not()
     assert windows.serves
 
 
-def test_it_serves_once_it_was_on_for_as_long_as_a_boot():
+def test_an_instance_serves_after_its_boot():
     windows = KeepAlivePredictor()
     predictions(periodic(6)[:-50], windows)  # off, in the middle of a gap
     assert not windows.on
@@ -108,7 +108,7 @@ def test_it_serves_once_it_was_on_for_as_long_as_a_boot():
         assert windows.serves == (was_on > BOOT_TICKS)
 
 
-def test_what_changes_is_learnt_anew():
+def test_a_changed_pattern_is_relearned():
     windows = KeepAlivePredictor()
     predictions(periodic(10, period=100), windows)
     predictions(periodic(25, period=60, before=0), windows)

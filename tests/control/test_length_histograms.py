@@ -26,7 +26,7 @@ def only(tick):
 
 @settings(derandomize=True, max_examples=40)
 @given(SEEN)
-def test_shares_are_shares(lengths):
+def test_shares_lie_between_zero_and_one(lengths):
     shares = counted(lengths)
     assert shares.shape == (MOST,)
     assert (shares >= 0).all()
@@ -35,7 +35,7 @@ def test_shares_are_shares(lengths):
 
 @settings(derandomize=True, max_examples=40)
 @given(st.lists(st.integers(0, MOST - 1), min_size=1, max_size=60))
-def test_lengths_that_fit_make_up_the_whole(lengths):
+def test_shares_of_lengths_within_the_clock_sum_to_one(lengths):
     assert counted(lengths).sum() == pytest.approx(1.0)
 
 
@@ -46,7 +46,7 @@ def test_a_length_counts_at_and_around_itself():
     assert shares[9] == pytest.approx(shares[11])
 
 
-def test_lengths_beyond_the_clock_only_take_shares_away():
+def test_lengths_beyond_the_clock_only_reduce_the_sum():
     shares = counted([10, 100] * 200)
     assert shares.sum() == pytest.approx(0.5, abs=0.02)
     assert shares[20:].sum() == 0
@@ -54,7 +54,7 @@ def test_lengths_beyond_the_clock_only_take_shares_away():
     assert counted([]).sum() == 0
 
 
-def test_what_came_lately_weighs_more_and_what_was_before_is_not_forgotten():
+def test_recent_lengths_weigh_more_and_older_ones_still_count():
     shares = counted([10] * 300 + [30] * 30)
     assert shares[28:33].sum() > 2 * 30 / 330
     assert 0.5 < shares[8:13].sum() < 0.9
@@ -62,7 +62,7 @@ def test_what_came_lately_weighs_more_and_what_was_before_is_not_forgotten():
 
 @settings(derandomize=True, max_examples=40)
 @given(SEEN, SEEN)
-def test_chances_are_chances(bursts, gaps):
+def test_hazards_lie_between_zero_and_one(bursts, gaps):
     for chances in hazards(counted(bursts), counted(gaps)):
         assert chances.shape == (MOST,)
         assert ((chances >= 0) & (chances <= 1)).all()
@@ -70,7 +70,7 @@ def test_chances_are_chances(bursts, gaps):
 
 @settings(derandomize=True, max_examples=40)
 @given(st.integers(0, MOST - 2), st.integers(1, MOST - 1))
-def test_what_always_takes_as_long_is_certain_at_its_tick_and_impossible_before(burst, more):
+def test_a_constant_length_is_certain_at_its_tick_and_impossible_before(burst, more):
     gap = min(burst + more, MOST - 1)
     ending, beginning = hazards(only(burst), only(gap))
     assert ending[burst] == pytest.approx(1.0)
@@ -79,7 +79,7 @@ def test_what_always_takes_as_long_is_certain_at_its_tick_and_impossible_before(
     assert not beginning[:gap].any()
 
 
-def test_what_took_as_long_a_few_times_is_as_good_as_certain_around_its_tick():
+def test_a_repeated_length_is_almost_certain_around_its_tick():
     ending, beginning = hazards(counted([10] * 4), counted([30] * 4))
     for chances, tick in ((ending, 10), (beginning, 30)):
         assert not chances[: tick - 2].any()
@@ -87,7 +87,7 @@ def test_what_took_as_long_a_few_times_is_as_good_as_certain_around_its_tick():
         assert chances[tick + 2] == pytest.approx(1.0)
 
 
-def test_the_chance_of_an_end_counts_only_those_that_last():
+def test_the_hazard_of_an_end_counts_only_bursts_that_last():
     shares = np.zeros(MOST)
     shares[[3, 7]] = 0.5
     ending, _ = hazards(shares, np.zeros(MOST))
@@ -95,7 +95,7 @@ def test_the_chance_of_an_end_counts_only_those_that_last():
     assert ending[7] == pytest.approx(1.0)
 
 
-def test_the_chance_of_a_begin_counts_only_bursts_that_are_over():
+def test_the_hazard_of_a_start_counts_only_finished_bursts():
     bursts, gaps = np.zeros(MOST), np.zeros(MOST)
     bursts[5], gaps[[10, 20]] = 1.0, (0.25, 0.25)  # the other half comes beyond the clock
     _, beginning = hazards(bursts, gaps)

@@ -14,7 +14,7 @@ LOW, HIGH, LOW_S, HIGH_S = 10.0, 100.0, 1800.0, 600.0  # queries a second, mean 
 
 
 @pytest.mark.parametrize(("text", "floor"), [(LARGE, 1.71), (SMALL, 1.73), (TWO_TYPES, 1.77)])
-def test_the_cheapest_of_three_rules_costs_so_many_times_the_clairvoyant(text, floor):
+def test_the_cheapest_of_three_rules_has_the_expected_ratio_to_the_clairvoyant(text, floor):
     """Stays are memoryless, so a level is always on, never, or from a burst's begin to its end: booting first."""
     world = parse_scenario(tomllib.loads(text))
     boot_s, scale = world.instance.boot_s, (LOW_S + HIGH_S) / (LOW * LOW_S + HIGH * HIGH_S)

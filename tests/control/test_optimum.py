@@ -53,21 +53,21 @@ def least_of_all_fleets(world, load):
 
 @settings(derandomize=True, max_examples=30)
 @given(rows(2.5 * QPS, most_rows=7), PRICE_RATIOS, BOOTS)
-def test_it_is_the_least_over_all_schedules_of_all_levels(load, price_ratio, boot_s):
+def test_the_optimum_is_the_least_over_all_schedules_of_all_levels(load, price_ratio, boot_s):
     world = scenario(price_ratio, boot_s=boot_s)
     assert best(world, load) == pytest.approx(least_of_all_levels(world, load), rel=1e-9, abs=1e-9)
 
 
 @settings(derandomize=True, max_examples=30)
 @given(rows(2.5 * QPS, most_rows=4), PRICE_RATIOS, BOOTS)
-def test_it_is_the_least_over_all_fleets(load, price_ratio, boot_s):
+def test_the_optimum_is_the_least_over_all_fleets(load, price_ratio, boot_s):
     world = scenario(price_ratio, boot_s=boot_s)
     assert best(world, load) == pytest.approx(least_of_all_fleets(world, load), rel=1e-9, abs=1e-9)
 
 
 @settings(derandomize=True, max_examples=40)
 @given(rows(5 * QPS), PRICE_RATIOS, BOOTS, st.integers(0, 9), st.floats(0.0, 1.0))
-def test_a_row_in_two_halves_costs_the_same(load, price_ratio, boot_s, at, share):
+def test_splitting_a_row_in_two_costs_the_same(load, price_ratio, boot_s, at, share):
     world, place = scenario(price_ratio, boot_s=boot_s), at % len(load)
     seconds, rate = load[place]
     split = [*load[:place], (seconds * share, rate), (seconds - seconds * share, rate), *load[place + 1 :]]
@@ -85,7 +85,7 @@ def test_more_load_or_more_time_never_costs_less(load, price_ratio, boot_s, at, 
 
 @settings(derandomize=True, max_examples=40)
 @given(rows(5 * QPS), PRICE_RATIOS, BOOTS)
-def test_it_is_never_dearer_than_lambda_alone_nor_than_enough_instances_all_the_time(load, price_ratio, boot_s):
+def test_the_optimum_is_at_most_lambda_alone_and_a_permanent_fleet(load, price_ratio, boot_s):
     world = scenario(price_ratio, boot_s=boot_s)
     alone = sum(seconds * rate for seconds, rate in load) * world.serverless.usd_per_query
     levels = -(-max(rate for _, rate in load) // QPS)
@@ -93,7 +93,7 @@ def test_it_is_never_dearer_than_lambda_alone_nor_than_enough_instances_all_the_
     assert best(world, load) <= min(alone, always) + 1e-9
 
 
-def test_by_hand():
+def test_the_optimum_by_hand():
     world = scenario(10.0, boot_s=50.0)
     assert best(world, [(100, QPS)]) == pytest.approx(150)  # 1,000 on Lambda
     assert best(world, [(5, QPS)]) == pytest.approx(50)

@@ -58,7 +58,7 @@ class World:
 
 @settings(derandomize=True, max_examples=10)
 @given(st.tuples(CHANCE), st.tuples(CHANCE, CHANCE), st.floats(1.0, 30.0), st.one_of(st.just(0.0), st.floats(0.0, 1.0)))
-def test_no_other_plan_is_cheaper(ending, beginning, burst_units, quiet_units):
+def test_no_other_policy_is_cheaper(ending, beginning, burst_units, quiet_units):
     world = World(ending, beginning, burst_units, quiet_units, boot_ticks=1)
     every = np.array(list(product((False, True), repeat=len(world.places))))
     assert len(every) == 2**12
@@ -94,7 +94,7 @@ def known(burst, gap, *, boot_ticks, burst_units=26.0, quiet_units=0.0, ticks=12
 
 @pytest.mark.parametrize("boot_ticks", [1, 2, 8])
 @pytest.mark.parametrize(("burst", "gap"), [(20, 70), (9, 110)])
-def test_where_begins_are_known_an_instance_boots_in_the_last_ticks_before(boot_ticks, burst, gap):
+def test_an_instance_boots_just_before_a_known_start(boot_ticks, burst, gap):
     on = known(burst, gap, boot_ticks=boot_ticks)
     quiet = on[burst + 1 : gap + 1, QUIET, 0]
     assert quiet.tolist() == [False] * (gap - burst - boot_ticks) + [True] * boot_ticks
@@ -104,14 +104,14 @@ def test_where_begins_are_known_an_instance_boots_in_the_last_ticks_before(boot_
     assert on[: burst + 1, BURST, boot_ticks + 1].all()
 
 
-def test_a_gap_shorter_than_what_a_start_costs_is_waited_out():
+def test_gaps_cheaper_than_a_start_are_idled_through():
     on = known(20, 20 + 7, boot_ticks=8)  # 7 ticks of idling, or a boot of 8
     assert on[21:28, QUIET, 9].all()
     on = known(20, 20 + 12, boot_ticks=8)
     assert not on[21, QUIET, 9]
 
 
-def test_bursts_that_are_shorter_than_a_boot_and_come_when_they_like_are_left_to_lambda():
+def test_unpredictable_bursts_shorter_than_a_boot_stay_on_lambda():
     ticks = 400
     rare = np.full(ticks, 1 / 2000)
     on = best_actions(hazards(only(2, ticks), rare), 3.0, 0.0, 8).on
@@ -119,29 +119,29 @@ def test_bursts_that_are_shorter_than_a_boot_and_come_when_they_like_are_left_to
     assert not on[3:, QUIET].any()
 
 
-def test_bursts_that_come_all_the_time_keep_an_instance_on():
+def test_frequent_bursts_keep_an_instance_on():
     on = known(4, 8, boot_ticks=8, quiet_units=0.4)
     assert on[:9, :, 9].all()
     assert on[1:5, BURST, 0].all()  # a tick later than the first: so it serves just when the next burst begins
 
 
-def test_where_lambda_is_never_dearer_nothing_is_on():
+def test_nothing_is_on_where_lambda_is_never_dearer():
     on = known(30, 60, boot_ticks=4, burst_units=0.9, quiet_units=0.1)
     assert not on[:61].any()
 
 
-def test_a_burst_that_outlasts_the_clock_is_served():
+def test_a_burst_longer_than_the_clock_is_served():
     never = np.zeros(5)
     assert best_actions((never, never), 26.0, 0.0, 8).on[:, BURST].all()
 
 
-def test_where_it_is_always_dearer_everything_is_on():
+def test_everything_is_on_where_lambda_is_always_dearer():
     on = known(30, 60, boot_ticks=4, burst_units=5.0, quiet_units=2.0)
     assert on[:61, :, 1:].all()
     assert on[:31, BURST, 0].all()
 
 
-def test_going_on_from_an_earlier_solution_finds_the_same():
+def test_a_warm_started_solution_is_the_same():
     chances = hazards(only(20, 120), only(70, 120))
     cold = best_actions(chances, 26.0, 0.0, 8)
     warm = best_actions(chances, 26.0, 0.0, 8, cold.begin)

@@ -96,7 +96,7 @@ PREDICTIONS = st.lists(st.lists(st.booleans(), min_size=LEVELS, max_size=LEVELS)
 
 @settings(derandomize=True, max_examples=25)
 @given(load=ROWS, prediction=PREDICTIONS, price_ratio=PRICE_RATIOS, step_s=st.sampled_from([2.0, 5.0]))
-def test_whatever_is_predicted_the_guarantee_holds_at_every_moment(load, prediction, price_ratio, step_s):
+def test_the_guarantee_holds_at_every_moment_for_any_prediction(load, prediction, price_ratio, step_s):
     obeyed(Account(price_ratio), load, step_s, fixed(prediction))
 
 
@@ -128,7 +128,7 @@ def attacked(account, fill_s, moves, prediction, rate):
 @pytest.mark.parametrize("price_ratio", [1.5, 3.0, 26.0])
 @pytest.mark.parametrize("prediction", ["off", "on", "other", "flip"])
 @pytest.mark.parametrize("fill_s", [0.0, 11.3, 30.7])
-def test_no_adversary_who_knows_what_is_on_gets_more_out_of_it(price_ratio, prediction, fill_s):
+def test_an_adaptive_adversary_cannot_exceed_the_guarantee(price_ratio, prediction, fill_s):
     """Full load where it is off, none where it is on: first what predictions lead to, then what the algorithm does."""
     account = Account(price_ratio, levels=1, boot_s=20.0)
     predictions = {
@@ -141,12 +141,12 @@ def test_no_adversary_who_knows_what_is_on_gets_more_out_of_it(price_ratio, pred
 
 
 @pytest.mark.parametrize("fill_s", [0.0, 4.0, 7.0, 17.0])
-def test_what_idles_on_a_prediction_leaves_the_budget_enough_for_a_start(fill_s):
+def test_idling_on_predictions_leaves_the_budget_enough_for_a_start(fill_s):
     account = Account(26.0, levels=1, boot_s=20.0)
     attacked(account, fill_s, 200, lambda _, plain: plain | True, lambda _: 0.0)
 
 
-def test_what_one_level_may_still_lose_is_not_spent_on_the_others():
+def test_budget_reserved_for_one_level_is_not_spent_on_others():
     account = Account(13.0, levels=9, boot_s=20.0)
     attacked(account, 11.0, 0, None, None)
     while account.on.any():
@@ -180,7 +180,7 @@ def test_predictions_that_agree_with_the_algorithm_are_always_followed(load, pri
 
 @settings(derandomize=True, max_examples=20)
 @given(load=ROWS, price_ratio=PRICE_RATIOS, prediction=PREDICTIONS)
-def test_the_budget_is_rho_times_the_optimum_less_what_was_paid(load, price_ratio, prediction):
+def test_the_budget_is_rho_times_the_optimum_less_payments(load, price_ratio, prediction):
     account = Account(price_ratio)
     for number, (seconds, rate) in enumerate(steps(load, 5.0)):
         account.step(seconds, rate, lambda plain, number=number: fixed(prediction)(number, plain))
@@ -199,12 +199,12 @@ def test_a_full_budget_lets_a_harmless_prediction_be_followed_and_an_empty_one_d
     assert account.budget.units >= 0
 
 
-def test_a_new_budget_lets_no_prediction_be_followed():
+def test_a_new_budget_allows_no_prediction():
     account = Account(13.0, levels=2)
     assert not account.step(5.0, 0.0, lambda plain: ~plain).any()
 
 
-def test_levels_that_come_later_change_nothing_for_those_that_are_there():
+def test_new_levels_do_not_change_existing_ones():
     few, many = Account(13.0, levels=1), Account(13.0, levels=5)
     for number in range(300):
         rate = 0.9 * QPS if number % 80 < 40 else 0.0
@@ -230,7 +230,7 @@ def test_instances_that_already_run_count_as_started_by_the_algorithm():
     assert not budget.choose(np.array([True, True, False]), 5.0).any()  # what it held, idling has cost
 
 
-def test_what_is_left_of_a_boot_comes_back_when_it_is_stopped():
+def test_the_rest_of_a_boot_is_refunded_when_it_is_stopped():
     account = Account(13.0, levels=1)
     for _ in range(100):
         account.step(5.0, QPS, lambda plain: plain)
@@ -244,11 +244,11 @@ def test_what_is_left_of_a_boot_comes_back_when_it_is_stopped():
 
 
 @pytest.mark.parametrize(("price_ratio", "rho"), [(0.1, 1.0), (1.0, 1.0), (2.0, 2.0), (26.0, 3 - 1 / 13)])
-def test_the_bound(price_ratio, rho):
+def test_the_bound_of_the_robustness_budget(price_ratio, rho):
     assert competitive_ratio(price_ratio) == pytest.approx(rho)
 
 
-def test_without_a_boot_the_algorithm_is_on_exactly_while_it_is_cheaper():
+def test_an_instance_is_on_exactly_while_cheaper_without_a_boot():
     account = Account(13.0, levels=1, boot_s=0.0)
     on = [account.step(5.0, rate, lambda plain: plain)[0] for rate in (QPS, QPS, 0.0, 0.2, QPS / 2, 0.0, 0.0)]
     assert on == [True, True, False, False, True, False, False]

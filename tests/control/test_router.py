@@ -42,7 +42,7 @@ def router(*, ceiling=math.inf, overflow=True, policy=None):
 
 @given(st.integers(0, 150), st.integers(0, 150), st.integers(1, 100))
 @example(24, 32, 5)
-def test_an_instance_with_less_to_do_is_never_predicted_to_answer_later(one, other, images):
+def test_a_shorter_queue_is_never_predicted_to_answer_later(one, other, images):
     fewer, more = sorted((one, other))
     assert router().wait_ms(fewer, images) <= router().wait_ms(more, images)
 
@@ -50,7 +50,7 @@ def test_an_instance_with_less_to_do_is_never_predicted_to_answer_later(one, oth
 @given(SEATS, st.integers(0, 10), st.integers(1, 100), st.booleans())
 @example(endpoints=[Endpoint("i-0", 24), Endpoint("i-1", 32)], in_flight=0, images=5, overflow=False)
 @settings(derandomize=True, max_examples=40)
-def test_an_instance_comes_first_exactly_where_one_answers_in_time(endpoints, in_flight, images, overflow):
+def test_an_instance_is_the_first_target_exactly_if_one_is_in_time(endpoints, in_flight, images, overflow):
     made = router(overflow=overflow)
     decision = made.route(0.0, endpoints, in_flight, images)
     soonest = min((made.wait_ms(endpoint.waiting, images) for endpoint in endpoints), default=math.inf)
@@ -66,7 +66,7 @@ def test_an_instance_comes_first_exactly_where_one_answers_in_time(endpoints, in
 
 @given(SEATS, st.integers(0, 10), st.integers(1, 100))
 @settings(derandomize=True, max_examples=40)
-def test_lambda_serves_what_no_instance_would_in_time_up_to_its_concurrency(endpoints, in_flight, images):
+def test_lambda_serves_queries_that_would_be_late_up_to_its_concurrency(endpoints, in_flight, images):
     made = router()
     decision = made.route(0.0, endpoints, in_flight, images)
     if decision.reason is Reason.ROOM:
@@ -92,7 +92,7 @@ def test_without_overflow_lambda_is_never_a_target(endpoints, in_flight, ceiling
 
 @given(st.integers(0, 200), st.integers(1, 100), st.integers(0, 50))
 @settings(derandomize=True, max_examples=40)
-def test_an_instance_takes_as_long_as_what_waits_and_the_query_take_in_full_batches(waiting, images, more):
+def test_predicted_waits_are_those_of_full_batches(waiting, images, more):
     kind, wait_ms = WORLD.instance, router().wait_ms(waiting, images)
     whole, rest = divmod(waiting + images, kind.max_batch)
     least = whole * kind.batch_ms(kind.max_batch) + (kind.batch_ms(rest) if rest else 0.0)
@@ -119,7 +119,7 @@ def test_queries_go_to_the_shortest_queue():
     assert router().route(0.0, endpoints, 0).targets == ("b", SERVERLESS)
 
 
-def test_when_the_money_is_spent_there_is_no_target_but_instances_with_room():
+def test_only_instances_with_room_are_targets_once_the_ceiling_is_reached():
     made = router(ceiling=2 * QUERY_USD)
     assert [made.route(0.0, [BUSY], 0).targets for _ in range(3)] == [(SERVERLESS, "i-busy")] * 2 + [()]
     assert made.route(0.0, [BUSY], 0).reason is Reason.CEILING
@@ -128,7 +128,7 @@ def test_when_the_money_is_spent_there_is_no_target_but_instances_with_room():
     assert made.route(3661.0, [BUSY], 0).targets == (SERVERLESS, "i-busy")  # an hour later there is money again
 
 
-def test_images_are_what_lambda_is_paid_for():
+def test_lambda_is_paid_by_image():
     made = router(ceiling=10 * QUERY_USD)
     assert made.route(0.0, [], 0, images=11).reason is Reason.CEILING
     assert made.route(0.0, [], 0, images=6).targets == (SERVERLESS,)
@@ -136,7 +136,7 @@ def test_images_are_what_lambda_is_paid_for():
     assert made.route(0.0, [], 0, images=4).targets == (SERVERLESS,)
 
 
-def test_only_what_runs_on_lambda_is_paid_for():
+def test_only_queries_on_lambda_are_charged():
     made = router(ceiling=QUERY_USD)
     for _ in range(5):
         assert made.route(0.0, [IDLE], 0).reason is Reason.ROOM
@@ -155,7 +155,7 @@ def test_every_decision_is_counted_once_under_its_reason(queries):
     assert {reason: reasons.count(reason) for reason in Reason if reason in reasons} == dict(made.counts)
 
 
-def test_a_decision_looks_at_each_seat_once():
+def test_a_decision_reads_each_endpoint_once():
     class Watched(list):
         looked = 0
 
@@ -169,27 +169,27 @@ def test_a_decision_looks_at_each_seat_once():
     assert 400 <= Watched.looked <= 800
 
 
-def test_the_policy_is_told_the_load_and_gets_what_it_wants_without_a_ceiling():
+def test_the_policy_observes_the_load_and_decides_without_a_ceiling():
     policy = Scripted(7)
     made = router(policy=policy)
     assert made.tick(10.0, 2.5, 33.0, on=3) == DesiredReplicas(7, "as scripted")
     assert policy.seen == [(2.5, 33.0)]
 
 
-def test_the_ceiling_binds_the_policy_and_says_so():
+def test_the_ceiling_limits_the_policy_with_a_reason():
     made = router(policy=Scripted(7), ceiling=3 * 3600.0 + 1.0)
     wanted = made.tick(1.0, 1.0, 5.0, on=0)
     assert wanted == DesiredReplicas(3, "as scripted; the ceiling allows 3")
     assert not made.fall_back(1.0)  # what three instances will cost leaves no query's price
 
 
-def test_what_is_being_started_counts_against_lambda_at_once():
+def test_starting_instances_count_against_lambda_at_once():
     made = router(policy=Scripted(1), ceiling=3600.0)
     assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1
     assert made.route(1.5, [], 0).reason is Reason.CEILING
 
 
-def test_what_lambda_cost_counts_against_instances():
+def test_costs_of_lambda_count_against_instances():
     made = router(policy=Scripted(2), ceiling=2 * 3600.0)
     assert made.fall_back(0.5)
     assert made.tick(1.0, 1.0, 5.0, on=0).instances == 1

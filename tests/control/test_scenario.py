@@ -47,7 +47,7 @@ def refusal(document):
     return message
 
 
-def test_a_scenario_is_read_as_it_is_written():
+def test_a_scenario_is_read():
     scenario = parse_scenario(tables())
     assert scenario.slo_ms == 300
     assert (scenario.serverless.usd_per_query, scenario.serverless.latency_ms, scenario.serverless.cold_ms) == (
@@ -77,7 +77,7 @@ def test_prices_of_a_second_and_of_a_start():
     assert kind.start_usd == pytest.approx(1.006 / 15)
 
 
-def test_batches_take_as_measured_and_in_proportion_between_and_beyond():
+def test_batch_times_are_interpolated_and_extrapolated():
     kind = parse_scenario(tomllib.loads(LARGE)).instance
     assert [kind.batch_ms(images) for images in (1, 4, 16)] == [25, 62, 240]
     assert kind.batch_ms(10) == pytest.approx(151)
@@ -88,7 +88,7 @@ def test_batches_take_as_measured_and_in_proportion_between_and_beyond():
 
 @given(st.lists(st.floats(1.0, 50.0), min_size=1, max_size=6), st.integers(1, 200))
 @settings(derandomize=True, max_examples=40)
-def test_more_images_never_take_less_where_larger_batches_do_not(growth, images):
+def test_batch_times_are_monotonic_if_the_measurements_are(growth, images):
     times = [sum(growth[: number + 1]) for number in range(len(growth))]
     kind = InstanceType("x", 1, 0, 1, 0, 1, tuple((2**number, ms) for number, ms in enumerate(times)))
     assert kind.batch_ms(images) <= kind.batch_ms(images + 1) + 1e-9
@@ -105,7 +105,7 @@ def test_a_missing_number_is_named(table, key):
 
 @pytest.mark.parametrize("value", ["fast", True, float("nan"), float("inf"), [1], {"a": 1}, "x" * 10_000])
 @pytest.mark.parametrize(("table", "key"), EVERY_NUMBER)
-def test_what_is_no_number_is_named(table, key, value):
+def test_a_value_that_is_not_a_number_is_named(table, key, value):
     message = refusal(changed(table, key, value))
     assert f"{key} should be " in message
     assert table in message
@@ -119,12 +119,12 @@ def test_a_number_out_of_bounds_is_named(table, key, value):
 
 @pytest.mark.parametrize(("table", "key"), LEAST)
 @pytest.mark.parametrize("value", [0, 5e-324])
-def test_what_has_to_be_more_than_nothing_is_named(table, key, value):
+def test_a_value_that_is_not_positive_is_named(table, key, value):
     assert f"{key} " in refusal(changed(table, key, value))
 
 
 @pytest.mark.parametrize(("table", "key"), [pair for pair in EVERY_NUMBER if pair not in LEAST])
-def test_the_other_numbers_may_be_0(table, key):
+def test_other_numbers_may_be_zero(table, key):
     parse_scenario(changed(table, key, 0))
 
 
@@ -134,7 +134,7 @@ def test_concurrency_is_a_whole_number(value):
 
 
 @pytest.mark.parametrize("table", ["", "lambda", "instance"])
-def test_an_unknown_key_is_named_with_those_that_there_are(table):
+def test_an_unknown_key_is_named_with_the_known_ones(table):
     message = refusal(changed(table, "slo_s", 1))
     assert "unknown 'slo_s'; known are " in message
     assert NUMBERS[table][0] in message
@@ -202,7 +202,7 @@ def test_batches_are_pairs_by_size(batches):
     st.sampled_from([*EVERY_NUMBER, ("", "lambda"), ("", "instance"), ("instance", "batches"), ("instance", "name")]),
 )
 @settings(derandomize=True, max_examples=40)
-def test_whatever_stands_there_is_read_or_refused_in_one_line(value, place):
+def test_any_value_is_read_or_refused_in_one_line(value, place):
     try:
         parse_scenario(changed(*place, value))
     except InputError as error:
@@ -221,7 +221,7 @@ def test_whatever_stands_there_is_read_or_refused_in_one_line(value, place):
         (30.0, ((1, 25.0), (4, 62.0)), 1 / 0.025),  # single images, where no two batches fit
     ],
 )
-def test_what_batches_sustain_is_the_largest_rate_of_which_two_fit_the_objective(slo_ms, batches, sustained):
+def test_the_sustained_rate_is_the_largest_with_two_batches_in_the_objective(slo_ms, batches, sustained):
     kind = InstanceType("gpu", 1.0, 0.0, 60.0, 0.0, 1.0, batches)
     assert kind.sustained_qps(slo_ms) == pytest.approx(sustained)
 
@@ -239,7 +239,7 @@ def test_a_tuned_machine_is_consistent(steps, slo_ms):
 
 
 @pytest.mark.parametrize(("qps", "right"), [(60.0, True), (66.0, True), (30.0, False), (150.0, False)])
-def test_a_rate_that_batches_do_not_give_is_warned_of(qps, right):
+def test_a_rate_inconsistent_with_the_batches_is_warned_of(qps, right):
     kind = InstanceType("gpu", 1.0, 0.0, 60.0, 0.0, qps, ((1, 18.0), (8, 120.0)))
     warning = kind.warning(300.0)
     assert (warning is None) == right

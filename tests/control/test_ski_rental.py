@@ -21,7 +21,7 @@ def best(world, load):
 @pytest.mark.parametrize("price_ratio", PRICE_RATIOS)
 @settings(derandomize=True, max_examples=10)
 @given(load=rows(2.5 * QPS, most_rows=8, most_s=600), step_s=st.sampled_from([0.5, 1.0, 3.0]))
-def test_it_costs_at_most_3_minus_2_over_c_times_the_optimum(price_ratio, load, step_s):
+def test_the_rule_costs_at_most_3_minus_2_over_c_times_the_optimum(price_ratio, load, step_s):
     # Steps let the rule act up to a step too late. A late start costs at most c a second where the rule would have paid
     # 1; a late stop 1 where it would have paid less than that. Both happen at most once for each start.
     world = scenario(price_ratio)
@@ -44,20 +44,20 @@ def against(world, load):
 
 
 @pytest.mark.parametrize(("price_ratio", "tight"), [(1.5, 0.02), (3.0, 0.02), (13.0, 0.05), (26.0, 0.1)])
-def test_an_adversary_makes_it_pay_that_much(price_ratio, tight):
+def test_the_bound_is_tight_against_an_adversary(price_ratio, tight):
     usd, least = against(scenario(price_ratio), 8_000)
     assert usd == pytest.approx(competitive_ratio(price_ratio) * least, rel=tight)
 
 
 @pytest.mark.parametrize("price_ratio", [0.3, 1.0])
-def test_where_lambda_is_never_dearer_nothing_is_started(price_ratio):
+def test_nothing_is_started_where_lambda_is_never_dearer(price_ratio):
     world, load = scenario(price_ratio), [(5000, 7 * QPS)]
     paid = at_once(world, SkiRental(world), load)
     assert paid.starts == 0
     assert paid.usd == pytest.approx(competitive_ratio(price_ratio) * best(world, load))
 
 
-def test_it_starts_when_lambda_has_cost_a_start_more_and_stops_when_idling_has():
+def test_the_rule_starts_and_stops_after_the_price_of_a_start():
     world = scenario(13.0)
     paid = at_once(world, SkiRental(world), [(100, QPS), (500, 0.0)])
     # a start is 240 dollars, Lambda costs 12 a second more: on after 20 s; idle for 240 s from second 100 on
@@ -66,7 +66,7 @@ def test_it_starts_when_lambda_has_cost_a_start_more_and_stops_when_idling_has()
     assert paid.starts == 1
 
 
-def test_what_lambda_cost_is_forgotten_as_far_as_an_instance_would_have_idled():
+def test_idle_time_reduces_the_accumulated_cost_of_lambda():
     world = scenario(13.0)
     policy = SkiRental(world)
     assert at_once(world, policy, [(10, QPS), (60, 0.0)]).starts == 0
@@ -76,7 +76,7 @@ def test_what_lambda_cost_is_forgotten_as_far_as_an_instance_would_have_idled():
 
 @settings(derandomize=True, max_examples=12)
 @given(load=rows(5 * QPS, most_s=400))
-def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
+def test_levels_are_nested(load):
     policy = SkiRental(scenario(13.0))
     for seconds, rate in load:
         policy.observe(float(seconds), rate)
@@ -85,7 +85,7 @@ def test_levels_are_nested_so_the_number_of_instances_says_which_are_on(load):
         assert sorted(work_function.gap) == work_function.gap
 
 
-def test_it_goes_on_from_instances_that_are_there():
+def test_a_policy_resumes_with_running_instances():
     world = scenario(13.0)
     policy = SkiRental(world)
     policy.resume(3)
@@ -106,7 +106,7 @@ def test_without_a_boot_an_instance_is_on_exactly_while_it_is_cheaper():
     assert with_boots(world, SkiRental(world), load).usd == pytest.approx(paid.usd)
 
 
-def test_however_small_an_instance_the_rule_ends():
+def test_the_rule_terminates_for_tiny_instances():
     world = scenario(13.0)
     tiny = replace(world, instances=(replace(world.instance, qps=1e-6),))
     assert SkiRental(tiny).observe(1.0, 1e9).instances <= 1000

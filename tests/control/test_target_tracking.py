@@ -24,7 +24,7 @@ def test_instances_are_kept_half_loaded_and_there_is_always_one(load, instances)
     assert desired([(6000, load * QPS)])[-1] == instances
 
 
-def test_it_goes_up_and_down_one_step_in_300_seconds():
+def test_scaling_is_one_step_in_300_seconds():
     policy = TargetTracking(scenario())
     up = changes(desired([(1800, 2 * QPS)], policy))
     assert up == [(0, 1), (30, 1), (60, 1)]
@@ -46,13 +46,13 @@ def test_the_last_minute_counts_and_nothing_before_it():
     assert "10.0 queries/s" in steady.observe(10.0, QPS).reason
 
 
-def test_a_look_that_comes_late_counts_for_as_long_as_it_was():
+def test_a_late_observation_counts_for_its_whole_duration():
     policy = TargetTracking(scenario())
     assert policy.observe(600.0, 0.75 * QPS).instances == 2
     assert policy.observe(600.0, 0.0).instances == 1
 
 
-def test_it_goes_on_from_instances_that_are_there():
+def test_a_policy_resumes_with_running_instances():
     policy = TargetTracking(scenario())
     policy.resume(4)
     assert desired([(600, 2 * QPS)], policy) == [4] * 60

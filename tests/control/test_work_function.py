@@ -63,7 +63,7 @@ def test_a_level_switches_on_at_0_and_off_at_the_starts_price():
     assert on == [False, True, True, False, False, False, True, True, False]
 
 
-def test_levels_that_come_later_are_off_and_resumed_ones_are_on():
+def test_new_levels_are_off_and_resumed_ones_on():
     work_function = WorkFunction(60.0)
     work_function.resume(2)
     work_function.grow(3)

@@ -31,7 +31,7 @@ def test_every_shipped_value_has_its_unit_date_and_source(table, name):
     assert set(entry) == {"value", "unit", "date", "tag"}
 
 
-def test_what_ships_is_what_the_file_says():
+def test_shipped_facts_equal_the_file():
     values = {table: {name: entry["value"] for name, entry in entries.items()} for table, entries in TABLE.items()}
     lists = {table: {name: tuple(value) for name, value in values.pop(table).items()} for table in LISTS}
     shipped = asdict(shipped_aws())
@@ -50,7 +50,7 @@ def test_an_empty_file_overrides_nothing():
     assert parse_aws("", shipped_aws()) == shipped_aws()
 
 
-def test_without_a_base_everything_must_be_there():
+def test_every_value_is_required_without_a_base():
     with pytest.raises(InputError, match=r"lacks .*package_limit"):
         parse_aws("[lambda]\nbandwidth = 1")
 

@@ -13,12 +13,12 @@ KEY = "serfer:" + "0" * 32 + ":1:2"
 
 
 @given(st.binary(max_size=200), st.integers(0, 300))
-def test_what_was_protected_is_read_again(value, cell):
+def test_a_protected_value_is_read_back(value, cell):
     assert bytes(verified(protect(value, KEY, cell), KEY, cell)) == value
 
 
 @given(st.binary(max_size=64), st.data())
-def test_any_flipped_bits_within_four_bytes_are_found(value, data):
+def test_any_flipped_bits_within_four_bytes_are_detected(value, data):
     """CRC-32 finds every burst of up to 32 bits, wherever it lies: in the value or in the checksum."""
     stored = bytearray(protect(value, KEY))
     place = data.draw(st.integers(0, len(stored) - 4))
@@ -30,7 +30,7 @@ def test_any_flipped_bits_within_four_bytes_are_found(value, data):
 
 
 @given(st.binary(max_size=64), st.integers(1, 64))
-def test_a_value_that_is_cut_off_or_longer_is_found(value, change):
+def test_a_truncated_or_extended_value_is_detected(value, change):
     stored = protect(value, KEY)
     for other in (stored[: max(0, len(stored) - change)], stored + bytes(change)):
         with pytest.raises(AlteredPieceError):
@@ -38,12 +38,12 @@ def test_a_value_that_is_cut_off_or_longer_is_found(value, change):
 
 
 @given(st.binary(max_size=64))
-def test_a_value_belongs_to_its_key_and_its_cell(value):
+def test_a_checksum_is_bound_to_its_key_and_cell(value):
     for key, cell in ((KEY[:-1] + "3", 0), (KEY, 1)):
         with pytest.raises(AlteredPieceError):
             verified(protect(value, KEY), key, cell)
 
 
-def test_it_is_the_crc_of_key_cell_and_value():
+def test_the_checksum_is_the_crc_of_key_cell_and_value():
     """The layout is part of the plan's format: this number may change with FORMAT only."""
     assert checksum(b"value", KEY, 7) == zlib.crc32(KEY.encode() + b"#7" + b"value")

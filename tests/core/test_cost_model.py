@@ -52,7 +52,7 @@ def test_100_ms_cost_what_the_serfer_paper_lists(memory, usd):
     assert invocation_usd(memory, 100, FACTS) - FACTS.price_request == pytest.approx(usd, abs=1e-9)
 
 
-def test_a_query_costs_what_the_serfer_paper_says():
+def test_a_query_costs_what_the_serfer_paper_lists():
     """Equation 2 over Table 2: (workers, MB, ms) of each layer; 0.00014271638 dollars a query."""
     layers = [(4, 512, 124), (4, 1216, 116), (1, 2048, 3881)]
     usd = sum(count * (invocation_usd(memory, ms, FACTS) - FACTS.price_request) for count, memory, ms in layers)
@@ -80,7 +80,7 @@ def test_a_task_adds_up_reading_computing_and_writing():
     assert task_seconds(one, 1769, platform(bandwidth=10.0)) == pytest.approx(expected)
 
 
-def test_what_rides_along_asks_nothing_of_the_store_but_is_decoded_and_grows_by_a_third():
+def test_inline_tensors_take_no_store_requests_but_are_decoded_and_a_third_larger():
     one = load(carried_in=30, carried_out=60)
     expected = TASK_SECONDS + 90 / CODEC_RATE + 4 / 3 * 90 / 10
     assert task_seconds(one, 1769, platform(bandwidth=10.0)) == pytest.approx(expected)
@@ -89,7 +89,7 @@ def test_what_rides_along_asks_nothing_of_the_store_but_is_decoded_and_grows_by_
 @pytest.mark.parametrize(
     ("memory", "seconds"), [(1769, 3.0), (884.5, 6.0), (3538, 2.0), (2 * 884.5 * 4, 1.5), (17690, 1.2)]
 )
-def test_less_memory_is_a_share_of_a_vcpu_and_more_speeds_up_what_runs_in_parallel(memory, seconds):
+def test_memory_below_one_vcpu_slows_all_work_and_above_it_speeds_up_parallel_work(memory, seconds):
     one = load(serial_s=1.0, parallel_s=2.0)
     assert task_seconds(one, memory, platform()) - TASK_SECONDS == pytest.approx(seconds)
 
@@ -128,7 +128,7 @@ def test_a_store_may_charge_for_bytes_besides_requests():
     assert paid - unpaid == pytest.approx(units * 0.0023e-6)
 
 
-def test_what_goes_through_objects_has_their_requests_latencies_and_prices():
+def test_object_store_traffic_has_its_own_requests_latencies_and_prices():
     far = Traffic(*(np.array([value], dtype=float) for value in (40, 3, 60)))
     one = replace(load(bytes_read=30, ranges=2, bytes_written=0), objects=far)
     where = replace(platform(bandwidth=10.0), store=VALKEY, objects=S3)
@@ -139,7 +139,7 @@ def test_what_goes_through_objects_has_their_requests_latencies_and_prices():
     assert usd == pytest.approx(invocation_usd(1769, 1000 * expected, FACTS) + requests)
 
 
-def test_objects_need_a_platform_that_has_a_place_for_them():
+def test_object_store_traffic_needs_a_platform_with_an_object_store():
     with pytest.raises(ValueError, match="object store"):
         task_seconds(replace(load(), objects=load().stored), 1769, platform())
 
@@ -170,7 +170,7 @@ def test_the_distribution_is_that_of_sums_of_slowest_invocations():
         assert distribution.quantile(share) - shift == pytest.approx(np.quantile(draws, share), rel=0.01)
 
 
-def test_a_plan_says_what_its_tasks_do():
+def test_the_load_of_the_small_plan_by_hand():
     """The small plan by hand: two crops of 3 x 2 x 4 pixels, 24 values and a checksum stored by each."""
     first, last = (plan_load(small_plan(), number) for number in (0, 1))
     assert (first.carried_in == 24).all()
@@ -186,7 +186,7 @@ def inlined(plan):
     return replace(plan, stages=(replace(plan.stages[0], path=INLINE), plan.stages[1]))
 
 
-def test_what_rides_along_is_carried_and_not_stored():
+def test_inline_tensors_are_carried_and_not_stored():
     first, last = (plan_load(inlined(small_plan()), number) for number in (0, 1))
     assert not first.bytes_written.any()
     assert (first.carried_out == 100).all()
@@ -199,7 +199,7 @@ def along(plan, path):
     return replace(plan, stages=(replace(plan.stages[0], path=path), plan.stages[1]))
 
 
-def test_what_goes_to_the_object_store_is_counted_there():
+def test_object_store_traffic_is_counted_separately():
     first, last = (plan_load(along(small_plan(), OBJECTS), number) for number in (0, 1))
     assert (first.objects.bytes_written == 100).all()
     assert (last.objects.bytes_read, last.objects.ranges) == (200, 2)
@@ -229,7 +229,7 @@ def test_every_range_of_a_piece_counts():
     assert (plan_load(plan, 1).ranges, plan_load(plan, 1).bytes_read) == (2, 64)
 
 
-def test_a_tiles_own_figures_are_its_compute():
+def test_a_tiles_own_seconds_are_its_compute_time():
     stage = small_plan().stages[0]
     slow = tuple(replace(tile, serial_ms=1.5, parallel_ms=20.0 * (1 + at)) for at, tile in enumerate(stage.tiles))
     plan = replace(small_plan(), stages=(replace(stage, tiles=slow), small_plan().stages[1]))
@@ -260,7 +260,7 @@ def test_cold_starts_come_late_in_the_distribution():
     assert prices[1.0].usd > prices[0.0].usd
 
 
-def test_a_distribution_with_next_to_no_tail_needs_no_more_memory():
+def test_a_distribution_with_almost_no_tail_needs_no_more_memory():
     still = replace(FACTS, invoke_tail=1e-9)
     distribution = latency([(1.0, 4), (2.0, 1)], still, [(0.5, 0.6), (0.0, 0.6)])
     assert len(distribution.probability) < 10_000_000
@@ -269,7 +269,7 @@ def test_a_distribution_with_next_to_no_tail_needs_no_more_memory():
     assert distribution.quantile(0.6) == pytest.approx(3.6, rel=1e-3)
 
 
-def test_a_burst_waits_for_what_an_account_may_have():
+def test_a_burst_is_limited_by_the_accounts_concurrency():
     query = price_plan(small_plan(), Platform(FACTS, STORE))
     few, many = (price_burst(query, queries, FACTS) for queries in (3, 1_000_000))
     assert (few.environments, few.usd) == (6, pytest.approx(3 * query.usd))
@@ -280,5 +280,5 @@ def test_a_burst_waits_for_what_an_account_may_have():
 @pytest.mark.parametrize(
     ("store", "usd"), [("redis", 0.216 * 730), ("s3", 0.0), ("valkey", 6), ("redis+s3", 0.216 * 730), ("valkey+s3", 6)]
 )
-def test_a_store_costs_what_its_nodes_cost(store, usd):
+def test_the_fixed_cost_of_a_store_is_that_of_its_nodes(store, usd):
     assert standing_usd(Platform.over(shipped_aws(), store)) == pytest.approx(usd, rel=0.01)

@@ -13,7 +13,7 @@ def learnt(times, stage=0):
     return hedging
 
 
-def test_nothing_is_late_before_something_is_known():
+def test_no_task_is_late_before_durations_are_known():
     assert LearntHedging().late_after(0) is None
     assert learnt([1.0] * 19).late_after(0) is None
     assert learnt([1.0] * 100).late_after(1) is None
@@ -29,7 +29,7 @@ def test_one_slow_worker_in_twenty_does_not_make_being_slow_normal():
     assert learnt([0.1] * 95 + [5.0] * 5).late_after(0) == 0.2
 
 
-def test_what_is_late_follows_the_load():
+def test_the_threshold_for_late_tasks_follows_the_load():
     hedging = learnt([0.1] * 300)
     for _ in range(256):
         hedging.learn(0, 1.0)

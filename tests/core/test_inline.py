@@ -29,20 +29,20 @@ def vectors(lengths, reads, inline):
     return replace(small_plan(), stages=tuple(stages))
 
 
-def test_the_plan_decides_where_everything_fits():
+def test_the_plans_paths_are_kept_where_everything_fits():
     plan = vectors([10, 20, 5], [[], [0], [0, 1]], [True, False, True])
     assert inline_stages(plan, 1, 10**6) == (True, False, True)
     assert inline_stages(small_plan(), 1, 10**6) == (False, True)
 
 
 @pytest.mark.parametrize(("limit", "rides"), [(84, True), (83, False)])
-def test_an_answer_may_have_just_the_limit(limit, rides):
+def test_an_answer_of_exactly_the_limit_stays_inline(limit, rides):
     plan = vectors([20, 5], [[], [0]], [True, True])
     assert inline_stages(plan, 1, limit) == (rides, True)
 
 
 @pytest.mark.parametrize(("batch", "rides"), [(1, True), (50, True), (51, False)])
-def test_a_batch_multiplies(batch, rides):
+def test_batch_size_multiplies_inline_bytes(batch, rides):
     plan = vectors([20, 5], [[], [0]], [True, True])
     assert inline_stages(plan, batch, 80 * 50 + 4) == (rides, True)
 
@@ -53,12 +53,12 @@ def test_a_task_that_reads_several_stages_carries_them_together_or_the_later_one
     assert inline_stages(plan, 1, 4 * 30 + 7) == (True, False, True)
 
 
-def test_what_is_read_from_the_store_takes_no_room():
+def test_tensors_read_from_the_store_take_no_payload():
     plan = vectors([10, 20, 5], [[], [0], [0, 1]], [False, True, True])
     assert inline_stages(plan, 1, 4 * 20 + 4) == (False, True, True)
 
 
-def test_many_small_answers_may_be_too_much_for_their_reader():
+def test_many_small_answers_may_exceed_their_readers_payload():
     plan = small_plan()
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, path=INLINE), last))
@@ -70,7 +70,7 @@ def test_an_answer_of_the_last_stage_falls_back_too():
     assert inline_stages(vectors([1, 5], [[], [0]], [True, True]), 1, 23) == (True, False)
 
 
-def test_what_goes_to_the_object_store_rides_along_in_no_batch():
+def test_object_store_tensors_are_never_inline():
     plan = vectors([10, 20, 5], [[], [0], [0, 1]], [True, True, True])
     apart = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], path=OBJECTS), plan.stages[2]))
     assert inline_stages(apart, 1, 4 * 10 + 4) == (True, False, True)

@@ -15,14 +15,14 @@ from serfer.core.keys import (
 QUERY = "0123456789abcdef" * 2
 
 
-def test_a_query_id_of_ours_passes():
+def test_a_generated_query_id_is_accepted():
     assert check_query_id(QUERY) == QUERY
 
 
 @pytest.mark.parametrize(
     "query", ["", "x" * 32, QUERY[:-1], QUERY + "0", QUERY.upper(), QUERY + "\n", "../" + QUERY[3:]]
 )
-def test_nothing_else_becomes_part_of_a_key(query):
+def test_other_text_is_refused_as_a_query_id(query):
     with pytest.raises(InputError, match="32 hex digits"):
         check_query_id(query)
 
@@ -35,7 +35,7 @@ def test_every_output_and_input_of_a_query_has_its_own_key():
 
 
 @pytest.mark.parametrize("one_slot", [False, True])
-def test_a_key_says_which_stage_wrote_it(one_slot):
+def test_the_writing_stage_is_read_from_a_key(one_slot):
     query = query_id(QUERY, one_slot=one_slot)
     assert [stage_of(output_key(query, stage, 12)) for stage in (0, 7, 15)] == [0, 7, 15]
     assert stage_of(input_key(query, 3)) == INPUT_STAGE
@@ -57,11 +57,11 @@ def test_a_key_says_which_stage_wrote_it(one_slot):
         f"serfer:{QUERY}:\u0662:0",
     ],
 )
-def test_what_no_tile_wrote_is_of_no_stage(key):
+def test_keys_not_written_by_a_tile_have_no_stage(key):
     assert stage_of(key) is None
 
 
-def test_the_keys_of_a_query_are_those_of_its_crops_and_of_what_its_stages_wrote():
+def test_the_keys_of_a_query_are_those_of_its_crops_and_outputs():
     keys = query_keys(QUERY, [2, 3], [1], [1])
     assert keys == [input_key(QUERY, 1), *(output_key(QUERY, 1, tile) for tile in range(3))]
     assert query_keys(QUERY, [2, 3], [], []) == []

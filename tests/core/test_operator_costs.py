@@ -47,7 +47,7 @@ def larger(work):
 
 
 @given(works())
-def test_every_operator_takes_time_and_a_larger_region_no_less(work):
+def test_every_operator_takes_time_that_grows_with_its_region(work):
     assert 0 < PROFILES.seconds(work) < 60
     assert PROFILES.seconds(larger(work)) >= PROFILES.seconds(work)
 
@@ -59,7 +59,7 @@ def test_a_batch_costs_more_than_one_image_and_less_than_as_many_runs(work, batc
 
 
 @given(works())
-def test_more_vcpus_never_cost_time_and_less_than_one_is_a_share(work):
+def test_more_vcpus_never_cost_time_and_a_fraction_slows_all_work(work):
     times = [PROFILES.seconds(work, vcpus) for vcpus in (0.25, 0.5, 1, 2, 5.8)]
     assert times == sorted(times, reverse=True)
     assert times[0] == pytest.approx(4 * times[2])

@@ -61,19 +61,19 @@ def altered(path):
     return copy
 
 
-def test_a_directory_that_was_written_is_read_back(directory):
+def test_a_written_plan_directory_is_read_back(directory):
     plan = load_plan(directory)
     check_artefacts(plan, directory)
     assert plan == PLAN
 
 
 @pytest.mark.parametrize("path", list(leaves(VALUE)), ids=lambda path: ".".join(map(str, path)))
-def test_whichever_value_is_edited_the_plan_is_refused(path):
+def test_an_edit_of_any_value_is_refused(path):
     with pytest.raises(PlanError):
         parse_plan(json.dumps(altered(path)))
 
 
-def test_an_edit_is_called_an_edit():
+def test_an_edit_is_reported_as_an_edit():
     with pytest.raises(PlanError, match="was edited"):
         parse_plan(json.dumps({**VALUE, "model": "other"}))
 
@@ -91,7 +91,7 @@ def test_sealing_again_changes_nothing():
     assert sealed(PLAN) == PLAN
 
 
-def test_function_names_carry_the_digest_and_stay_within_what_lambda_allows():
+def test_function_names_contain_the_digest_and_are_valid_in_lambda():
     names = [replace(PLAN, model="x/y:" * 40).function(stage, number) for stage in (0, 15) for number in (0, 63)]
     assert all(PLAN.digest[:12] in name for name in names)
     assert all(len(name) <= 64 and name.replace("-", "").isalnum() for name in names)
@@ -107,7 +107,7 @@ def test_another_format_is_refused(number):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "3", '"x"', "null", "[" * 100_000, '{"format": ' + "9" * 5000 + "}", '{"format": NaN}']
 )
-def test_text_that_is_no_plan_is_refused(text):
+def test_text_that_is_not_a_plan_is_refused(text):
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(text)
 
@@ -118,23 +118,23 @@ def test_any_json_value_in_place_of_the_stages_is_refused(value):
         parse_plan(json.dumps({**VALUE, "stages": value}))
 
 
-def test_a_missing_directory_is_no_plan_directory(tmp_path):
+def test_a_missing_directory_is_not_a_plan_directory(tmp_path):
     with pytest.raises(PlanError, match="not a plan directory"):
         load_plan(tmp_path / "absent")
 
 
-def test_a_file_is_no_plan_directory(tmp_path):
+def test_a_file_is_not_a_plan_directory(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(PlanError, match="not a plan directory"):
         load_plan(tmp_path / "file")
 
 
-def test_an_empty_directory_is_no_plan_directory(tmp_path):
+def test_an_empty_directory_is_not_a_plan_directory(tmp_path):
     with pytest.raises(PlanError, match=r"has no plan\.json"):
         load_plan(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_bytes_that_are_not_text_are_refused(tmp_path):
     (tmp_path / "plan.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PlanError, match="cannot be read"):
         load_plan(tmp_path)
@@ -147,14 +147,14 @@ def test_a_directory_named_like_the_plan_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
-def test_a_plan_that_is_a_device_is_refused_unread(tmp_path, device):
+def test_a_device_in_place_of_a_plan_is_refused_unread(tmp_path, device):
     (tmp_path / "plan.json").symlink_to(device)
     with pytest.raises(PlanError, match="not a regular file"):
         load_plan(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["lambdas/__pycache__/bootstrap.pyc", "stage-1/weights-0.bin", "stage-0/../x"])
-def test_a_stage_brings_no_file_into_its_function_but_weights_and_graphs(path):
+def test_a_stage_packages_only_weights_and_graphs(path):
     first = PLAN.stages[0]
     (function,), artefact = first.functions, Artefact(path, 1, "0" * 64)
     for stage in (
@@ -205,7 +205,7 @@ def test_an_artefact_behind_a_link_is_named(directory, path, target):
         check_artefacts(PLAN, directory)
 
 
-def test_a_link_that_leads_to_itself_is_named(directory):
+def test_a_link_to_itself_is_named(directory):
     (directory / "unsplit.onnx").unlink()
     (directory / "unsplit.onnx").symlink_to("unsplit.onnx")
     with pytest.raises(PlanError, match="lies behind a link"):
@@ -228,7 +228,7 @@ def test_a_plan_directory_may_be_a_link_itself(directory):
         ('{"format": [' + "1, " * 99 + "1]}", r"has format \[1, 1.{,40}, this version reads"),
     ],
 )
-def test_what_is_no_plan_or_one_of_another_format_is_told_as_that(text, message):
+def test_other_json_and_other_formats_are_distinguished(text, message):
     with pytest.raises(PlanError, match=message):
         parse_plan(text)
 

@@ -12,7 +12,7 @@ from tests.core.plans import small_plan
 FACTS = shipped_aws()
 
 
-def test_by_default_a_plan_is_priced_as_it_was_made():
+def test_a_plan_is_priced_for_its_own_store_and_memory_by_default():
     costs = price(small_plan(), FACTS, Circumstances())
     assert costs.store == "redis"
     assert costs.query.usd == price_plan(small_plan(), Platform(FACTS.functions, FACTS.redis)).usd
@@ -20,7 +20,7 @@ def test_by_default_a_plan_is_priced_as_it_was_made():
     assert costs.standing_usd == pytest.approx(HOURS_A_MONTH * FACTS.redis.price_hour)
 
 
-def test_another_store_and_memory_change_what_a_query_costs():
+def test_another_store_and_memory_change_the_price_of_a_query():
     plain = price(small_plan(), FACTS, Circumstances()).as_dict()
     other = price(small_plan(), FACTS, Circumstances(store="s3", memory_mb=10240)).as_dict()
     assert other["store"] == "s3"
@@ -30,7 +30,7 @@ def test_another_store_and_memory_change_what_a_query_costs():
     assert other["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": 0.0}
 
 
-def test_cold_starts_are_between_none_and_all():
+def test_costs_grow_with_the_share_of_cold_starts():
     none, some, every = (price(small_plan(), FACTS, Circumstances(cold_share=share)) for share in (0.0, 0.1, 1.0))
     assert none.query.usd < some.query.usd < every.query.usd == none.cold.usd
     assert none.cold_burst_usd == pytest.approx(1000 * every.query.usd)
@@ -44,7 +44,7 @@ def test_the_users_own_prices_count():
     assert price(small_plan(), free, Circumstances()).query.usd == 0
 
 
-def test_what_is_printed_adds_up():
+def test_printed_costs_add_up():
     costs = price(small_plan(), FACTS, Circumstances(burst=7)).as_dict()
     query = costs["query"]
     assert query["cost_usd"] == pytest.approx(sum(stage["cost_usd"] for stage in query["stages"]))
@@ -65,7 +65,7 @@ def test_what_is_printed_adds_up():
         (Circumstances(memory_mb=10241), "128 to 10240 MB, not 10241"),
     ],
 )
-def test_circumstances_that_cannot_be_are_refused(given, words):
+def test_impossible_circumstances_are_refused(given, words):
     with pytest.raises(UsageError, match=words):
         price(small_plan(), FACTS, given)
 
@@ -77,7 +77,7 @@ def test_a_plan_for_an_unknown_store_needs_another_one():
     assert price(plan, FACTS, Circumstances(store="s3")).store == "s3"
 
 
-def test_each_boundary_is_priced_where_it_goes():
+def test_each_boundary_is_priced_by_its_data_path():
     first, last = small_plan().stages
     plan = replace(small_plan(), store="valkey+s3", stages=(replace(first, path="objects"), last))
     both, one = (price(plan, FACTS, Circumstances(store=store)).as_dict() for store in (None, "valkey"))

@@ -182,7 +182,7 @@ class Driver:
     attempts=st.integers(1, 4),
     gone=st.sampled_from([0, 0, 0.05]),
 )
-def test_whatever_happens_a_run_ends_once_and_keeps_its_rules(tiles, seed, deadline, rates, lost, late, attempts, gone):
+def test_every_run_ends_once_and_keeps_its_invariants(tiles, seed, deadline, rates, lost, late, attempts, gone):
     retry = Retry(attempts=attempts, unavailable_attempts=5)
     hedging = None if late is None else Late(late, budget=7)
     driver = Driver(tiles, deadline, seed, retry, (*rates, lost), hedging, gone).drive()
@@ -256,7 +256,7 @@ def test_a_run_starts_with_its_deadline_and_all_tiles_of_the_first_stage():
 
 @pytest.mark.parametrize("place", [(1, 0, 0), (7, 0, 0), (-1, 0, 0), (0, 2, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1)])
 @pytest.mark.parametrize("kind", ["started", "done", "failed"])
-def test_an_event_about_what_was_never_invoked_is_a_bug_of_the_drivers(place, kind):
+def test_an_event_about_an_attempt_never_invoked_is_an_error(place, kind):
     """Stage 1 is not released yet, the run has no stage 7 or -1; each of stage 0's two tiles was invoked once."""
     run, _ = started()
     event = {
@@ -269,7 +269,7 @@ def test_an_event_about_what_was_never_invoked_is_a_bug_of_the_drivers(place, ki
 
 
 @pytest.mark.parametrize("event", [TaskStarted(0, 0, 0), done(0, 0), failed(0, 0), TimePassed()])
-def test_nothing_but_a_cancellation_may_come_before_the_start(event):
+def test_only_a_cancellation_may_precede_the_start(event):
     with pytest.raises(ImpossibleEventError):
         Run((2, 1), 100.0, seed=1).handle(event, 1.0)
     (finish,) = Run((2, 1), 100.0, seed=1).handle(Cancelled(), 1.0)
@@ -289,7 +289,7 @@ def test_an_attempt_starts_once():
         run.handle(TaskStarted(0, 0, 0), 2.0)
 
 
-def test_what_is_late_or_twice_is_accepted_and_changes_nothing():
+def test_late_and_duplicate_events_change_nothing():
     run, _ = started(tiles=(2, 1, 1))
     run.handle(done(0, 0), 1.0)
     for event in (done(0, 0, OTHER), failed(0, 0), TaskStarted(0, 0, 0)):
@@ -339,14 +339,14 @@ def test_a_late_answer_counts_although_a_retry_is_due():
     assert run.handle(TimePassed(), wake) == []
 
 
-def test_once_finished_nothing_is_done_any_more():
+def test_a_finished_run_issues_no_actions():
     run, _ = started(tiles=(1,))
     run.handle(done(0, 0, REPORT), 1.0)
     for event in (done(0, 0, REPORT), failed(0, 0), TimePassed(), Cancelled()):
         assert run.handle(event, 1000.0) == []
 
 
-def test_a_failed_tile_is_tried_again_after_a_wait_and_not_before():
+def test_a_failed_tile_is_retried_after_its_backoff():
     run, _ = started(tiles=(2,))
     (wake,) = wakes(run.handle(failed(0, 1), 1.0))
     assert wake > 1.0
@@ -371,7 +371,7 @@ def test_one_late_timer_serves_every_tile_that_is_due():
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3, 5])
-def test_a_tile_may_fail_as_often_as_it_has_attempts(attempts):
+def test_a_tile_fails_after_its_last_attempt(attempts):
     run, _ = started(tiles=(2,), attempts=attempts)
     now, count = 1.0, 0
     while not run.finished:
@@ -387,7 +387,7 @@ REFUSALS = [(FailureKind.THROTTLED, ""), (FailureKind.FAILED_IN_CODE, "StoreUnav
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
+def test_unavailability_has_its_own_number_of_attempts(refusal):
     run, _ = started(tiles=(1,), deadline=1e6, attempts=2, unavailable_attempts=4)
     now = 1.0
     for attempt, kind in enumerate([refusal] * 3 + [(FailureKind.TIMED_OUT, "")]):
@@ -398,7 +398,7 @@ def test_what_says_nothing_about_a_task_has_an_allowance_of_its_own(refusal):
     assert isinstance(finishes(run.handle(last, now))[0].error, UnavailableError)
 
 
-def test_being_throttled_has_a_bound_and_an_error_of_its_own():
+def test_throttling_has_its_own_bound_and_error():
     """A driver function that waits for room keeps an environment from the stages that would give it back."""
     run, _ = started(tiles=(1,), deadline=1e6, throttled_attempts=2)
     wakes_at = wakes(run.handle(failed(0, 0, FailureKind.FAILED_IN_CODE, "StoreUnavailableError"), 1.0))
@@ -409,7 +409,7 @@ def test_being_throttled_has_a_bound_and_an_error_of_its_own():
     assert type(finish.error) is LambdaThrottledError
 
 
-def test_a_query_whose_plan_no_function_can_run_ends_with_an_error_about_the_plan():
+def test_a_plan_that_no_function_can_run_ends_with_broken_plan_error():
     run, _ = started(tiles=(1,), attempts=2)
     (wake,) = wakes(run.handle(failed(0, 0, error_type="PlanError"), 1.0))
     run.handle(TimePassed(), wake)
@@ -420,7 +420,7 @@ def test_a_query_whose_plan_no_function_can_run_ends_with_an_error_about_the_pla
 
 
 @pytest.mark.parametrize("kind", [MissingKeyError, AlteredPieceError])
-def test_a_query_whose_pieces_are_gone_or_altered_ends_at_once_and_says_so(kind):
+def test_lost_or_altered_pieces_end_the_run_at_once(kind):
     run, _ = started(tiles=(2, 1))
     for tile in range(2):
         run.handle(done(0, tile, REPORT), 1.0)
@@ -430,7 +430,7 @@ def test_a_query_whose_pieces_are_gone_or_altered_ends_at_once_and_says_so(kind)
     assert "stage 1, tile 0: no value under 'k'" in str(finish.error)
 
 
-def test_tiles_that_fail_together_are_not_tried_again_together():
+def test_tiles_that_fail_together_are_retried_at_different_times():
     run, _ = started(tiles=(9,))
     times = [wakes(run.handle(failed(0, tile), 1.0))[0] for tile in range(9)]
     assert len(set(times)) == 9
@@ -462,7 +462,7 @@ def test_a_deadline_beats_a_retry_that_is_due_at_the_same_time():
     assert run.retries == 0
 
 
-def test_a_cancelled_query_ends_as_such():
+def test_a_cancelled_query_ends_with_its_own_error():
     run, _ = started()
     (finish,) = run.handle(Cancelled(), 1.0)
     assert type(finish.error) is QueryError
@@ -496,7 +496,7 @@ def hedged(tiles=(2,), late=1.0, **limits):
     return run
 
 
-def test_a_task_that_is_late_gets_a_second_one_and_the_first_answer_wins():
+def test_a_late_task_is_hedged_and_the_first_answer_wins():
     run = hedged()
     assert run.handle(TaskStarted(0, 0, 0), 0.5) == [WakeAt(1.5)]
     assert run.handle(TimePassed(), 1.5) == [Invoke(0, 0, 1)]
@@ -507,7 +507,7 @@ def test_a_task_that_is_late_gets_a_second_one_and_the_first_answer_wins():
     assert run.retries == 0
 
 
-def test_time_in_the_drivers_own_queue_makes_no_task_late():
+def test_time_in_the_drivers_queue_does_not_make_a_task_late():
     run = hedged()
     assert invokes(run.handle(TimePassed(), 50.0)) == []
 
@@ -527,7 +527,7 @@ def test_no_duplicate_without_a_budget():
     assert run.hedges == 0
 
 
-def test_while_its_duplicate_runs_a_failed_task_is_not_tried_again():
+def test_a_failed_task_is_not_retried_while_its_duplicate_runs():
     run = hedged(tiles=(1,))
     run.handle(TaskStarted(0, 0, 0), 0.0)
     run.handle(TimePassed(), 1.0)
@@ -543,7 +543,7 @@ def test_when_a_task_and_its_duplicate_fail_the_allowance_is_used_up():
     assert isinstance(finishes(run.handle(failed(0, 0), 1.2))[0].error, TaskFailedError)
 
 
-def test_every_attempt_is_on_record():
+def test_every_attempt_is_recorded():
     run = hedged(tiles=(1,))
     run.handle(TaskStarted(0, 0, 0), 0.1)
     (wake,) = wakes(run.handle(failed(0, 0), 0.5))

@@ -86,12 +86,12 @@ def test_an_error_names_the_place(path, value, message):
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", []])
-def test_the_top_itself_may_be_wrong(value):
+def test_a_wrong_top_level_value_is_refused(value):
     with pytest.raises(PlanError, match=r"^root should be an object"):
         structure(Root, value, "root")
 
 
-def test_what_is_unknown_may_be_passed_over_but_nothing_may_lack():
+def test_lenient_structuring_ignores_unknown_keys_but_not_missing_ones():
     assert structure(Root, changed(("leaves", 0, "extra"), 1), "root", lenient=True) == structure(Root, GOOD, "root")
     with pytest.raises(PlanError, match=r"root\.leaves\[0\] lacks 'name'$"):
         structure(Root, changed(("leaves", 0, "name"), ...), "root", lenient=True)
@@ -118,7 +118,7 @@ def test_a_field_may_have_another_key_in_the_file():
         ("lambda_gb", 1, "it has unknown 'lambda_gb'; known are share, lambda"),
     ],
 )
-def test_errors_name_bounds_and_keys_and_are_of_the_callers_kind(key, value, message):
+def test_errors_name_bounds_and_keys_and_have_the_callers_type(key, value, message):
     with pytest.raises(InputError) as caught:
         structure(Bounded, {"share": 1.0, "lambda": 1, key: value}, "it", error=InputError)
     assert str(caught.value) == message
@@ -132,7 +132,7 @@ class Optional:
     named: Mapping[str, float] = field(default_factory=dict)
 
 
-def test_what_has_a_default_may_be_absent():
+def test_fields_with_a_default_may_be_absent():
     assert structure(Optional, {"needed": 1}, "root") == Optional(1, 7, {})
     with pytest.raises(PlanError, match=r"root lacks 'needed'$"):
         structure(Optional, {"extra": 1}, "root")

@@ -24,18 +24,18 @@ SECONDS = st.floats(1e-4, 10)
 @pytest.mark.parametrize(
     ("memory", "count"), [(128, 1), (1769, 1), (1770, 2), (3000, 2), (3538, 2), (5307, 3), (7076, 4), (10240, 6)]
 )
-def test_a_worker_has_a_thread_for_every_vcpu_whole_or_not(memory, count):
+def test_a_worker_has_a_thread_for_every_started_vcpu(memory, count):
     assert threads(memory, PER_VCPU) == count
 
 
 @given(MEMORY)
-def test_threads_can_use_what_is_granted_and_none_more_is_started(memory):
+def test_threads_use_all_granted_vcpus_and_no_extra_thread_starts(memory):
     granted = float(vcpus(memory, PER_VCPU))
     assert granted <= threads(memory, PER_VCPU) < max(granted, 1.0) + 1
 
 
 @given(MEMORY, SECONDS, SECONDS)
-def test_every_prediction_is_what_so_many_threads_take_of_the_granted_time(memory, serial, parallel):
+def test_predicted_seconds_equal_those_of_the_worker_threads(memory, serial, parallel):
     """By hand: one thread computes at a share of a processor; all together get no more than memory / 1769."""
     granted = memory / PER_VCPU
     expected = serial / min(1, granted) + parallel / min(threads(memory, PER_VCPU), granted)

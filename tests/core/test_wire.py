@@ -110,7 +110,7 @@ def test_tiny_and_huge_times_survive_bit_by_bit():
     assert decode_report(encode_report(report)) == report
 
 
-def test_whole_numbers_of_seconds_and_milliseconds_are_as_good_as_floats():
+def test_whole_numbers_of_seconds_and_milliseconds_are_accepted_as_floats():
     assert decode_task(sent(replace(TASK, ttl=60))) == TASK
     assert decode_report(encode_report(replace(REPORT, init_ms=0, total_ms=8))) == REPORT
 
@@ -125,7 +125,7 @@ def test_parts_travel_from_views_and_so_does_an_output():
     assert decode_report(encode_report(replace(REPORT, output=value[:8]))).output == bytes(range(8))
 
 
-def test_what_a_task_carries_is_counted():
+def test_the_payload_bytes_of_a_task_are_counted():
     assert TASK.payload_bytes == 5
     assert replace(TASK, crop=Crop("uint8", None), parts=(None,)).payload_bytes == 0
     assert replace(TASK, crop=None, parts=(memoryview(b"abc"), b"d")).payload_bytes == 4
@@ -133,7 +133,7 @@ def test_what_a_task_carries_is_counted():
 
 @settings(max_examples=50)
 @given(ANYTHING)
-def test_no_payload_whatever_gets_more_than_an_input_error(value):
+def test_any_payload_raises_only_input_error(value):
     for decode in (decode_task, decode_report):
         with pytest.raises(InputError):
             decode(value)
@@ -141,7 +141,7 @@ def test_no_payload_whatever_gets_more_than_an_input_error(value):
 
 @settings(max_examples=50)
 @given(ANYTHING)
-def test_no_packed_value_whatever_gets_more_than_an_input_error(value):
+def test_any_packed_value_raises_only_input_error(value):
     with pytest.raises(InputError):
         decode_task(packed("task", value))
     with pytest.raises(InputError):
@@ -149,7 +149,7 @@ def test_no_packed_value_whatever_gets_more_than_an_input_error(value):
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_whatever_get_more_than_an_input_error(data):
+def test_any_bytes_raise_only_input_error(data):
     text = base64.b64encode(data).decode()
     for decode, field in ((decode_task, "task"), (decode_report, "report")):
         with pytest.raises(InputError):
@@ -158,7 +158,7 @@ def test_no_bytes_whatever_get_more_than_an_input_error(data):
 
 @settings(max_examples=60)
 @given(st.integers(0, len(PLAIN) - 1), ANYTHING)
-def test_a_task_with_one_odd_field_is_refused_or_well_typed(place, value):
+def test_a_task_with_one_malformed_field_is_refused_or_well_typed(place, value):
     plain = list(PLAIN)
     plain[place] = value
     try:
@@ -183,7 +183,7 @@ def test_a_task_with_one_odd_field_is_refused_or_well_typed(place, value):
 
 @settings(max_examples=60)
 @given(st.sampled_from([*Report.__slots__, "unknown"]), ANYTHING)
-def test_a_report_with_one_odd_field_is_refused_or_well_typed(name, value):
+def test_a_report_with_one_malformed_field_is_refused_or_well_typed(name, value):
     try:
         report = decode_report(packed("report", plain_report(**{name: value})))
     except InputError:
@@ -244,7 +244,7 @@ def test_a_report_that_lacks_a_field_is_refused():
         decode_report(packed("report", plain))
 
 
-def test_a_report_without_output_is_one_whose_task_wrote_to_the_store():
+def test_a_report_without_output_survives_the_trip():
     assert decode_report(encode_report(replace(REPORT, output=None))).output is None
 
 
@@ -256,7 +256,7 @@ def test_an_oversize_payload_is_refused(field):
 
 
 @pytest.mark.parametrize("text", ["", "!", "AA=A", "é", "A" * 5, base64.b64encode(b"\xdd\xff\xff\xff\xff").decode()])
-def test_text_that_hides_no_value_is_refused(text):
+def test_text_without_a_packed_value_is_refused(text):
     with pytest.raises(InputError):
         decode_task({"task": text})
 
@@ -306,28 +306,28 @@ class TestShared:
         with pytest.raises(InputError, match="too many"):
             decode_tasks(json.loads(encode_tasks(self.others(wire.MAX_BATCH + 1, batch=1))))
 
-    def test_requests_are_found_in_any_payload(self):
+    def test_request_ids_are_read_from_any_payload(self):
         tasks = [replace(TASK, request="b"), replace(TASK, request="a", tile=0), replace(TASK, request="b", tile=2)]
         assert wire.requests_in(json.loads(encode_tasks(tasks))) == ["a", "b"]
         assert wire.requests_in(json.loads(encode_task(tasks[0]))) == ["b"]
         assert wire.requests_in({"task": "x"}) == []
 
     @pytest.mark.parametrize("request_id", ["a b", "x" * 65, "a\n"])
-    def test_odd_request_ids_are_refused(self, request_id):
+    def test_malformed_request_ids_are_refused(self, request_id):
         with pytest.raises(InputError, match="request id"):
             decode_task(packed("task", [*PLAIN[:10], request_id]))
 
-    def test_no_tasks_are_no_payload(self):
+    def test_an_empty_list_of_tasks_is_refused(self):
         with pytest.raises(InputError, match="no tasks"):
             decode_tasks(json.loads(encode_tasks([])))
 
-    def test_one_odd_task_spoils_the_payload(self):
+    def test_one_malformed_task_refuses_the_payload(self):
         with pytest.raises(InputError, match="out of bounds"):
             decode_tasks(packed("tasks", [PLAIN, [*PLAIN[:4], 0, *PLAIN[5:]]]))
 
     @settings(max_examples=50)
     @given(ANYTHING)
-    def test_nothing_whatever_gets_more_than_an_input_error(self, value):
+    def test_any_value_raises_only_input_error(self, value):
         for payload in (value, packed("tasks", value), packed("tasks", [value]), packed("tasks", [PLAIN, value])):
             with pytest.raises(InputError):
                 decode_tasks(payload)

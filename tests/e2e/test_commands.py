@@ -41,7 +41,7 @@ def check_fields(answer):
     assert set(answer["store"]) == FIELDS["store"]
 
 
-def test_the_zoo_model_recognises_what_is_in_real_photographs(serfer_, examples, tmp_path):
+def test_the_zoo_model_recognises_real_photographs(serfer_, examples, tmp_path):
     """The main job with all its defaults: split once, local Lambda workers, an embedded Redis."""
     result = serfer_(
         *("classify", *(examples / name for name in ANSWERS), "--json", "--top-k", "3"),
@@ -71,7 +71,7 @@ def test_the_zoo_model_recognises_what_is_in_real_photographs(serfer_, examples,
     assert "same first class" in again.out
 
 
-def test_people_see_classes_stages_and_dollars(serfer_, lean, examples):
+def test_the_text_output_lists_classes_stages_and_dollars(serfer_, lean, examples):
     result = serfer_("classify", "--plan", lean, examples / "rocket.jpg", "--compare", "--top-k", "2")
     assert (result.code, result.err) == (0, "")
     assert sum("label-" in line for line in result.lines) == 2
@@ -98,7 +98,7 @@ def test_every_store_gives_the_same_answer(serfer_, plan, lean, examples, redis,
     assert keys(redis) == []
 
 
-def test_standard_input_is_an_image_too(serfer_, plan, examples):
+def test_an_image_may_come_from_standard_input(serfer_, plan, examples):
     data = (examples / "rocket.jpg").read_bytes()
     result = serfer_("classify", "--plan", plan, "--workers", "inprocess", "-", "--json", stdin=data)
     assert (result.code, result.err) == (0, "")
@@ -118,7 +118,7 @@ def test_file_names_may_be_anything(serfer_, plan, examples, tmp_path):
     assert [json.loads(line)["images"][0]["name"] for line in result.lines] == names
 
 
-def test_split_explain_and_verify_a_network_of_ones_own(serfer_, plan, examples, tmp_path):
+def test_split_explain_and_verify_a_users_network(serfer_, plan, examples, tmp_path):
     model = plan.parent / "small.onnx"
     made = serfer_("split", model, "--out", tmp_path / "mine", "--grids", "1x2,2x2,1", "--json")
     assert (made.code, made.err) == (0, "")
@@ -164,7 +164,7 @@ def tampered(plan, tmp_path):
     return directory
 
 
-def test_verify_finds_a_plan_that_is_another_network(serfer_, tampered):
+def test_verify_detects_a_plan_of_another_network(serfer_, tampered):
     result = serfer_("verify", tampered, "--json")
     result.complains(1, "differ from the unsplit model's by more than 0.0001 of their range")
     *rows, summary = (json.loads(line) for line in result.lines)
@@ -173,7 +173,7 @@ def test_verify_finds_a_plan_that_is_another_network(serfer_, tampered):
     assert "NO" in serfer_("verify", tampered).out
 
 
-def test_doctor_finds_nothing_missing_here(serfer_, cache):
+def test_doctor_passes_on_this_machine(serfer_, cache):
     result = serfer_("doctor", "--json")
     checks = list(map(json.loads, result.lines))
     assert (result.code, result.err) == (0, "")
@@ -185,7 +185,7 @@ def test_doctor_finds_nothing_missing_here(serfer_, cache):
     assert sum(line.startswith("ok") for line in serfer_("doctor").lines) == len(checks)
 
 
-def test_doctor_says_what_is_missing_and_how_to_get_it(serfer_):
+def test_doctor_lists_what_is_missing_with_a_remedy(serfer_):
     result = serfer_("doctor", "--json", SERFER_CACHE_DIR="/proc/nowhere")
     result.complains(4, "something is missing")
     missing = [check for check in map(json.loads, result.lines) if not check["ok"]]
@@ -194,7 +194,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(serfer_):
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_command_explains_itself(serfer_, command):
+def test_every_command_has_help(serfer_, command):
     result = serfer_(*command.split(), "--help")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Usage: serfer {command}".rstrip())

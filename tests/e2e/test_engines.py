@@ -30,7 +30,7 @@ def free_port():
 class TestPoll:
     @pytest.mark.parametrize("workers", ["inprocess", "local"])
     @pytest.mark.parametrize("kind", ["file", "redis"])
-    def test_it_answers_as_the_unsplit_model(self, lean, settings, kind, workers, tmp_path, redis):
+    def test_the_poll_driver_equals_the_unsplit_model(self, lean, settings, kind, workers, tmp_path, redis):
         url = {"file": f"file://{tmp_path / 'store'}", "redis": redis}[kind]
         with serfer.open(lean, store=url, workers=workers, driver="poll", settings=settings) as pipeline:
             whole = unsplit(pipeline.plan, lean)
@@ -42,7 +42,7 @@ class TestPoll:
 
 
 class TestCache:
-    def test_the_same_images_are_answered_again_without_running(self, plan, settings, examples):
+    def test_repeated_images_are_answered_from_the_cache(self, plan, settings, examples):
         picture = (examples / "rocket.jpg").read_bytes()
         with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
             first = pipeline.classify([picture], names=["one"])
@@ -55,7 +55,7 @@ class TestCache:
             pipeline.classify([(examples / "coffee.png").read_bytes()])
             assert pipeline.last_report.target == "serverless"
 
-    def test_arrays_too_and_whatever_is_asked_again_at_once(self, plan, settings):
+    def test_arrays_and_concurrent_repeats_are_answered_from_the_cache(self, plan, settings):
         with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
             logits = pipeline.run(batch(2))
             assert np.array_equal(pipeline.submit(batch(2)).result().logits, logits)
@@ -63,7 +63,7 @@ class TestCache:
             pipeline.run(batch(2)[::-1])
             assert pipeline.last_report.target == "serverless"
 
-    def test_it_is_off_unless_asked_for(self, plan, settings):
+    def test_the_result_cache_is_off_by_default(self, plan, settings):
         with serfer.open(plan, settings=settings) as pipeline:
             for _ in range(2):
                 pipeline.run(batch(1))
@@ -85,7 +85,7 @@ class TestCache:
 
 
 class TestWarm:
-    def test_what_is_warm_starts_no_more(self, plan, settings, redis):
+    def test_warm_environments_are_not_started_again(self, plan, settings, redis):
         with serfer.open(plan, store=redis, workers="local", settings=settings) as pipeline:
             reports = pipeline.warm()
             assert [(one.asked, one.warm, one.started) for one in reports] == [(4, 4, 4), (4, 4, 4), (1, 1, 1)]
@@ -94,7 +94,7 @@ class TestWarm:
             assert sum(stage.cold for stage in pipeline.last_report.stages) == 0
             assert [one.started for one in pipeline.warm()] == [0, 0, 0]
 
-    def test_what_the_account_does_not_allow_is_told(self, plan, settings, redis):
+    def test_throttled_warm_ups_are_reported(self, plan, settings, redis):
         few = settings.model_copy(update={"local_concurrency": 2})
         with serfer.open(plan, store=redis, workers="local", settings=few) as pipeline:
             reports = pipeline.warm()
@@ -122,7 +122,7 @@ class TestDeployed:
                 "AWS_SECRET_ACCESS_KEY": "local-secret-of-a-test",
             }
 
-    def test_they_are_warmed_up_and_asked(self, service, serfer_, plan, redis, examples):
+    def test_deployed_functions_are_warmed_up_and_invoked(self, service, serfer_, plan, redis, examples):
         warmed = serfer_("warm", "--plan", plan, "--store", redis, "--json", **service)
         assert [json.loads(line)["started"] for line in warmed.lines] == [4, 4, 1]
         common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis, "--json")
@@ -137,11 +137,11 @@ class TestDeployed:
         serfer_(*common, **nothing).complains(4, "--workers aws: ", "AWS_DEFAULT_REGION")
         serfer_(*common, **nothing, AWS_DEFAULT_REGION="us-east-1").complains(4, "--workers aws: no credentials")
 
-    def test_an_address_that_is_none(self, serfer_, plan, redis, examples, service):
+    def test_an_invalid_endpoint_address_is_refused(self, serfer_, plan, redis, examples, service):
         common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis)
         serfer_(*common, **{**service, "AWS_ENDPOINT_URL_LAMBDA": "garbage"}).complains(2, "AWS_ENDPOINT_URL_LAMBDA")
 
-    def test_functions_that_are_not_there(self, serfer_, lean, service, redis, examples):
+    def test_missing_functions_are_named(self, serfer_, lean, service, redis, examples):
         common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis)
         serfer_(*common, **service).complains(4, "Function not found")
 
@@ -173,7 +173,7 @@ class TestPluggedIn:
             (next(site.glob(f"{name}-*")) / "RECORD").write_text("".join(f"{file},,\n" for file in record))
         return site
 
-    def test_every_engine_of_ours_works_on_it(self, serfer_, lean, examples, installed, tmp_path):
+    def test_every_engine_works_on_a_third_party_store(self, serfer_, lean, examples, installed, tmp_path):
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
         for driver in ("push", "poll"):
             result = serfer_(
@@ -184,7 +184,7 @@ class TestPluggedIn:
             assert report["store"]["puts"] > 0
         assert [path.name for path in (tmp_path / "kept").iterdir()] == ["#lock"]
 
-    def test_one_that_cannot_be_packed_is_told_of(self, serfer_, lean, examples, installed, tmp_path):
+    def test_a_store_package_that_cannot_be_packed_is_named(self, serfer_, lean, examples, installed, tmp_path):
         for record in installed.glob("*/RECORD"):
             record.write_text("")
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"

@@ -77,7 +77,7 @@ def test_a_tile_reads_one_tensor_from_the_store_and_carries_another(joined, sett
 
 
 @pytest.mark.parametrize("workers", ["inprocess", "local"])
-def test_a_plan_that_is_all_inline_asks_nothing_of_its_store(plan, settings, tmp_path, redis, workers):
+def test_an_inline_plan_sends_no_requests_to_its_store(plan, settings, tmp_path, redis, workers):
     directory = inlined(plan, tmp_path / "inline", {0, 1})
     whole = unsplit(load_plan(plan), plan)
     with (
@@ -108,7 +108,7 @@ def test_a_batch_too_large_for_payloads_goes_through_the_store(settings, tmp_pat
             assert (report.store.puts, report.retries) == (puts, 0)
 
 
-def test_tasks_that_fail_are_sent_the_same_again(plan, settings, tmp_path, monkeypatch):
+def test_failed_tasks_are_resent_unchanged(plan, settings, tmp_path, monkeypatch):
     directory = inlined(plan, tmp_path / "inline", {0, 1})
     sent, run = [], Worker.run
 

@@ -57,7 +57,7 @@ def classify(directory, url, driver="push"):
 
 
 @pytest.mark.parametrize("alter", ALTERATIONS)
-def test_altered_pieces_cost_a_restart_and_no_wrong_answer(plan, monkeypatch, alter):
+def test_altered_pieces_cause_a_restart_and_no_wrong_answer(plan, monkeypatch, alter):
     """A query has eight puts, and gets past an eleventh that is altered by its second try."""
     altering = Altering(monkeypatch, MemoryStore, ALTERATIONS[alter], {0, 1}, every=11)
     restarts = classify(plan, "memory://")
@@ -77,7 +77,7 @@ def test_a_store_that_alters_everything_is_an_error(plan, monkeypatch):
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_answers_that_are_altered_on_their_way(plan, tmp_path, monkeypatch, stage):
+def test_answers_altered_in_transit_are_detected(plan, tmp_path, monkeypatch, stage):
     """All stages hand on inside answers and payloads; of one answer one bit is flipped."""
     directory = hand_on(shutil.copytree(plan, tmp_path / "plan"), inline=(0, 1))
     invoke, altered = InProcessInvoker.invoke, []

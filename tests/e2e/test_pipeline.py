@@ -46,7 +46,7 @@ def store_url(kind, tmp_path, redis):
 
 
 @pytest.mark.parametrize("kind", ["default", "memory", "file", "redis"])
-def test_workers_in_process_answer_as_the_unsplit_model_over_every_store(plan, settings, kind, tmp_path, redis):
+def test_inprocess_workers_equal_the_unsplit_model_over_every_store(plan, settings, kind, tmp_path, redis):
     with serfer.open(plan, store=store_url(kind, tmp_path, redis), settings=settings) as pipeline:
         check_exact(pipeline, plan)
     if kind == "file":
@@ -64,7 +64,7 @@ def test_workers_in_process_share_the_cores_among_a_stages_tiles(settings, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["default", "file", "redis"])
-def test_local_workers_answer_as_the_unsplit_model_over_every_store_they_share(lean, settings, kind, tmp_path, redis):
+def test_local_workers_equal_the_unsplit_model_over_every_shared_store(lean, settings, kind, tmp_path, redis):
     url = store_url(kind, tmp_path, redis)
     with serfer.open(lean, store=url, workers="local", settings=settings) as pipeline:
         check_exact(pipeline, lean)
@@ -72,7 +72,7 @@ def test_local_workers_answer_as_the_unsplit_model_over_every_store_they_share(l
         assert sum(stage.cold for stage in pipeline.last_report.stages) == 0  # the first query warmed them
 
 
-def test_crops_ride_along_up_to_lambdas_limit_and_go_through_the_store_beyond(lean, settings, redis):
+def test_crops_are_inline_up_to_lambdas_limit_and_stored_beyond(lean, settings, redis):
     whole = unsplit(load_plan(lean), lean)
     with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:
         for count, stored in [(400, 0), (1000, 2)]:  # about 3 and 8 MB for each tile; 6 MB are 4.5 before base64
@@ -83,7 +83,7 @@ def test_crops_ride_along_up_to_lambdas_limit_and_go_through_the_store_beyond(le
 
 
 @pytest.mark.parametrize("file", ["plan.json", "stage-0/weights-0.bin"])
-def test_what_was_altered_and_split_again_leaves_no_trace_in_the_cache(settings, tmp_path, file):
+def test_a_cached_package_is_rebuilt_after_its_plan_was_altered(settings, tmp_path, file):
     """Function packages share files with plan directories: an alteration in place reaches both."""
 
     def check():
@@ -101,7 +101,7 @@ def test_what_was_altered_and_split_again_leaves_no_trace_in_the_cache(settings,
     check()
 
 
-def test_a_report_says_what_a_query_cost(plan, settings, examples):
+def test_a_report_has_the_cost_of_its_query(plan, settings, examples):
     with serfer.open(str(plan), settings=settings) as pipeline:
         paths = [examples / name for name in PICTURES]
         answers = pipeline.classify([*paths, paths[0].read_bytes()], top_k=2)
@@ -125,7 +125,7 @@ def test_there_is_no_report_before_the_first_query(plan, settings):
         assert pipeline.last_report.model == "small"
 
 
-def test_a_closed_pipeline_says_so(plan, settings):
+def test_a_closed_pipeline_is_refused(plan, settings):
     pipeline = serfer.open(plan, settings=settings)
     pipeline.close()
     pipeline.close()
@@ -153,7 +153,7 @@ def test_arrays_that_the_plan_does_not_take_are_refused(plan, settings, array):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_batch_with_values_that_are_no_numbers_is_refused_by_its_image(plan, settings, value):
+def test_a_batch_with_values_that_are_not_finite_is_refused_by_image(plan, settings, value):
     array = batch(3)
     array[1, 2, 3, 4] = value
     with serfer.open(plan, settings=settings) as pipeline:
@@ -226,7 +226,7 @@ print(sorted({"torch", "boto3", "onnx", "onnxscript"} & set(sys.modules)))
     assert run.stdout == "[]\n"
 
 
-def test_what_serfer_does_not_have_is_an_attribute_error():
+def test_an_unknown_attribute_of_serfer_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = serfer.nonsense
 

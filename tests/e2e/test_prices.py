@@ -39,7 +39,7 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan, tmp_path):
     assert prices["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": pytest.approx(157.68)}
 
 
-def test_people_see_stages_and_dollars(serfer_, plan):
+def test_the_text_output_lists_stages_and_dollars(serfer_, plan):
     shown = serfer_("cost", plan, "--burst", "20", "--store", "s3", "--cold-share", "0.05", "--memory", "3538")
     assert (shown.code, shown.err) == (0, "")
     assert sum(line.startswith("stage-") and "3538 MB" in line for line in shown.lines) == 3
@@ -48,7 +48,7 @@ def test_people_see_stages_and_dollars(serfer_, plan):
     assert "were chosen for redis" in shown.out
 
 
-def test_ones_own_prices_are_used(serfer_, plan, tmp_path):
+def test_prices_from_the_users_file_are_used(serfer_, plan, tmp_path):
     (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 1\n[redis]\nprice_hour = 2\n")
     prices = costs(serfer_, plan, "--burst", "3", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
     assert prices["query"]["cost_usd"] == pytest.approx(9, rel=1e-3)
@@ -67,15 +67,15 @@ def test_ones_own_prices_are_used(serfer_, plan, tmp_path):
         (["--memory", "64"], "memory must be 128 to 10240 MB, not 64"),
     ],
 )
-def test_a_price_that_cannot_be_asked_for(serfer_, plan, arguments, words):
+def test_wrong_cost_options_are_refused(serfer_, plan, arguments, words):
     serfer_("cost", plan, *arguments).complains(2, words)
 
 
-def test_the_price_of_what_is_no_plan(serfer_, tmp_path):
+def test_the_price_of_a_directory_that_is_not_a_plan_is_refused(serfer_, tmp_path):
     serfer_("cost", tmp_path).complains(3, "is not a plan directory")
 
 
-def test_pareto_shows_what_a_plan_competed_with(serfer_, plan, tmp_path):
+def test_pareto_shows_the_alternatives_of_a_plan(serfer_, plan, tmp_path):
     shown = serfer_("explain", plan, "--pareto", tmp_path / "pareto.png", MPLCONFIGDIR=str(tmp_path))
     assert shown.code == 0
     assert shown.err.startswith("wrote ")
@@ -91,7 +91,7 @@ def test_pareto_shows_what_a_plan_competed_with(serfer_, plan, tmp_path):
     assert [row["ms"] for row in rows] == sorted(row["ms"] for row in rows)
 
 
-def test_a_pareto_picture_that_cannot_be(serfer_, plan, tmp_path):
+def test_an_impossible_pareto_picture_is_refused(serfer_, plan, tmp_path):
     serfer_("explain", plan, tmp_path / "x.png").complains(2, "a FILE is what --pareto draws to")
     serfer_("explain", plan, "--pareto", "x.gif").complains(2, "x.gif is not a name of a picture")
     nowhere = serfer_("explain", plan, "--pareto", "/proc/nowhere/x.png", MPLCONFIGDIR=str(tmp_path))
@@ -114,7 +114,7 @@ def compute(result):
     return sum(tile["parallel_ms"] for stage in json.loads(result.out)["stages"] for tile in stage["tiles"])
 
 
-def test_split_predicts_by_ones_own_profiles(serfer_, plan, slow, tmp_path):
+def test_split_predicts_by_the_users_profiles(serfer_, plan, slow, tmp_path):
     command = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--cuts", "relu2,pool", "--json", "--out")
     plain = compute(serfer_(*command, tmp_path / "plain"))
     assert compute(serfer_(*command, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
@@ -129,7 +129,7 @@ def test_split_predicts_by_ones_own_profiles(serfer_, plan, slow, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"), [("no json", "are not JSON"), ('{"format": 9}', "lacks"), (None, "cannot be read")]
 )
-def test_profiles_that_cannot_be_used(serfer_, plan, tmp_path, text, words):
+def test_unusable_profiles_are_refused(serfer_, plan, tmp_path, text, words):
     path = tmp_path / "wrong.json"
     if text is not None:
         path.write_text(text)
@@ -139,7 +139,7 @@ def test_profiles_that_cannot_be_used(serfer_, plan, tmp_path, text, words):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_safety_that_is_no_share(serfer_, plan, tmp_path):
+def test_a_negative_safety_is_refused(serfer_, plan, tmp_path):
     serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "new", "--safety", "-1").complains(2, "--safety")
 
 

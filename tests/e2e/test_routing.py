@@ -135,7 +135,7 @@ def alive(pid):
     return state not in "ZX"
 
 
-def test_a_burst_begins_on_functions_goes_on_on_an_instance_and_survives_its_death(serve, cache):
+def test_a_burst_moves_from_functions_to_an_instance_and_survives_its_death(serve, cache):
     command, url = serve("--store", "memory://")
     with Burst(url) as burst:
         burst.answered("gpu")
@@ -160,7 +160,7 @@ def test_a_burst_begins_on_functions_goes_on_on_an_instance_and_survives_its_dea
 
 
 @pytest.mark.slow
-def test_when_the_leading_driver_dies_another_one_leads_and_adopts_its_instance(serve, cache, redis):
+def test_another_driver_takes_over_leadership_and_instances_of_a_killed_one(serve, cache, redis):
     drivers = {url: command for command, url in (serve("--store", redis) for _ in range(2))}
     leading = "serfer_pool_leading"
     bursts = {url: Burst(url) for url in drivers}
@@ -189,7 +189,7 @@ def test_when_the_leading_driver_dies_another_one_leads_and_adopts_its_instance(
 
 
 @pytest.mark.slow
-def test_when_every_driver_dies_their_instance_ends_by_itself(serve, cache, redis):
+def test_an_instance_ends_by_itself_once_every_driver_is_dead(serve, cache, redis):
     command, url = serve("--store", redis)
     with Burst(url) as burst:
         burst.answered("gpu")
@@ -225,7 +225,7 @@ def test_the_whole_system_routes_and_leaves_nothing_behind(start, plan, scenario
     assert not any(map(alive, pids))
 
 
-def test_a_scenario_that_is_none_is_told_by_file_and_key(serfer_, tmp_path):
+def test_an_invalid_scenario_is_named_with_file_and_key(serfer_, tmp_path):
     path = tmp_path / "wrong.toml"
     path.write_text(SCENARIO.replace("slo_ms = 2000", ""))
     arguments = ("serve", "--route", "auto", "--instances", "local", "--scenario", path)

@@ -36,7 +36,7 @@ def logged(result, event="request"):
     return [line for line in lines if line["event"] == event]
 
 
-def test_a_service_answers_and_ends_when_told_to(serve):
+def test_a_service_answers_and_ends_on_a_signal(serve):
     command, status = serve("--drain-s", "0")
     assert (status["pid"], status["models"]) == (command.pid, ["small"])
     headers = {"X-Request-Id": "mine-1"}
@@ -55,7 +55,7 @@ def test_a_service_answers_and_ends_when_told_to(serve):
     assert "secret-name" not in result.err
 
 
-def test_a_request_that_runs_is_answered_before_the_end(serve):
+def test_a_running_request_is_answered_before_shutdown(serve):
     command, status = serve("--drain-s", "0")
     replies = []
 
@@ -71,7 +71,7 @@ def test_a_request_that_runs_is_answered_before_the_end(serve):
     assert command.end().code == 0
 
 
-def test_a_draining_service_says_that_it_is_not_ready_and_answers_all_the_same(serve):
+def test_a_draining_service_is_not_ready_but_still_answers(serve):
     command, status = serve("--drain-s", "600")
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
         command.interrupt(signal.SIGTERM)
@@ -82,7 +82,7 @@ def test_a_draining_service_says_that_it_is_not_ready_and_answers_all_the_same(s
     assert command.end().code == 0
 
 
-def test_workers_that_die_are_answered_for_by_others(serve):
+def test_killed_workers_are_replaced(serve):
     command, status = serve("--drain-s", "0")
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
         assert http.post("/v1/classify", files={"image": png()}).status_code == 200
@@ -92,7 +92,7 @@ def test_workers_that_die_are_answered_for_by_others(serve):
     assert command.end().code == 0
 
 
-def test_keys_let_in_those_who_have_one(serve, start, tmp_path):
+def test_requests_need_a_valid_key(serve, start, tmp_path):
     file = tmp_path / "keys.toml"
     made = start("keys", "add", "alice", "--file", file).end()
     key = made.out.strip()
@@ -125,10 +125,10 @@ class TestWrongUse:
             (["--host", "no.such.host.invalid"], 4, ["--host", "no.such.host.invalid"]),
         ],
     )
-    def test_is_told_in_a_line(self, start, lean, arguments, code, words):
+    def test_wrong_options_are_refused_in_one_line(self, start, lean, arguments, code, words):
         start("serve", "--plan", lean, "--port", "0", *arguments).end().complains(code, *words)
 
-    def test_two_models_of_one_name(self, start, lean):
+    def test_two_models_with_the_same_name(self, start, lean):
         result = start("serve", "--plan", lean, "--plan", lean).end()
         result.complains(2, "two models are called small: name one of them, --plan NAME=DIR")
 

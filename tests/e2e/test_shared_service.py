@@ -38,7 +38,7 @@ def sharing(settings, service):
     return settings.model_copy(update={"local_url": service.url, "local_access": access_setting(service.access)})
 
 
-def test_one_service_runs_the_functions_of_several_plans_for_whoever_knows_its_url(serve, settings, plan, lean, redis):
+def test_one_service_runs_the_functions_of_several_plans_for_all_clients(serve, settings, plan, lean, redis):
     service = serve(plan, lean, lean)
     shared = sharing(settings, service)
     for directory in (plan, lean):
@@ -61,7 +61,7 @@ def test_credentials_of_another_service_are_refused(serve, settings, lean, redis
         serfer.open(lean, workers="local", store=redis, settings=other)
 
 
-def test_what_only_a_service_of_ones_own_has_is_refused(settings, lean, redis):
+def test_options_of_a_private_service_are_refused_on_a_shared_one(settings, lean, redis):
     unsigned = settings.model_copy(update={"local_url": "http://127.0.0.1:9"})
     with pytest.raises(UsageError, match="SERFER_LOCAL_URL needs SERFER_LOCAL_ACCESS"):
         serfer.open(lean, workers="local", store=redis, settings=unsigned)
@@ -72,7 +72,7 @@ def test_what_only_a_service_of_ones_own_has_is_refused(settings, lean, redis):
         serfer.open(lean, workers="local", store=redis, faults=Faults(), settings=shared)
 
 
-def test_address_that_is_no_lambda_service_is_refused(settings, lean, redis):
+def test_address_that_is_not_a_lambda_service_is_refused(settings, lean, redis):
     def opened(url):
         known = {"local_url": url, "local_access": access_setting(random_access())}
         serfer.open(lean, workers="local", store=redis, settings=settings.model_copy(update=known))

@@ -53,7 +53,7 @@ def test_a_burst_over_few_slots_gives_the_same_logits_with_fewer_invocations(pla
 
 
 @pytest.mark.parametrize("inline", [(), (0, 1)])
-def test_columns_of_a_fully_connected_layer_share_whatever_they_read_from_where(few, redis, tmp_path, inline):
+def test_columns_of_a_fully_connected_layer_share_invocations_on_any_data_path(few, redis, tmp_path, inline):
     columns = hand_on(split_small(tmp_path, grids=[(1, 2), (1, 1), "col2"]), inline)
     whole, last = unsplit(load_plan(columns), columns), len(load_plan(columns).stages) - 1
     with serfer.open(columns, store=redis, settings=few) as pipeline:
@@ -63,13 +63,13 @@ def test_columns_of_a_fully_connected_layer_share_whatever_they_read_from_where(
     assert invocations(results, last) <= QUERIES  # of two for each query
 
 
-def test_sharing_can_be_turned_off(plan, few):
+def test_sharing_can_be_disabled(plan, few):
     last = len(load_plan(plan).stages) - 1
     with serfer.open(plan, share=False, settings=few) as pipeline:
         assert invocations(burst(pipeline), last) == QUERIES
 
 
-def test_counts_and_bytes_are_those_of_queries_one_by_one(plan, few):
+def test_counts_and_bytes_equal_those_of_separate_queries(plan, few):
     def moved(report):
         return report.store, [(stage.tasks, stage.bytes_in, stage.bytes_out) for stage in report.stages]
 

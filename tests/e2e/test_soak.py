@@ -31,7 +31,7 @@ def connections_to(url):
 
 
 @pytest.mark.slow
-def test_ten_thousand_queries_leave_memory_and_descriptors_as_they_were(lean, redis, settings):
+def test_ten_thousand_queries_leak_neither_memory_nor_descriptors(lean, redis, settings):
     pixels = np.random.default_rng(0).integers(0, 256, (1, SIZE, SIZE, 3), dtype=np.uint8)
     small = settings.model_copy(update={"local_concurrency": 2})
     with open_pipeline(lean, store=redis, workers="local", settings=small) as pipeline:

@@ -102,7 +102,7 @@ def named(images):
 
 @pytest.mark.parametrize("stack", ["demo", "live"])
 @pytest.mark.usefixtures("redis")
-def test_classify_asks_the_functions_of_a_stack(serfer_, variables, examples, plan, bare, stack):
+def test_classify_invokes_the_functions_of_a_stack(serfer_, variables, examples, plan, bare, stack):
     image = examples / "chelsea.png"
     [here] = answers(serfer_("classify", image, "--plan", plan, "--workers", "inprocess", "--json"))
     for workers in ([], ["--workers", "aws"]):
@@ -112,7 +112,7 @@ def test_classify_asks_the_functions_of_a_stack(serfer_, variables, examples, pl
 
 
 @pytest.mark.usefixtures("redis")
-def test_warm_names_the_functions_as_they_are_deployed(serfer_, variables, plan, bare):
+def test_warm_lists_functions_by_their_deployed_names(serfer_, variables, plan, bare):
     result = serfer_("warm", "--plan", bare, "--stack", "live", "--hold-s", "0.1", "--json", **variables)
     assert result.code == 0, result.err
     digest = load_plan(plan).digest[:12]
@@ -130,12 +130,12 @@ def test_warm_names_the_functions_as_they_are_deployed(serfer_, variables, plan,
         (["--workers", "aws", "--plan", "PLAN"], 2, ["--workers aws needs --store", "or --stack"]),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_line(serfer_, variables, bare, arguments, code, words):
+def test_options_that_contradict_each_other_are_refused_in_one_line(serfer_, variables, bare, arguments, code, words):
     arguments = [str(bare) if each == "PLAN" else each for each in arguments]
     serfer_("serve", *arguments, **variables).complains(code, *words)
 
 
-def test_a_driver_in_aws_finds_them_by_its_environment(variables, monkeypatch, bare, redis):
+def test_a_driver_in_aws_finds_functions_by_its_environment(variables, monkeypatch, bare, redis):
     """The application as a Lambda function, with the variables that its template gives it, and plan.json."""
     known = {"SERFER_STORE": redis, "SERFER_PLAN": bare.name, "LAMBDA_TASK_ROOT": str(bare.parent)}
     known |= {"SERFER_FUNCTION_PREFIX": "demo", "SERFER_FUNCTION_ALIAS": "live", "SERFER_WORKERS": "aws"}
@@ -156,14 +156,14 @@ class TestOpening:
             monkeypatch.setenv(name, value)
 
     @pytest.mark.usefixtures("redis")
-    def test_an_open_pipeline_answers_as_workers_here_do(self, plan, bare, settings):
+    def test_a_pipeline_over_a_stack_equals_local_workers(self, plan, bare, settings):
         with serfer.open(plan) as own:
             expected = own.run(batch())
         with serfer.open(bare, stack="demo", settings=settings) as pipeline:
             np.testing.assert_allclose(pipeline.run(batch()), expected, atol=1e-4)
             assert pipeline.health().result().ready
 
-    def test_names_by_settings_do_the_same_without_a_stack(self, bare, settings, redis):
+    def test_function_names_from_settings_work_without_a_stack(self, bare, settings, redis):
         prefixed = settings.model_copy(update={"function_prefix": "demo"})
         with serfer.open(bare, workers="aws", store=redis, settings=prefixed) as pipeline:
             assert pipeline.run(batch()).shape == (1, 7)
@@ -171,11 +171,11 @@ class TestOpening:
         with serfer.open(bare, workers="aws", store=redis, settings=astray) as pipeline:
             assert "astray-" in pipeline.health().result().functions
 
-    def test_a_store_of_ones_own_goes_before_the_stacks(self, bare, settings, redis):
+    def test_a_given_store_takes_precedence_over_the_stacks(self, bare, settings, redis):
         with serfer.open(bare, stack="away", store=redis, settings=settings) as pipeline:
             assert pipeline.run(batch()).shape == (1, 7)
 
-    def test_a_cache_that_cannot_be_reached_from_here(self, bare, settings):
+    def test_an_unreachable_cache_is_refused(self, bare, settings):
         with pytest.raises(StoreUnavailableError, match=r"network of its own.*ask its service, https://x/prod"):
             serfer.open(bare, stack="away", settings=settings)
 
@@ -185,6 +185,6 @@ class TestOpening:
         with pytest.raises(PlanError, match="was edited"):
             serfer.open(bare, stack="demo", settings=settings)
 
-    def test_workers_that_are_no_stacks(self, bare):
+    def test_a_stack_with_local_workers_is_refused(self, bare):
         with pytest.raises(UsageError, match="--stack names functions in AWS: use it with --workers aws, not local"):
             serfer.open(bare, stack="demo", workers="local")

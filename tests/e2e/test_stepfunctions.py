@@ -145,7 +145,7 @@ def test_every_engine_gives_the_same_answer(stack, ask, redis):
         assert answer.started < answer.stages[0].ended < answer.stages[1].ended <= answer.ended
 
 
-def test_an_attempt_that_fails_is_followed_by_another(stack, ask):
+def test_a_failed_attempt_is_retried(stack, ask):
     fail(stack, "OSError", stage=0, tile=1)
     fail(stack, "RuntimeError", stage=1)
     logits, answer = ask("standard", batch())
@@ -155,21 +155,21 @@ def test_an_attempt_that_fails_is_followed_by_another(stack, ask):
 
 
 @pytest.mark.parametrize(("stage", "tile"), [(0, 1), (1, 0)])
-def test_a_function_that_fails_for_good_is_told_by_its_own_error(stack, ask, stage, tile):
+def test_a_permanent_failure_reports_the_functions_error(stack, ask, stage, tile):
     fail(stack, "OSError", "ArithmeticError", stage=stage, tile=tile)
     with pytest.raises(TaskFailedError) as raised:
         ask("standard", batch())
     assert str(raised.value) == f"failed in code: stage {stage}, tile {tile}: ArithmeticError: on purpose"
 
 
-def test_pieces_that_are_gone_mean_another_beginning(stack, ask):
+def test_lost_pieces_restart_the_query(stack, ask):
     fail(stack, "MissingKeyError", stage=1)
     logits, answer = ask("standard", batch())
     assert difference(logits, unsplit(stack.plan, stack.directory)(batch())).exact
     assert (answer.spent.restarts, answer.spent.retries) == (1, 0)
 
 
-def test_an_error_that_an_engine_takes_for_an_answer_is_found_out(stack, ask):
+def test_an_error_returned_as_an_answer_is_detected(stack, ask):
     """What ministack does, unlike AWS."""
     fail(stack, "OSError", stage=1)
     with pytest.raises(TaskFailedError, match="stage 1, tile 0: the function answered without a report"):

@@ -64,7 +64,7 @@ def open_with(plan, settings):
 
 
 @pytest.mark.parametrize("images", [batch(2), PIXELS], ids=["float32", "pixels"])
-def test_an_instance_answers_with_no_stages_and_its_own_price(open_with, plan, images):
+def test_an_instances_report_has_no_stages_and_its_own_price(open_with, plan, images):
     target = Whole(plan)
     pipeline = open_with(target)
     assert np.array_equal(pipeline.run(images, deadline_s=7), unsplit(pipeline.plan, plan)(images))
@@ -76,7 +76,7 @@ def test_an_instance_answers_with_no_stages_and_its_own_price(open_with, plan, i
     assert (deadline_s, context) == (7, NO_CONTEXT)
 
 
-def test_pictures_are_classified_and_their_answer_is_explained_and_traced(open_with, plan, examples):
+def test_images_are_classified_on_a_target_with_report_and_trace(open_with, plan, examples):
     pipeline = open_with(Whole(plan))
     answers = pipeline.classify([examples / "chelsea.png"], top_k=2)
     assert len(answers[0].predictions) == 2
@@ -87,7 +87,7 @@ def test_pictures_are_classified_and_their_answer_is_explained_and_traced(open_w
     assert [event["args"] for event in spans if event["ph"] == "X"] == [{"from": "gpu"}]
 
 
-def test_what_the_caller_writes_later_does_not_reach_the_query(open_with, plan):
+def test_later_writes_of_the_caller_do_not_reach_the_query(open_with, plan):
     target = Whole(plan, slow_s=0.05)
     pipeline = open_with(target)
     images = batch(1)
@@ -97,7 +97,7 @@ def test_what_the_caller_writes_later_does_not_reach_the_query(open_with, plan):
     assert np.array_equal(future.result().logits, expected)
 
 
-def test_without_functions_a_target_that_takes_nothing_is_an_error(open_with, plan):
+def test_a_target_that_refuses_is_an_error_without_functions(open_with, plan):
     pipeline = open_with(Whole(plan, takes=False))
     with pytest.raises(UnavailableError, match="no functions"):
         pipeline.run(batch())
@@ -118,7 +118,7 @@ def test_closing_a_pipeline_closes_its_target_once(open_with, plan):
     assert target.closed == 1
 
 
-def test_what_a_target_does_not_take_goes_through_the_functions(plan, settings):
+def test_queries_that_a_target_refuses_run_on_functions(plan, settings):
     with serfer.open(plan, settings=settings) as pipeline:
         pipeline._target = target = Whole(plan, takes=False)
         logits = pipeline.run(PIXELS)

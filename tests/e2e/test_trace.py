@@ -59,7 +59,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(serfer_,
     result.complains(code, words)
 
 
-def test_queries_under_way_together_are_traced_together(plan, settings):
+def test_concurrent_queries_are_traced_together(plan, settings):
     with serfer.open(plan, workers="inprocess", settings=settings) as pipeline:
         results = [future.result() for future in [pipeline.submit(batch(seed=seed)) for seed in range(8)]]
         events = trace_events(

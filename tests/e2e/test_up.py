@@ -88,7 +88,7 @@ def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean,
     assert system.command.end().code == 0
 
 
-def test_clients_that_retry_lose_nothing_when_parts_are_killed_and_all_of_them_come_back(up, lean, image):
+def test_retrying_clients_lose_nothing_and_killed_parts_restart(up, lean, image):
     system = up("--plan", lean)
     answers, stop = [], threading.Event()
 
@@ -149,7 +149,7 @@ def test_out_of_descriptors_it_logs_little_recovers_and_ends_at_the_first_sigter
     assert result.err.count("\n") < 100
 
 
-def test_kill_leaves_no_process(up, lean):
+def test_a_killed_stack_leaves_no_process(up, lean):
     system = up("--plan", lean)
     pid = system.command.pid
     assert processes(pid)
@@ -158,7 +158,7 @@ def test_kill_leaves_no_process(up, lean):
     eventually(lambda: not processes(pid), "everything dies with it")
 
 
-def test_what_cannot_work_is_refused_by_name(serfer_, lean, tmp_path):
+def test_impossible_options_are_refused_by_name(serfer_, lean, tmp_path):
     serfer_("up", "--driver", "stepfunctions").complains(2, "--driver stepfunctions", "serfer serve")
     serfer_("up", "--plan", lean, "--store", "memory://").complains(2, "--store memory://")
     serfer_("up", "--plan", tmp_path / "none").complains(3, "none")

@@ -113,7 +113,7 @@ def test_all_tasks_together_are_the_unsplit_network(worker, plan, directory, cou
 
 
 @pytest.mark.parametrize("inline", [{0}, {1}, {0, 1}])
-def test_what_rides_along_is_what_would_lie_in_the_store(plan, directory, inline):
+def test_inline_outputs_equal_the_stored_ones(plan, directory, inline):
     stores = [MemoryStore(), MemoryStore()]
     workers = [Worker(plan, directory, store, "e", 1, 0.0) for store in stores]
     expected, got = run_all(workers[0], plan, batch(2)), run_all(workers[1], plan, batch(2), inline)
@@ -172,7 +172,7 @@ def test_a_task_that_runs_twice_writes_the_same_bytes(plan, directory):
             assert stores[0].get(key) == stores[1].get(key)
 
 
-def test_a_report_says_what_was_done(worker, plan, store):
+def test_a_report_counts_the_work_of_its_task(worker, plan, store):
     first, *others = run_all(worker, plan, batch())
     last = others[-1]
     assert (first.environment, first.init_ms) == ("here", 12.5)
@@ -225,7 +225,7 @@ class TestShared:
 
     @pytest.mark.parametrize("counts", [(1, 1), (3, 1, 2), (1,) * 16])
     @pytest.mark.parametrize("stage", [0, 1, 2])
-    def test_every_task_writes_or_answers_what_it_would_alone(self, worker, plan, store, counts, stage):
+    def test_tasks_of_a_shared_invocation_produce_what_they_would_alone(self, worker, plan, store, counts, stage):
         self.earlier(worker, plan, counts, stage)
         jobs = self.queries(plan, counts, stage)
         reports = worker.run_shared(jobs)
@@ -256,7 +256,7 @@ class TestShared:
             worker.run(job)
             self.same(plan, job, value, store.get(output_key(job.query, 0, 4)))
 
-    def test_what_they_read_is_one_round_trip_and_counted_for_each(self, worker, plan, store, monkeypatch):
+    def test_shared_reads_are_one_round_trip_and_counted_for_each_task(self, worker, plan, store, monkeypatch):
         counts = (1, 2, 3)
         self.earlier(worker, plan, counts, 2)
         jobs = self.queries(plan, counts, 2)
@@ -288,7 +288,7 @@ class TestShared:
         assert [report.shared for report in reports] == [3, 3, 3]
         assert [bytes(store.get(output_key(task.query, 0, task.tile))) for task in tiles] == alone
 
-    def test_whose_pieces_are_gone_fails_alone(self, worker, plan, store):
+    def test_a_task_with_lost_pieces_fails_alone(self, worker, plan, store):
         counts = (1, 1, 1)
         self.earlier(worker, plan, counts, 1)
         jobs = self.queries(plan, counts, 1)
@@ -298,7 +298,7 @@ class TestShared:
         assert (first.shared, last.shared) == (2, 2)
         assert store.exists([output_key(job.query, 1, 0) for job in jobs]) == [True, False, True]
 
-    def test_whose_parts_or_crop_are_wrong_fails_alone(self, worker, plan):
+    def test_a_task_with_wrong_parts_or_crop_fails_alone(self, worker, plan):
         good, bad = self.queries(plan, (1, 1), 0)
         results = worker.run_shared([replace(bad, crop=Crop("float32", b"")), good])
         assert results[0] == TaskError("InputError", results[0].message)
@@ -307,11 +307,11 @@ class TestShared:
         good, bad = self.queries(plan, (1, 1), 2)
         assert [type(one) for one in worker.run_shared([good, replace(bad, parts=(b"",) * 3)])][1] is TaskError
 
-    def test_if_the_pieces_of_all_are_gone_each_has_an_error(self, worker, plan):
+    def test_each_task_has_an_error_where_all_pieces_are_lost(self, worker, plan):
         results = worker.run_shared(self.queries(plan, (1, 1), 1))
         assert [one.error_type for one in results] == ["MissingKeyError"] * 2
 
-    def test_what_all_have_in_common_is_raised(self, worker, plan):
+    def test_an_error_common_to_all_tasks_is_raised(self, worker, plan):
         jobs = [replace(job, plan="f" * 64) for job in self.queries(plan, (1, 1), 0)]
         with pytest.raises(InputError, match="another plan"):
             worker.run_shared(jobs)
@@ -421,7 +421,7 @@ class TestRefused:
             worker.run(replace(job, crop=Crop("float32", None)))
 
     @pytest.mark.parametrize("count", [1, 3, 5])
-    def test_parts_that_are_not_what_the_tile_reads(self, worker, plan, count):
+    def test_parts_that_do_not_match_the_tiles_inputs(self, worker, plan, count):
         with pytest.raises(InputError, match=f"carries {count} parts, its tile reads 4"):
             worker.run(replace(task(plan, 2, 0), parts=(b"",) * count))
 
@@ -429,7 +429,7 @@ class TestRefused:
         "event",
         [None, {}, [], "x", {"task": 5}, {"task": "!"}, {"task": "gqFhAaFiAg=="}, {"tasks": 5}, {"tasks": "gA=="}],
     )
-    def test_what_is_no_task(self, worker, event):
+    def test_an_event_that_is_not_a_task(self, worker, event):
         with pytest.raises(InputError):
             worker.handle(event)
 
@@ -443,7 +443,7 @@ class TestRefused:
             worker.run(task(plan, 1, 0))
 
     @pytest.mark.parametrize("folded", [True, False])
-    def test_a_graph_that_asks_for_more_memory_than_there_is(self, plan, directory, store, tmp_path, folded):
+    def test_a_graph_that_needs_more_memory_than_available(self, plan, directory, store, tmp_path, folded):
         """160 TB, whether ONNX Runtime knows the shape before it runs or computes it from the input's."""
         shutil.copytree(directory, tmp_path / "plan")
         last = plan.stages[-1].tiles[0]
@@ -453,7 +453,7 @@ class TestRefused:
         with pytest.raises(PlanError, match=rf"{last.graph} cannot be computed: .* takes 1[0-9,]+ bytes"):
             Worker(plan, tmp_path / "plan", store, "e", 1, 0.0).run(task(plan, 2, 0))
 
-    def test_a_graph_that_onnx_runtime_does_not_take(self, plan, directory, store, tmp_path):
+    def test_a_graph_that_onnx_runtime_refuses(self, plan, directory, store, tmp_path):
         shutil.copytree(directory, tmp_path / "plan")
         last = plan.stages[-1].tiles[0]
         model = onnx.load(tmp_path / "plan" / last.graph, load_external_data=False)
@@ -490,7 +490,7 @@ class TestSessions:
         assert {report.weight_loads for report in reports} == {1}
         assert max(report.sessions for report in reports) == len(graphs)
 
-    def test_sessions_are_bounded_and_the_oldest_goes(self, plan, directory):
+    def test_sessions_are_bounded_and_the_oldest_is_evicted(self, plan, directory):
         stage = plan.stages[0]
         first, second, third = list({tile.graph: tile for tile in stage.tiles}.values())[:3]
         cache = SessionCache(directory, threads=1, limit=2)
@@ -535,14 +535,14 @@ class TestBootstrap:
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
         )
 
-    def test_a_function_without_its_store_fails_in_init_and_says_so(self, directory):
+    def test_a_function_without_its_store_fails_in_init_with_the_reason(self, directory):
         run = self.start(directory)
         assert run.returncode != 0
         assert run.stderr.splitlines()[-1].endswith(
             "PlanError: SERFER_STORE is not set: give the function the URL of its store"
         )
 
-    def test_a_function_without_its_plan_fails_in_init_and_says_so(self, tmp_path):
+    def test_a_function_without_its_plan_fails_in_init_with_the_reason(self, tmp_path):
         run = self.start(tmp_path, SERFER_STORE="memory://")
         assert "PlanError" in run.stderr.splitlines()[-1]
         assert "plan.json" in run.stderr.splitlines()[-1]
@@ -564,7 +564,7 @@ class TestBootstrap:
         with open_store(urls["SERFER_STORE"]) as store:
             assert store.exists([output_key("0" * 32, number, 0) for number in (0, 1)]) == [path == "cache", True]
 
-    def test_a_layer_holds_what_the_package_does_not(self, directory, tmp_path):
+    def test_artefacts_missing_from_the_package_are_read_from_a_layer(self, directory, tmp_path):
         package, layer = tmp_path / "package", tmp_path / "layer"
         package.mkdir()
         shutil.copy(directory / "plan.json", package)
@@ -575,7 +575,7 @@ class TestBootstrap:
         run = self.start(package, SERFER_STORE="memory://")
         assert "PlanError: neither " in run.stderr.splitlines()[-1]
 
-    def test_copies_of_a_snapshot_share_no_name_and_no_connection(self, directory):
+    def test_copies_of_a_snapshot_have_their_own_environment_id_and_store(self, directory):
         """Lambda's runtime runs the hooks in each copy, before its first invocation."""
         code = """
 import lambdas.bootstrap as started
@@ -596,12 +596,12 @@ assert copy.sessions == again.sessions > 0
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert run.returncode == 0, run.stderr
 
-    def test_a_runtime_without_snapshots_is_fine(self, directory):
+    def test_a_runtime_without_snapshots_starts(self, directory):
         code = "import sys; sys.modules['snapshot_restore_py'] = None; import lambdas.bootstrap"
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert run.returncode == 0, run.stderr
 
-    def test_a_stages_function_imports_no_torch_and_nothing_of_the_drivers_side(self, directory):
+    def test_a_stages_function_imports_neither_torch_nor_driver_packages(self, directory):
         code = (
             "import sys, lambdas.bootstrap; print(*sorted({name.partition('.')[0] for name in sys.modules} & "
             "{'torch', 'onnx', 'boto3', 'pydantic', 'typer', 'rich', 'PIL', 'aiohttp', 'splitter', "
@@ -619,7 +619,7 @@ def as_step(one):
 class TestOtherPayloads:
     """What a state machine, the poll driver and a warm-up send."""
 
-    def test_a_step_does_what_a_task_does(self, worker, plan, directory, store):
+    def test_a_step_functions_step_equals_a_task(self, worker, plan, directory, store):
         images = batch(2)
         for number, stage in enumerate(plan.stages):
             for tile in range(len(stage.tiles)):
@@ -643,7 +643,7 @@ class TestOtherPayloads:
         with pytest.raises(InputError):
             worker.handle(step)
 
-    def test_an_events_report_is_put_where_the_driver_looks(self, worker, plan, store):
+    def test_an_events_report_is_written_to_its_reply_key(self, worker, plan, store):
         one = replace(task(plan, 0, 3, batch(1)), reply=7)
         assert worker.handle(json.loads(encode_task(one))) == {}
         report = unpack_result(verified(store.get(reply_key(QUERY, 0, 3, 7)), reply_key(QUERY, 0, 3, 7)))
@@ -654,7 +654,7 @@ class TestOtherPayloads:
         with pytest.raises(InputError, match="not an event"):
             worker.reply(task(plan, 0, 3, batch(1)))
 
-    def test_a_reply_is_put_again_while_the_store_does_not_answer(self, plan, directory, monkeypatch):
+    def test_writing_a_reply_is_retried_while_the_store_is_unavailable(self, plan, directory, monkeypatch):
         class Shaky(MemoryStore):
             left = 3
 
@@ -678,7 +678,7 @@ class TestOtherPayloads:
         with pytest.raises(StoreUnavailableError):
             worker.reply(one)
 
-    def test_an_events_error_is_put_there_and_not_raised(self, worker, plan, store):
+    def test_an_events_error_is_written_to_its_reply_key(self, worker, plan, store):
         one = replace(task(plan, 1, 0), reply=0)
         assert worker.handle(json.loads(encode_task(one))) == {}
         error = unpack_result(verified(store.get(reply_key(QUERY, 1, 0, 0)), reply_key(QUERY, 1, 0, 0)))
@@ -686,7 +686,7 @@ class TestOtherPayloads:
         assert error.error_type == "MissingKeyError"
 
     @pytest.mark.parametrize("keep", [True, False])
-    def test_cleaning_up_deletes_a_querys_keys_and_no_others(self, worker, plan, store, keep):
+    def test_clean_up_deletes_only_the_keys_of_its_query(self, worker, plan, store, keep):
         last = len(plan.stages) - 1
         other = "f" * 32
         for query in (QUERY, other):
@@ -729,7 +729,7 @@ class TestOtherPayloads:
 
 
 class TestArtefacts:
-    def test_the_package_goes_first_and_then_the_search_path_in_its_order(self, plan, directory, tmp_path):
+    def test_the_package_is_searched_before_the_layers_in_order(self, plan, directory, tmp_path):
         layers = [tmp_path / name for name in ("empty", "near", "far")]
         for layer, stage in zip(layers[1:], ("stage-0", "stage-1"), strict=True):
             shutil.copytree(directory / stage, layer / "serfer_plan" / stage)
@@ -739,7 +739,7 @@ class TestArtefacts:
         assert artefact_directory(plan, tmp_path, entries[::-1]) == layers[2] / "serfer_plan"
 
     @pytest.mark.parametrize("lost", ["weights-0.bin", "*.onnx"])
-    def test_half_a_function_and_another_plans_files_are_none(self, plan, directory, tmp_path, lost):
+    def test_incomplete_functions_and_other_plans_files_are_ignored(self, plan, directory, tmp_path, lost):
         shutil.copytree(directory / "stage-0", tmp_path / "serfer_plan" / "stage-0")
         file = next((tmp_path / "serfer_plan" / "stage-0").glob(lost))
         data = file.read_bytes()

@@ -69,7 +69,7 @@ def test_an_axis_of_many_decades_marks_decades_only():
     assert all(f"{tick:e}".startswith("1.000000e") for tick in ticks)
 
 
-def test_an_axis_ends_where_the_chart_says():
+def test_an_axis_ends_at_the_charts_limits():
     [axes] = axes_of(Chart("a", "b", "%", (Curve("x", ((0.0, 30.0), (2.0, 80.0))),), x_max=9.0, y_max=100.0))
     assert (axes.get_xlim(), axes.get_ylim()) == ((0.0, 9.0), (0.0, 100.0))
 

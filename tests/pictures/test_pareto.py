@@ -37,7 +37,7 @@ def competed(*others):
 PLAN = competed((60, 9, 9, True), (80, 5, 1, False), (110, 5, 7, True), (200, 1, 1, True))
 
 
-def test_what_a_plan_competed_with_is_numbered_by_time_and_judged():
+def test_alternatives_are_numbered_by_time_and_compared():
     rows = choices(PLAN)
     assert [each.plan.ms for each in rows] == [60, 80, 100, 110, 200]
     assert [each.number for each in rows] == [1, 2, 3, 4, 5]
@@ -46,22 +46,22 @@ def test_what_a_plan_competed_with_is_numbered_by_time_and_judged():
     assert rows[0].usd == pytest.approx(9)
 
 
-def test_of_equals_neither_is_beaten_and_what_does_not_fit_beats_nobody():
+def test_equal_plans_and_plans_that_do_not_fit_dominate_none():
     assert [each.best for each in choices(competed((100, 4, 2, True), (50, 1, 1, False)))] == [False, True, True]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-def test_impossible_figures_are_refused(value):
+def test_impossible_numbers_are_refused(value):
     with pytest.raises(PlanError, match="impossible figures"):
         choices(competed((value, 1, 2, True)))
 
 
-def test_a_plan_that_does_not_say_is_refused():
+def test_a_plan_without_alternatives_in_its_file_is_refused():
     with pytest.raises(PlanError, match="says nothing of what the plan competed with"):
         choices(replace(small_plan(), alternatives=()))
 
 
-def test_labels_meet_neither_each_other_nor_points():
+def test_labels_overlap_neither_each_other_nor_points():
     page = Box(0, 0, 8, 4)
     dots = [Box(0.3 + 0.1 * number, 0.2 + 0.13 * number, 0.12, 0.12) for number in range(26)]
     dots += [Box(7.8, 3.8, 0.12, 0.12), Box(7.75, 3.75, 0.2, 0.2)]
@@ -72,7 +72,7 @@ def test_labels_meet_neither_each_other_nor_points():
     assert not any(label.meets(dot) for label in labels for dot in (*dots, *line))
 
 
-def test_more_labels_than_a_page_holds_are_all_drawn():
+def test_all_labels_are_drawn_even_if_the_page_is_full():
     dots = [Box(0.1, 0.1, 0.1, 0.1)] * 40
     assert len(placed(dots, [(0.3, 0.15)] * 40, [], Box(0, 0, 0.5, 0.5))) == 40
 
@@ -84,7 +84,7 @@ def drawn(plan):
     return figure, axes, signs
 
 
-def test_plans_that_fit_no_package_are_hollow_and_the_chosen_one_is_large():
+def test_oversized_plans_are_hollow_and_the_chosen_one_is_large():
     figure, _, signs = drawn(PLAN)
     points = {line.get_xdata()[0]: line for line in signs}
     assert {ms: line.get_ydata()[0] for ms, line in points.items()} == pytest.approx(
@@ -98,7 +98,7 @@ def test_plans_that_fit_no_package_are_hollow_and_the_chosen_one_is_large():
     assert label.get_weight() == "bold"
 
 
-def test_the_line_joins_the_plans_that_none_beats():
+def test_the_line_joins_the_plans_that_are_not_dominated():
     _, axes, _ = drawn(PLAN)
     [line] = [line for line in axes.lines if line.get_linestyle() == "-"]
     assert [*line.get_xdata()] == [60, 100, 200]
@@ -138,7 +138,7 @@ def test_labels_of_a_figure_do_not_overlap():
 
 
 @pytest.mark.parametrize("suffix", SIGNATURES)
-def test_the_picture_is_a_file_of_its_kind_and_always_the_same(tmp_path, suffix):
+def test_the_picture_has_its_suffixs_format_and_is_reproducible(tmp_path, suffix):
     files = [tmp_path / f"{name}{suffix}" for name in "ab"]
     for file in files:
         draw_pareto(PLAN, file)
@@ -147,11 +147,11 @@ def test_the_picture_is_a_file_of_its_kind_and_always_the_same(tmp_path, suffix)
     assert one == other
 
 
-def test_a_picture_of_no_known_kind_is_refused(tmp_path):
+def test_an_unknown_picture_format_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"should end in \.png, \.svg, \.pdf"):
         draw_pareto(PLAN, tmp_path / "x.gif")
 
 
-def test_a_plan_that_had_no_competition_has_a_picture_too(tmp_path):
+def test_a_plan_without_alternatives_has_a_picture(tmp_path):
     draw_pareto(competed(), tmp_path / "x.png")
     draw_pareto(replace(small_plan(), alternatives=(_FREE,)), tmp_path / "x.png")

@@ -203,7 +203,7 @@ def test_another_suffix_is_refused_before_anything_is_drawn(small, tmp_path):
     assert list(tmp_path.iterdir()) == [directory]
 
 
-def test_a_disk_that_takes_no_file_is_an_error_that_names_it_and_leaves_nothing(small, tmp_path):
+def test_an_unwritable_file_is_named_and_nothing_is_left(small, tmp_path):
     plan, _ = small
     with pytest.raises(InputError, match=r"missing/x\.png"):
         draw_tiles(plan, None, tmp_path / "missing" / "x.png")
@@ -213,13 +213,13 @@ def test_a_disk_that_takes_no_file_is_an_error_that_names_it_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan", "taken.png"]
 
 
-def test_names_that_no_font_has_and_signs_of_formulas_are_drawn_as_text(tmp_path):
+def test_unusual_characters_and_formula_signs_are_drawn_as_text(tmp_path):
     plan = write_network(tmp_path / "plan", chain(), CHAIN, model="網路 $x^2 \\frac{ $ \u202e")
     draw_plan(plan, tmp_path / "plan", tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
-def test_an_image_is_drawn_as_the_network_sees_it(small, tmp_path):
+def test_an_image_is_drawn_as_preprocessed(small, tmp_path):
     plan, _ = small
     pixels = picture_pixels(plan, ROOT / "examples" / "images" / "chelsea.png", ImageLimits())
     assert pixels.shape == (64, 64, 3)
@@ -231,12 +231,12 @@ def test_an_image_is_drawn_as_the_network_sees_it(small, tmp_path):
     assert len({(tmp_path / name).read_bytes() for name in ("image.png", "gradient.png", "grey.png")}) == 3
 
 
-def test_the_command_line_does_not_pay_for_matplotlib():
+def test_importing_the_command_line_does_not_import_matplotlib():
     code = "import sys, serfer.cli.explain, serfer.cli.simulate, bench.cli; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_operators_are_those_of_the_plan_and_helpers_before_them_are_none(small):
+def test_operators_are_those_of_the_plan_without_helper_nodes(small):
     plan, directory = small
     steps = read_steps(plan, directory)
     assert [step.kind for step in steps] == ["Conv", "Relu", "Conv", "Relu", "Flatten", "Gemm", "Gemm"]
@@ -278,7 +278,7 @@ def test_a_gate_is_folded_into_its_convolution_and_called_by_its_name():
     assert boxes[1].reads == (0,)
 
 
-def test_what_is_read_twice_or_lies_beyond_a_cut_is_not_folded():
+def test_operators_read_twice_or_beyond_a_cut_are_not_folded():
     twice = fold(steps_of((-1,), (0,), (1, 0), kinds=["Conv", "Relu", "Add"]))
     assert [box.reads for box in twice] == [(-1,), (0,), (1, 0)]
     cut = fold(steps_of((-1,), (0,), kinds=["Conv", "Relu"], stages=[0, 1]))
@@ -305,7 +305,7 @@ def dense(count):
 @pytest.mark.parametrize(
     "boxes", [dense(30), dense(150), [Box(0, ["Conv"], 0, (number - 1,)) for number in range(400)]]
 )
-def test_no_two_boxes_share_a_place_and_the_page_stays_a_page(boxes):
+def test_boxes_do_not_overlap_and_the_page_stays_bounded(boxes):
     layout = arrange(boxes, [0.8] * 3, 1.0)
     places = [(row, slot) for row, slot in zip(layout.row_of, layout.slots, strict=True)]
     assert len(set(places)) == len(places)
@@ -316,14 +316,14 @@ def test_no_two_boxes_share_a_place_and_the_page_stays_a_page(boxes):
     assert all(left.left > end for left, end in zip(layout.columns[1:], ends, strict=False))
 
 
-def test_columns_hold_every_line_once_and_none_ends_with_a_stages_head():
+def test_columns_hold_every_line_once_and_do_not_end_with_a_stage_title():
     layout = arrange(dense(100), [0.8] * 3, 1.0)
     for band in layout.bands.values():
         assert any(place.column == band.column and place.top > band.top for place in layout.rows.values())
     assert wrapped([], 1.0) == [[]]
 
 
-def test_many_operators_are_folded_until_they_fit(tmp_path):
+def test_long_lists_of_operators_are_folded_until_they_fit(tmp_path):
     count = 4 * MOST_BOXES
     steps = steps_of(*[(number - 1,) for number in range(count)])
     assert len(fold(steps)) == 1
@@ -348,7 +348,7 @@ def test_every_stage_cut_and_operator_is_in_the_picture(small):
     assert "work \N{MULTIPLICATION SIGN}0.50" in joined
 
 
-def test_nothing_lies_beyond_the_page(small):
+def test_everything_lies_on_the_page(small):
     plan, directory = small
     for scene in (network_scene(plan, directory), tiles_scene(plan, None)):
         for shape in scene.shapes:
@@ -384,7 +384,7 @@ def test_a_later_tile_is_traced_to_pixels_through_the_stages_before():
     assert traced(plan, 1, Area(4, 8, 5, 9)) == Area(5, 13, 12, 20)  # one position is a window of 7
 
 
-def test_what_the_tiles_do_not_tell_is_not_traced():
+def test_regions_that_tiles_do_not_determine_are_not_traced():
     stages = chain()
     stages[0] = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(1, 2), 2, 3, ["Conv", "Relu"], IMAGE_SHAPE)
     assert view(make_plan(stages), 1, 0).pixels is None
@@ -397,12 +397,12 @@ def test_the_middle_tile_is_drawn():
     assert middle_tile(chain()[0]) == 0
 
 
-def test_a_halo_is_what_is_read_more_than_once():
+def test_a_halo_is_the_region_read_more_than_once():
     assert halo(chain()[0]) == pytest.approx((34 + 35) ** 2 / 64**2 - 1)
     assert halo(chain()[2]) == 3
 
 
-def test_the_captions_of_tiles_say_what_is_drawn():
+def test_captions_of_tiles_describe_the_drawing():
     texts = "\n".join(shape.text for shape in tiles_scene(make_plan(chain()), None).shapes if isinstance(shape, Text))
     for wanted in (
         "computes 16x16 of the 32x32 map it writes",
@@ -415,7 +415,7 @@ def test_the_captions_of_tiles_say_what_is_drawn():
         assert wanted in texts
 
 
-def test_a_plan_without_tiles_has_a_picture_too(tmp_path):
+def test_a_plan_without_tiles_has_a_picture(tmp_path):
     stage = vector_stage((IMAGE, IMAGE), IMAGE_SHAPE, 10, 1, ["Gemm"], cells=False)
     plan = write_network(tmp_path / "plan", [stage], [("Gemm", ["input0", "w"], "output0", {})])
     draw_plan(plan, tmp_path / "plan", tmp_path / "x.png")
@@ -423,7 +423,7 @@ def test_a_plan_without_tiles_has_a_picture_too(tmp_path):
     assert "stage 0" in text_picture(plan)
 
 
-def test_tensors_know_who_reads_them():
+def test_tensors_list_their_readers():
     edges = tensors(make_plan(branched()))
     assert [(tensor.stage, tensor.readers) for tensor in edges] == [
         (IMAGE, (0,)),
@@ -435,7 +435,7 @@ def test_tensors_know_who_reads_them():
     assert [tensor.crosses(2) for tensor in edges] == [False, False, True, True, False]
 
 
-def test_a_text_picture_shows_stages_cuts_and_what_skips_a_stage():
+def test_a_text_picture_shows_stages_cuts_and_skip_connections():
     text = text_picture(make_plan(branched()))
     lines = text.splitlines()
     assert all(len(line) <= 100 for line in lines)

@@ -12,7 +12,7 @@ from tests.e2e.small import split_small
 from tests.sim.worlds import calibration
 
 
-def test_it_is_read_back_as_it_was(tmp_path):
+def test_a_calibration_is_read_back(tmp_path):
     made = calibration()
     write_calibration(made, tmp_path / "c.json")
     assert read_calibration(tmp_path / "c.json") == made
@@ -62,7 +62,7 @@ def test_latencies_are_those_of_the_queries_that_were_measured(tmp_path):
         ({"extra": 1}, "extra"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file(tmp_path, change, message):
+def test_a_wrong_value_is_named_with_its_file(tmp_path, change, message):
     path = tmp_path / "c.json"
     write_calibration(calibration(), path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -72,14 +72,14 @@ def test_what_is_wrong_is_named_with_its_file(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"format": 1}', "NaN"])
-def test_what_is_no_calibration_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_calibration_is_refused(tmp_path, text):
     path = tmp_path / "c.json"
     path.write_text(text)
     with pytest.raises(InputError):
         read_calibration(path)
 
 
-def test_no_number_hides_in_nan(tmp_path):
+def test_nan_is_refused(tmp_path):
     path = tmp_path / "c.json"
     write_calibration(calibration(), path)
     path.write_text(path.read_text().replace("500.0", "NaN"))

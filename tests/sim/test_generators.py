@@ -26,33 +26,33 @@ def test_a_poisson_load_has_its_rate_and_its_spread():
     assert load.rates.var() == pytest.approx(40, rel=0.05)
 
 
-def test_two_rates_take_turns_for_their_sojourn_times():
+def test_an_mmpp_alternates_between_its_rates():
     load = generate("mmpp:low=10,high=1000,low_s=300,high_s=100,hours=200")
     high = load.rates > 500
     assert high.mean() == pytest.approx(0.25, abs=0.04)
     assert np.flatnonzero(np.diff(high)).size == pytest.approx(200 * 3600 / 200, rel=0.2)
 
 
-def test_rates_that_change_with_every_row_are_made_in_one_go_over_the_rows():
+def test_rates_that_change_with_every_row_are_generated_in_one_pass():
     load = generate("mmpp:low=0,high=1000,low_s=0.001,high_s=0.001,hours=40")
     high = load.rates > 500
     assert np.array_equal(high, np.arange(high.size) % 2 == 1)
 
 
-def test_a_day_has_its_peak_and_its_trough():
+def test_a_diurnal_load_has_its_peak_and_trough():
     load = generate("diurnal:mean=100,swing=0.5,peak_hour=12,hours=24")
     hours = load.rates.reshape(24, 60).mean(axis=1)
     assert 11 <= hours.argmax() <= 12
     assert (hours.max(), hours.min()) == (pytest.approx(150, rel=0.05), pytest.approx(50, rel=0.08))
 
 
-def test_crowds_come_to_their_peak_and_go():
+def test_flash_crowds_reach_their_peak_and_fade():
     load = generate("flash:base=10,peak=1000,crowds=2,rise_s=60,fade_s=60,hours=10")
     assert load.peak > 800
     assert np.median(load.rates) == pytest.approx(10, abs=1)
 
 
-def test_bursts_are_so_many_every_so_often():
+def test_bursts_have_the_given_size_and_interval():
     load = generate("bursts:queries=8,every_s=150,hours=1")
     assert load.queries == 8 * 24
     assert np.flatnonzero(load.rates).tolist() == [150 * number for number in range(24)]
@@ -72,12 +72,12 @@ def test_bursts_are_so_many_every_so_often():
         ("flash:crowds=1e6", "crowds is 0 to"),
     ],
 )
-def test_what_is_wrong_is_named(text, message):
+def test_wrong_specifications_are_refused(text, message):
     with pytest.raises(UsageError, match=message):
         generate(text)
 
 
-def test_the_help_lists_all_with_what_can_be_copied():
+def test_the_help_lists_every_generator_with_a_valid_example():
     lines = describe_generators().splitlines()
     assert [line.partition(":")[0] for line in lines] == [*GENERATORS]
     assert all(generate(line.partition("  ")[0]).queries > 0 for line in lines)

@@ -49,7 +49,7 @@ def test_every_query_is_answered_refused_or_throttled_exactly_once(rows, wanted,
     assert result.batches <= result.on_instances <= 8 * result.batches
 
 
-def test_the_same_seed_gives_the_same_and_another_one_does_not():
+def test_results_depend_on_the_seed():
     load, world = trace([60], [50]), scenario()
     one, same, other = (ran(load, world, make_policy("ski-rental", world), seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(one.latencies_s, same.latencies_s)
@@ -69,7 +69,7 @@ def test_a_busy_instance_fills_its_batches():
     assert (result.latencies_s > 0.3).sum() <= result.cold_starts  # of the few that spilled over
 
 
-def test_what_instances_cannot_do_in_time_spills_over_to_lambda():
+def test_queries_that_instances_cannot_serve_in_time_run_on_lambda():
     result = ran(trace([60], [300]), scenario(), Scripted([1]), launched=[-1000.0])
     assert 0 < result.on_instances < result.queries == len(result.latencies_s)
     on_lambda = result.queries - result.on_instances
@@ -85,7 +85,7 @@ def test_an_instance_serves_only_after_its_boot():
     assert early.on_instances == pytest.approx(came_after * early.queries, rel=0.2)
 
 
-def test_an_instance_that_is_stopped_finishes_what_waits():
+def test_a_stopped_instance_finishes_its_queue():
     world = scenario(slo_ms=10_000.0)
     result = ran(trace([10], [400]), world, Scripted([0]), launched=[-1000.0])
     assert result.on_instances > 8
@@ -119,7 +119,7 @@ def test_a_ceiling_refuses_queries():
     assert result.refused == result.queries - len(result.latencies_s)
 
 
-def test_only_the_window_counts_and_what_came_before_keeps_it_warm():
+def test_only_the_window_is_measured_after_a_warm_start():
     load = trace([100], [20])
     result = ran(load, scenario(), Scripted([0]), window=Window("late", 50.0, 100.0))
     assert result.cold_starts <= 2
@@ -132,13 +132,13 @@ def test_too_many_queries_are_refused_at_once(monkeypatch):
         ran(trace([10], [100]), scenario(), Scripted([0]))
 
 
-def test_the_policy_is_told_what_came():
+def test_the_policy_observes_every_query():
     policy = Scripted([0])
     result = ran(trace([50], [10]), scenario(), policy)
     assert sum(seconds * rate for seconds, rate in policy.seen) == pytest.approx(result.queries)
 
 
-def test_windows_are_the_busiest_hour_and_the_median_one_that_has_queries():
+def test_windows_are_the_busiest_hour_and_the_median_busy_hour():
     load = trace([3600] * 6, [0, 5, 1, 9, 3, 0])
     assert [(one.name, one.begin_s, one.end_s) for one in windows_of(load)] == [
         ("busiest", 3 * 3600, 4 * 3600),

@@ -58,7 +58,7 @@ def test_a_boot_that_ends_within_a_step_serves_from_then_on():
     assert result.serverless_usd == pytest.approx(22.5 * 10 * 4e-5)
 
 
-def test_what_exceeds_instances_goes_to_lambda():
+def test_load_beyond_the_instances_runs_on_lambda():
     result = run_rates(trace([300], [100]), scenario(boot_s=0), Scripted([1]))
     assert result.serverless_usd == pytest.approx((5 * 100 + 295 * 40) * 4e-5)
 
@@ -70,7 +70,7 @@ def test_the_last_launched_is_the_first_to_stop():
     assert result.fleet.running.tolist() == [True, False]
 
 
-def test_the_least_billed_time_is_paid_for_and_told_apart():
+def test_the_minimum_billed_time_is_paid_and_reported_separately():
     result = run_rates(trace([100], [0]), scenario(), Scripted([1, 0]))
     assert result.on_s == 5
     assert result.instances_usd == pytest.approx(60 * SECOND)
@@ -107,7 +107,7 @@ def test_costs_are_the_sum_of_their_parts_and_never_below_the_optimum(name, rows
 
 @settings(max_examples=25)
 @given(rows=LOADS, wanted=st.lists(st.integers(0, 5), min_size=1, max_size=40), boot=st.sampled_from([0.0, 3.0, 12.5]))
-def test_it_agrees_with_a_plain_walk_second_by_second(rows, wanted, boot):
+def test_costs_equal_a_simulation_second_by_second(rows, wanted, boot):
     load, world = of(rows), scenario(boot_s=boot, least_s=0.0)
     result = run_rates(load, world, Scripted(wanted))
     assert result.cost_usd == pytest.approx(plain_usd(load, world, Scripted(wanted)), rel=1e-9, abs=1e-12)
@@ -143,7 +143,7 @@ def test_no_hour_costs_more_than_the_ceiling(rows, ceiling):
     assert lent + result.on_instances + result.refused == pytest.approx(load.queries, abs=1e-6)
 
 
-def test_a_ceiling_that_nobody_reaches_changes_nothing():
+def test_a_ceiling_that_is_never_reached_changes_nothing():
     load, world = trace([60] * 30, [20, 150, 70] * 10), scenario()
     free = run_rates(load, world, make_policy("ski-rental", world))
     bound = run_rates(load, world, make_policy("ski-rental", world), max_usd_per_hour=1e6)
@@ -151,7 +151,7 @@ def test_a_ceiling_that_nobody_reaches_changes_nothing():
     assert bound.launches == free.launches
 
 
-def test_routers_are_kept_as_they_were_at_the_marks():
+def test_routers_are_snapshotted_at_the_marks():
     policy = Scripted([0])
     result = run_rates(trace([50], [1]), scenario(), policy, marks=(0, 22, 22, 50))
     assert [len(router.policy.seen) for router in result.routers] == [0, 4, 4, 10]

@@ -59,11 +59,11 @@ def test_json_has_the_agreed_fields_for_each_policy(scenario):
         assert [window["name"] for window in one["windows"]] == ["busiest", "median"]
 
 
-def test_the_default_policy_is_asked_where_none_is_named(scenario):
+def test_the_default_policy_is_used_where_none_is_named(scenario):
     assert [one["policy"] for one in outcomes("poisson:hours=0.2", "--scenario", scenario)] == ["break-even"]
 
 
-def test_the_same_seed_says_the_same(scenario):
+def test_the_same_seed_gives_the_same_output(scenario):
     arguments = ("mmpp:hours=0.3", "--scenario", scenario, "--policy", "ski-rental", "--seed")
     one, same, other = (outcomes(*arguments, seed) for seed in (3, 3, 4))
     assert one == same != other
@@ -101,7 +101,7 @@ def test_a_ceiling_binds(scenario):
     assert "were refused" in bound["warnings"][0]
 
 
-def test_a_scenario_whose_rates_are_not_those_of_its_batches_is_warned_of_and_not_compared(scenario, tmp_path):
+def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario, tmp_path):
     scenario.write_text(TOML.replace("qps = 60", "qps = 30"))
     arguments = ["simulate", "poisson:hours=0.2", "--scenario", str(scenario), "--level", "rates", "--json"]
     result = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "out.svg")])
@@ -114,20 +114,20 @@ def test_a_scenario_whose_rates_are_not_those_of_its_batches_is_warned_of_and_no
 
 
 @pytest.mark.parametrize(("period_s", "warned"), [(5, False), (30, True)])
-def test_decisions_that_are_far_apart_are_warned_of(scenario, period_s, warned):
+def test_long_decision_periods_are_warned_of(scenario, period_s, warned):
     arguments = ("simulate", "poisson:hours=0.2", "--scenario", scenario, "--level", "rates", "--period-s", period_s)
     result = CliRunner().invoke(app, [*map(str, arguments)])
     assert ("--period-s 30 is long for instances that boot in 120 s" in result.stderr) == warned
 
 
-def test_a_load_that_does_not_begin_at_zero_is_drawn(scenario, tmp_path):
+def test_a_load_that_does_not_begin_at_zero_is_plotted(scenario, tmp_path):
     trace = tmp_path / "load.csv"
     trace.write_text("t_seconds,rps\n1000,5\n2000,50\n3000,5\n")
     called(trace, "--scenario", scenario, "--level", "rates", "--plot", tmp_path / "out.svg")
     assert "optimum" in (tmp_path / "out.svg").read_text()
 
 
-def test_the_table_says_what_it_is_about(scenario):
+def test_the_table_names_its_load_and_policies(scenario):
     shown = called(
         LOAD, "--scenario", scenario, "--policy", "ski-rental", "--policy", "target-tracking", "--scale", "M"
     )
@@ -198,7 +198,7 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, tmp_path):
         ((), UsageError, "give LOAD"),
     ],
 )
-def test_wrong_input_is_told_in_a_line(scenario, arguments, kind, message):
+def test_wrong_input_is_refused_in_one_line(scenario, arguments, kind, message):
     with pytest.raises(kind, match=message) as raised:
         called(*arguments, "--scenario", scenario)
     assert "\n" not in str(raised.value)
@@ -235,7 +235,7 @@ def test_the_help_lists_generators_and_policies():
 
 
 @pytest.mark.usefixtures("scenario")
-def test_bench_policies_runs_all_there_is(tmp_path):
+def test_bench_policies_runs_every_trace_and_scenario(tmp_path):
     (tmp_path / "twitter_small.csv").write_text("minute,requests\n" + "".join(f"{n},{n % 7}\n" for n in range(60)))
     arguments = ("--traces", tmp_path, "--scenarios", tmp_path, "--load", "twitter", "--window-s", "120")
     some = ("--policy", "ski-rental", "--policy", "target-tracking")
@@ -260,7 +260,7 @@ def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
     assert f"saves {saved} at least at M" in lines[-2]
 
 
-def test_bench_policies_refuses_folders_with_nothing(tmp_path):
+def test_bench_policies_refuses_empty_folders(tmp_path):
     result = CliRunner().invoke(
         app, ["bench", "policies", "--traces", str(tmp_path), "--scenarios", str(tmp_path / "none")]
     )

@@ -38,7 +38,7 @@ def test_environments_belong_to_functions_and_stay_warm_for_their_time():
     assert world.idle_gb_s == pytest.approx(3 * (50 + 100 + 100), rel=0.01)
 
 
-def test_throttled_tasks_are_tried_again_and_then_given_up():
+def test_throttled_tasks_are_retried_up_to_a_bound():
     world = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=2).serverless, seed=0)
     world.start(0.0)
     world.finish(100.0)
@@ -66,7 +66,7 @@ def test_every_query_ends_exactly_once(rate, concurrency, wanted):
     assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
 
 
-def test_both_levels_agree():
+def test_both_simulation_levels_agree():
     made, world = calibration(tiles=(3, 2, 1)), scenario()
     load, window = Trace("a trace", np.array([300.0]), np.array([30.0])), Window("late", 60.0, 300.0)
     times = service_times(made, world.serverless)

@@ -74,7 +74,7 @@ def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
         ("t_seconds,rps\n0,1\n\n0,2\n", "line 4: times ascend"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_line(tmp_path, text, message):
+def test_a_wrong_row_is_named_with_file_and_line(tmp_path, text, message):
     path = written(tmp_path, text)
     with pytest.raises(InputError, match=message) as raised:
         read_trace(path)
@@ -97,21 +97,21 @@ def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
         read_trace(tmp_path / "nothing.csv")
 
 
-def test_cutting_keeps_what_lies_between():
+def test_a_cut_keeps_the_rows_between_its_ends():
     load = trace([10, 10, 10], [1, 2, 3]).cut(5, 25)
     assert (load.durations_s.tolist(), load.rates.tolist()) == ([5, 10, 5], [1, 2, 3])
     with pytest.raises(UsageError, match="--from 40"):
         trace([10], [1]).cut(40)
 
 
-def test_long_runs_of_nothing_are_cut_out_and_short_ones_stay():
+def test_long_idle_periods_are_removed_and_short_ones_kept():
     load = trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]).without_zeros(180)
     assert load.rates.tolist() == [1, 0, 2, 3]
     with pytest.raises(UsageError, match="no queries at all"):
         trace([60], [0]).without_zeros(60)
 
 
-def test_scaling_s_puts_break_even_at_the_median_of_what_is_not_zero():
+def test_scaling_s_puts_break_even_at_the_median_nonzero_rate():
     load, world = trace([1] * 5, [0, 0, 1, 4, 9]), scenario()
     scaled = load.scaled(scale_factor("S", load, world))
     assert np.median(scaled.rates[scaled.rates > 0]) == pytest.approx(0.526 / 3600 / 4e-5)
@@ -128,7 +128,7 @@ def test_an_unknown_scale_is_refused(scale):
         scale_factor(scale, trace([1], [1]), scenario())
 
 
-def test_a_load_of_nothing_cannot_be_scaled_but_stays_what_it_is():
+def test_an_empty_load_cannot_be_scaled():
     with pytest.raises(UsageError, match="--scale none"):
         scale_factor("S", trace([1], [0]), scenario())
     assert scale_factor("none", trace([1], [0]), scenario()) == 1
@@ -139,7 +139,7 @@ def test_a_load_of_nothing_cannot_be_scaled_but_stays_what_it_is():
     st.floats(0, 500),
     st.floats(0, 500),
 )
-def test_a_cut_and_its_rest_are_the_whole(rows, one, other):
+def test_a_cut_and_its_complement_make_up_the_load(rows, one, other):
     load = trace(*zip(*rows, strict=True))
     parts = []
     for begin, end in ((0, min(one, other)), (min(one, other), max(one, other)), (max(one, other), math.inf)):

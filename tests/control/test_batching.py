@@ -69,7 +69,7 @@ def test_the_papers_tuning_by_hand():
 
 
 def test_an_objective_shorter_than_one_image_is_refused():
-    with pytest.raises(InputError, match=r"one image takes 12\.5 ms here, longer than --slo-ms 12"):
+    with pytest.raises(InputError, match=r"12\.5 ms .*--slo-ms 12"):
         tune(Profile(((1, 12.5),)), 12.0)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UsageError, match="--slo-ms is a number"):

@@ -1,4 +1,4 @@
-"""The default policy keeps the plain rule's guarantee whatever comes, and learns from what has come."""
+"""The default policy keeps the plain rule's guarantee for any load, and learns from past bursts."""
 
 import random
 

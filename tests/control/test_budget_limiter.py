@@ -14,8 +14,8 @@ CEILING = 10.0
 PRICE = 1.0  # dollars an hour
 STEP = st.tuples(
     st.one_of(st.integers(1, 20), st.integers(1, 2400)),  # seconds until then
-    st.one_of(st.just(0.0), st.floats(0.01, 0.5), st.floats(0.01, CEILING)),  # what Lambda is asked to be paid
-    st.one_of(st.none(), st.integers(0, 12)),  # instances wanted; no word: nobody looks at the clock
+    st.one_of(st.just(0.0), st.floats(0.01, 0.5), st.floats(0.01, CEILING)),  # requested dollars on Lambda
+    st.one_of(st.none(), st.integers(0, 12)),  # instances wanted; None: no decision
 )
 
 
@@ -38,7 +38,7 @@ def obey(requests, ceiling=CEILING, start=0.0):
 
 
 def spent(paid, course, begin):
-    """Return what the hour from `begin` on cost, to the ends of which whatever happens there belongs."""
+    """Return what the hour from `begin` on cost, events at either end included."""
     end = begin + HOUR
     instances = sum(on * max(min(until, end) - max(since, begin), 0.0) for (since, on), (until, _) in pairwise(course))
     return sum(usd for when, usd in paid if begin <= when <= end) + instances * PRICE / HOUR

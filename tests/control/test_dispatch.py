@@ -30,7 +30,7 @@ def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
     """Serve queries of one image, each due after `slo_s`, on an engine that is as fast as `truth`."""
     times, actual = ServiceTimeEstimator(believed, batching.max_batch), ServiceTimeEstimator(truth, batching.max_batch)
     run, queue, pending = Run([], 0, 0, 0, []), [], list(reversed(arrivals))
-    free_at = predicted = 0.0  # when the engine is free, and when it said that it would be
+    free_at = predicted = 0.0  # when the engine is free, and when that was predicted
     look_at = None
     now = 0.0
     while pending or queue:

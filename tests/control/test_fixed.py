@@ -61,6 +61,6 @@ def test_every_policy_is_made_by_name_and_decides(name):
 
 def test_an_unknown_policy_is_refused_with_the_known_names():
     assert DEFAULT in POLICIES
-    with pytest.raises(UsageError, match=r"no policy 'best': there are break-even, ski-rental") as raised:
+    with pytest.raises(UsageError, match="no policy 'best'") as raised:
         make_policy("best", scenario())
     assert all(name in str(raised.value) for name in POLICIES)

@@ -5,7 +5,7 @@ import random
 from serfer.control.policies.keep_alive_predictor import BOOT_TICKS, KeepAlivePredictor
 
 FULL, NOTHING = 13.0, 0.0
-CLOCK = 480  # ticks that lengths are told apart for
+CLOCK = 480  # ticks up to which lengths are distinguished
 
 
 def periodic(bursts, burst=20, period=100, *, units=FULL, before=30):

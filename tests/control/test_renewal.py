@@ -1,4 +1,4 @@
-"""The actions found are the cheapest of all, and those that anybody would take who knew when bursts come."""
+"""The computed actions are the cheapest of all, and equal those with known burst times."""
 
 from itertools import product
 

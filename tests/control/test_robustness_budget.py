@@ -1,4 +1,4 @@
-"""Whatever is predicted, the choices cost no more than the guarantee; good predictions are followed."""
+"""For any predictions the choices cost no more than the guarantee; good predictions are followed."""
 
 import numpy as np
 import pytest

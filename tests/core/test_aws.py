@@ -85,7 +85,7 @@ def test_two_stores_are_a_cache_and_an_object_store():
 
 @pytest.mark.parametrize("kind", ["tape", "", "s3+redis", "redis+", "+s3", "redis+valkey", "redis+s3+s3", "lambda"])
 def test_unknown_stores_are_refused_with_the_known_ones(kind):
-    with pytest.raises(UsageError, match=r"redis, s3, valkey, redis\+s3 and valkey\+s3, not .*choose another --store"):
+    with pytest.raises(UsageError, match=r"redis, s3, valkey, redis\+s3 and valkey\+s3"):
         shipped_aws().stores(kind)
 
 

@@ -1,4 +1,4 @@
-"""Checksums of stored values: any alteration is found, and a value is bound to its key and its place."""
+"""Checksums of stored values: any alteration is detected, and a value is bound to its key and its place."""
 
 import zlib
 

@@ -220,9 +220,9 @@ def test_a_plan_directory_may_be_a_link_itself(directory):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("NaN", "says no format"),
-        ("[]", "says no format"),
-        ("{}", "says no format"),
+        ("NaN", "has no format"),
+        ("[]", "has no format"),
+        ("{}", "has no format"),
         ('{"format": "x"}', "has format 'x', this version reads"),
         ('{"format": 2.5}', "has format 2.5, this version reads"),
         ('{"format": [' + "1, " * 99 + "1]}", r"has format \[1, 1.{,40}, this version reads"),

@@ -1,4 +1,4 @@
-"""Load that lasts moves to instances and back, in real processes, and no query is lost whatever dies."""
+"""Load that lasts moves to instances and back, in real processes, and no query is lost when processes die."""
 
 import contextlib
 import io
@@ -100,7 +100,7 @@ def serve(start, plan, scenario):
         pool = ("--route", "auto", "--instances", "local", "--scenario", scenario)
         command = start(
             *("serve", "--plan", plan, "--port", "0", "--workers", "inprocess", "--drain-s", "0", "--json"),
-            *("--log-level", "warning"),  # nobody reads its lines before its end
+            *("--log-level", "warning"),  # its output is read only at its end
             *(*pool, *arguments),
             SERFER_API_DEADLINE_MS="60000",
             **variables,
@@ -127,7 +127,7 @@ def metric(url, name):
 
 
 def alive(pid):
-    """Return whether a process runs: its remains may wait for whoever took it over from a driver that died."""
+    """Return whether a process runs: a zombie may wait for the process that inherited it from a dead driver."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -185,7 +185,7 @@ def test_another_driver_takes_over_leadership_and_instances_of_a_killed_one(serv
     drivers[other].interrupt(signal.SIGTERM)
     assert drivers[other].end().code == 0
     drivers[leader].process.communicate()
-    eventually(lambda: keys(redis) == [], "what the drivers told expires")
+    eventually(lambda: keys(redis) == [], "the drivers' published state expires")
 
 
 @pytest.mark.slow
@@ -199,9 +199,9 @@ def test_an_instance_ends_by_itself_once_every_driver_is_dead(serve, cache, redi
     command.process.communicate()
     assert alive(pid)
     begun = time.monotonic()
-    eventually(lambda: not alive(pid), "the instance ends when nobody asks it")
+    eventually(lambda: not alive(pid), "the instance ends when it gets no requests")
     assert time.monotonic() - begun > 30
-    eventually(lambda: keys(redis) == [], "what the driver told expires")
+    eventually(lambda: keys(redis) == [], "the driver's published state expires")
     later, _ = serve("--store", "memory://")  # another pool, which sweeps
     assert list(instances(cache)) == []
     later.interrupt(signal.SIGTERM)

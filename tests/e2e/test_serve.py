@@ -22,7 +22,7 @@ def png(seed=0):
 
 @pytest.fixture
 def serve(start, lean):
-    """Start a service with local workers; returns the command and what it said of itself."""
+    """Start a service with local workers; returns the command and its status line."""
 
     def launch(*arguments, **variables):
         command = start("serve", "--plan", lean, "--port", "0", "--json", *arguments, **variables)
@@ -130,7 +130,7 @@ class TestWrongUse:
 
     def test_two_models_with_the_same_name(self, start, lean):
         result = start("serve", "--plan", lean, "--plan", lean).end()
-        result.complains(2, "two models are called small: name one of them, --plan NAME=DIR")
+        result.complains(2, "two models are called small")
 
     def test_a_port_that_is_taken(self, serve, start, lean):
         _, status = serve()

@@ -1,4 +1,4 @@
-"""Deployed functions, found by their stack: moto plays CloudFormation, the local Lambda service Lambda.
+"""Deployed functions, located by their stack: moto plays CloudFormation, the local Lambda service Lambda.
 
 The functions lie as AWS has them: plan.json in the package, code and dependencies in one layer, weights in another.
 """
@@ -186,5 +186,5 @@ class TestOpening:
             serfer.open(bare, stack="demo", settings=settings)
 
     def test_a_stack_with_local_workers_is_refused(self, bare):
-        with pytest.raises(UsageError, match="--stack names functions in AWS: use it with --workers aws, not local"):
+        with pytest.raises(UsageError, match=r"--stack .*--workers aws"):
             serfer.open(bare, stack="demo", workers="local")

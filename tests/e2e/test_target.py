@@ -1,4 +1,4 @@
-"""A pipeline with a target: it is asked first, and what it does not take goes through the plan's functions."""
+"""A pipeline with a target: it gets each query first, and queries that it refuses run on the plan's functions."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, as somebody follows it."""
+"""The commands of docs/tutorial.md work as written."""
 
 import re
 import shlex

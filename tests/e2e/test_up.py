@@ -18,7 +18,7 @@ QUIET = ("--log-level", "warning", "--json")
 
 
 class System:
-    """A running `serfer up`: what it told, and how to ask it."""
+    """A running `serfer up`: its status line, and requests to it."""
 
     def __init__(self, command):
         self.command = command
@@ -27,7 +27,7 @@ class System:
         self.started = json.loads(line)
 
     def send(self, method, path, body=None, *, at=None, **headers):
-        """Return (status, headers, body) of a request on a connection of its own, to the balancer unless `at` says."""
+        """Return (status, headers, body) of a request on a connection of its own, to the balancer or to `at`."""
         address = (at or self.started["url"]).removeprefix("http://")
         with closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -168,6 +168,6 @@ def test_impossible_options_are_refused_by_name(serfer_, lean, tmp_path):
     serfer_("up", "--plan", lean, "--keys", tmp_path / "none").complains(2, "SERFER_KEYS_FILE", "none does not exist")
     serfer_("up", "--plan", lean, "--log-level", "loud").complains(2, "--log-level is debug, info, warning or error")
     serfer_("up", "--plan", lean, "--allow-host", "http://a").complains(2, "--allow-host", "'http://a'")
-    # What only drivers find out is told once, in the words of one.
+    # An error that only drivers detect is reported once.
     result = serfer_("up", "--plan", lean, "--port", 0, "--store", "redis://:hush@127.0.0.1:1/0")
     assert "hush" not in result.complains(4, "driver ", "Redis at 127.0.0.1:1")

@@ -400,7 +400,7 @@ class TestRefused:
         run_all(worker, plan, batch())
         keys = [output_key(QUERY, 1, tile) for tile in range(4)]
         sizes = [len(store.get(key)) for key in keys]
-        assert sizes[0] == sizes[1], "same length, so that only the checksum can tell"
+        assert sizes[0] == sizes[1], "same length, so that only the checksum differs"
         store.put(keys[0], store.get(keys[1]), 60)
         with pytest.raises(AlteredPieceError, match=keys[0]):
             worker.run(task(plan, 2, 0))
@@ -422,7 +422,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("count", [1, 3, 5])
     def test_parts_that_do_not_match_the_tiles_inputs(self, worker, plan, count):
-        with pytest.raises(InputError, match=f"carries {count} parts, its tile reads 4"):
+        with pytest.raises(InputError, match=f"{count} parts, .* 4"):
             worker.run(replace(task(plan, 2, 0), parts=(b"",) * count))
 
     @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ class TestRefused:
         run_all(Worker(plan, directory, store, "e", 1, 0.0), plan, batch())
         worker = Worker(plan, part, store, "e", 1, 0.0)
         worker.run(task(plan, 0, 0, batch()))
-        with pytest.raises(PlanError, match=r"stage-1/weights-0\.bin cannot be read.*is this the stage's function"):
+        with pytest.raises(PlanError, match=r"stage-1/weights-0\.bin cannot be read"):
             worker.run(task(plan, 1, 0))
 
     @pytest.mark.parametrize("folded", [True, False])

@@ -380,7 +380,7 @@ def test_a_later_tile_is_traced_to_pixels_through_the_stages_before():
     assert seen.own == Area(32, 32, 64, 64)
     assert seen.reads == Area(30, 30, 64, 64)  # rows 15 to 31 of a map of 32
     assert seen.padded == Area(30, 30, 64, 64)
-    assert seen.pixels == Area(27, 27, 64, 64)  # 2 * 15 - 3, and what lies beyond the edge is none
+    assert seen.pixels == Area(27, 27, 64, 64)  # 2 * 15 - 3, and padding beyond the edge does not count
     assert traced(plan, 1, Area(4, 8, 5, 9)) == Area(5, 13, 12, 20)  # one position is a window of 7
 
 

@@ -1,4 +1,4 @@
-"""Generated loads: the same text gives the same load, and it is what its name says."""
+"""Generated loads: the same text gives the same load, of the kind that its name states."""
 
 import numpy as np
 import pytest

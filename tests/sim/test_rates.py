@@ -1,4 +1,4 @@
-"""Policies at the level of rates: costs add up, boots cost, ceilings hold, and nobody beats the optimum."""
+"""Policies at the level of rates: costs add up, boots cost, ceilings hold, and no policy beats the optimum."""
 
 import math
 

@@ -42,7 +42,7 @@ def test_minutes_without_a_row_have_no_queries(tmp_path):
 
 
 def test_a_count_of_a_part_of_a_minute_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"minutes are whole numbers, not 0\.5"):
+    with pytest.raises(InputError, match=r"whole numbers, not 0\.5"):
         read_trace(written(tmp_path, "minute,requests\n0,60\n0.5,60\n"))
 
 

@@ -38,7 +38,7 @@ def calibration(tiles=(2, 1), rows=50):
 
 
 class Scripted:
-    """A policy that wants what it is told, decision by decision, and then the last number for ever."""
+    """A policy that wants the given numbers, one a decision, and then the last one for ever."""
 
     name = "scripted"
 
@@ -48,7 +48,7 @@ class Scripted:
 
     def observe(self, elapsed_s, rate):
         self.seen.append((elapsed_s, rate))
-        return DesiredReplicas(self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0], "as told")
+        return DesiredReplicas(self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0], "as scripted")
 
     def resume(self, instances):
         pass

@@ -1,4 +1,4 @@
-"""Networks, cuts, grids and boundaries as hypothesis draws them: whatever a plan can be made of."""
+"""Hypothesis strategies for networks, cuts, grids and boundaries of plans."""
 
 from dataclasses import dataclass, field
 

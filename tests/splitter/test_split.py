@@ -144,7 +144,7 @@ def test_a_network_that_mixes_the_images_of_a_batch_is_caught(home):
 
 @pytest.mark.parametrize("labels", [["one"], LABELS[:4], [*LABELS, "more"]])
 def test_the_number_of_labels_must_equal_the_number_of_outputs(file, home, labels):
-    with pytest.raises(ModelError, match=f"{len(labels)} labels for a network with 5 outputs"):
+    with pytest.raises(ModelError, match=f"{len(labels)} labels .* 5 outputs"):
         split(file, out=home / "plan", labels=labels)
 
 
@@ -177,7 +177,7 @@ def test_an_example_of_the_wrong_kind_is_refused(file, home, bad):
 def test_an_example_of_another_size_than_the_file_fixes_is_refused(home):
     net = Net(3, 16, 16)
     path = save(net.model(net.linear(net.flat("x"), 768, 5)), home / "net.onnx")
-    with pytest.raises(ModelError, match="takes 16 x 16 images, the example has 20 x 16"):
+    with pytest.raises(ModelError, match=r"16 x 16.* 20 x 16"):
         split(path, np.ones((1, 3, 20, 16), np.float32), home / "plan")
 
 
@@ -186,7 +186,7 @@ def test_a_file_that_fixes_an_impossible_size_is_refused(home, height, width):
     model = network()
     for axis, size in ((2, height), (3, width)):
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
-    with pytest.raises(ModelError, match=rf"takes images of 3 x {height} x {width}: .* at most 268,435,456 values"):
+    with pytest.raises(ModelError, match=rf"3 x {height} x {width}: .*268,435,456"):
         split(save(model, home / "net.onnx"), out=home / "plan")
 
 
@@ -197,7 +197,7 @@ def test_an_object_that_is_not_a_module_is_refused(model, example, home):
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(home):
-    with pytest.raises(ModelError, match=r"unknown model 'resnet1337': .*alexnet, .*efficientnet-lite0, .*vgg16"):
+    with pytest.raises(ModelError, match=r"'resnet1337': .*alexnet, .*efficientnet-lite0, .*vgg16"):
         split("resnet1337", out=home / "plan")
 
 
@@ -316,7 +316,7 @@ def test_a_network_with_outputs_that_are_not_finite_is_refused(home, value):
 def test_a_network_with_channels_last_input_is_refused(home, channels):
     net = Net(16, 16, channels)
     x = net.conv(net.op("Transpose", "x", perm=[0, 3, 1, 2]), channels, 4, [3, 3])
-    with pytest.raises(ModelError, match=rf"takes \(N, 16, 16, {channels}\), images with their channels last"):
+    with pytest.raises(ModelError, match=rf"\(N, 16, 16, {channels}\), .*channels last"):
         split(save(net.model(net.linear(net.flat(x), 784, 5)), home / "net.onnx"), out=home / "plan")
 
 
@@ -389,12 +389,12 @@ def test_a_memory_size_outside_lambdas_range_is_refused(file, home, memory):
 
 @pytest.mark.parametrize("limit", [0, -5, 89])
 def test_a_limit_that_leaves_no_room_for_weights_is_refused(file, home, limit):
-    with pytest.raises(UsageError, match=r"has 89\.6 MB of code and dependencies: its limit must be at least 90 MB"):
+    with pytest.raises(UsageError, match=r"89\.6 MB.*at least 90 MB"):
         split(file, out=home / "plan", limit_mb=limit)
 
 
 def test_the_package_limit_uses_the_measured_size_of_dependencies(file, home):
-    with pytest.raises(UsageError, match=r"has 83\.4 MB of code and dependencies: its limit must be at least 84 MB"):
+    with pytest.raises(UsageError, match=r"83\.4 MB.*at least 84 MB"):
         split(file, out=home / "plan", limit_mb=83, dependency_bytes=87_500_000)
     assert (
         split(file, out=home / "plan", limit_mb=84, dependency_bytes=87_500_000).limit.room == 84 * 2**20 - 87_500_000

@@ -39,7 +39,7 @@ def parse_plan(text: str) -> Plan:
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
         raise PlanError(f"plan.json is not JSON ({error}); split the model again") from error
     if not isinstance(value, dict) or "format" not in value:
-        raise PlanError("plan.json is not a plan: it says no format; split the model again")
+        raise PlanError("plan.json is not a plan: it has no format; split the model again")
     if value["format"] != FORMAT:
         version = repr(value["format"])[:_SHOWN]
         raise PlanError(

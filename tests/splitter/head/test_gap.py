@@ -1,4 +1,4 @@
-"""A fully connected head is found where there is one, and what takes its place is measured, not assumed."""
+"""A fully connected head is located, and the loss of its replacement is measured, not assumed."""
 
 from dataclasses import replace
 
@@ -335,9 +335,9 @@ def test_images_of_the_wrong_shape_are_refused(solved):
     images, labels = lines(60, 7)
     with pytest.raises(ModelError, match="the network takes 1 x 12 x 12"):
         replace_head(solved, Calibration(images[:, :, :6], labels))
-    with pytest.raises(ModelError, match="has class 3, the network has 3 classes"):
+    with pytest.raises(ModelError, match=r"class 3, .* 3 classes"):
         replace_head(solved, Calibration(images, labels + 1))
-    with pytest.raises(ModelError, match="3 of the network's 3 classes have fewer than 2"):
+    with pytest.raises(ModelError, match="3 classes have fewer than 2"):
         replace_head(solved, Calibration(images[:3], labels[:3]))
 
 

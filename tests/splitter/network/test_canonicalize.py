@@ -62,7 +62,7 @@ def test_a_constant_larger_than_memory_is_refused(form):
     x = net.op("Add", x, net.op("ReduceMax", form(net), keepdims=0))
     model = net.model(net.flat(x))
     tracemalloc.start()
-    with pytest.raises(ModelError, match="constants that the model computes take more than 2,147,483,648 bytes"):
+    with pytest.raises(ModelError, match="more than 2,147,483,648 bytes"):
         from_onnx(model, *SIZE)
     assert tracemalloc.get_traced_memory()[1] < 64 * MIB
     tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""What is not a model, or a model in a form that nothing can be done with, is told in one line that says what to do."""
+"""Errors of loading a model are one line that names the cause and the remedy."""
 
 import re
 import subprocess

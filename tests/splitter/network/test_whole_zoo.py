@@ -106,7 +106,7 @@ def network(request):
 
 
 class _Once:
-    """A function that is called once; later calls, whatever they pass, get what the first one got."""
+    """A function that is called once; later calls, with any arguments, return the first result."""
 
     def __init__(self, function):
         self.function, self.results = function, []

@@ -1,4 +1,4 @@
-"""Plans whose stages hand on several tensors: every piece is where it is said to be, and every answer is exact."""
+"""Plans whose stages pass on several tensors: every piece is at its stated place, and every answer is exact."""
 
 import pytest
 

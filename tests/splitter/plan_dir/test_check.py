@@ -1,4 +1,4 @@
-"""When the parts do not answer as the model does, the message says what is at fault."""
+"""Where the parts do not equal the model, the error names the cause."""
 
 from dataclasses import replace
 

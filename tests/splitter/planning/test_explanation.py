@@ -1,4 +1,4 @@
-"""What a plan says of itself is true: what was given, what was chosen, and against what."""
+"""The reasons in a plan are true: its constraints, its choices, and the alternatives."""
 
 import pytest
 

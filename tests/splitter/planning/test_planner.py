@@ -101,7 +101,7 @@ def fitted(graph, grids="auto", room=None, stages=None, **options):
 
 def test_a_grid_for_a_stage_that_cannot_be_tiled_is_refused_by_name(chain):
     assert best_chain(chain, ["2x2", "2x2"]) is None
-    with pytest.raises(ModelError, match=r"no chain of .* grids 2x2,2x2 .* \(Flatten\) on, stages have no tiles"):
+    with pytest.raises(ModelError, match=r"2x2,2x2 .*\(Flatten\).*no tiles"):
         fitted(chain, ["2x2", "2x2"])
 
 

@@ -22,7 +22,7 @@ _FREE = ("Flatten", "Reshape", "Identity")
 
 
 def executed(task, tmp_path):
-    """What ONNX Runtime says that it ran: its operators, as (kind, shape read, shape written)."""
+    """Return the operators that ONNX Runtime reports, as (kind, shape read, shape written)."""
     session = worker_session(task.model(), events=tmp_path / "events")
     session.run(None, given_to(session))
     events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))

@@ -63,7 +63,7 @@ def test_the_image_never_crosses_a_cut():
     joined = net.op("Add", inner, "x")
     graph = from_onnx(net.model(net.flat(net.conv(joined, 3, 2, [3, 3]))), 9, 9)
     assert positions(all_cuts(graph)) == [0, 3, 4, 5]
-    with pytest.raises(UsageError, match=rf"no cut can fall after '{inner}'.*nearest place is after '{joined}'"):
+    with pytest.raises(UsageError, match=rf"'{inner}'.*nearest .*'{joined}'"):
         cuts_after(graph, [inner])
 
 
@@ -80,7 +80,7 @@ def test_no_cut_has_more_tensors_than_the_most():
     assert max(len(cut.tensors) for cut in cuts) == MOST_TENSORS == 4
     assert positions(cuts) == [0, 1, 2, 3, 4, 8, 9]
     assert cuts_after(graph, [parts[2]])[1].tensors == (x, *parts[:3])
-    with pytest.raises(UsageError, match=f"no cut can fall after '{parts[3]}': the image or more than 4 tensors"):
+    with pytest.raises(UsageError, match=f"'{parts[3]}': .* more than 4 tensors"):
         cuts_after(graph, [parts[3]])
 
 
@@ -103,7 +103,7 @@ def test_cuts_fall_after_the_operators_that_are_named_in_the_networks_order(bloc
 
 
 def test_an_unknown_operator_to_cut_after_is_named(blocks):
-    with pytest.raises(UsageError, match="no operator 'nonsense' to cut after"):
+    with pytest.raises(UsageError, match="no operator 'nonsense'"):
         cuts_after(blocks, [blocks.nodes[0].name, "nonsense"])
 
 
@@ -148,5 +148,5 @@ def test_bytes_of_weights_count_each_once_and_fp16_half():
 
 def test_a_cut_after_the_last_operator_is_refused(blocks):
     last = blocks.nodes[-1].name
-    with pytest.raises(UsageError, match=f"'{last}' is the network's last operator"):
+    with pytest.raises(UsageError, match=f"'{last}' is .* last operator"):
         cuts_after(blocks, [last])

@@ -127,7 +127,7 @@ def test_split_predicts_by_the_users_profiles(serfer_, plan, slow, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("no json", "are not JSON"), ('{"format": 9}', "lacks"), (None, "cannot be read")]
+    ("text", "words"), [("no json", "are not JSON"), ('{"format": 9}', "format 9"), (None, "cannot be read")]
 )
 def test_unusable_profiles_are_refused(serfer_, plan, tmp_path, text, words):
     path = tmp_path / "wrong.json"

@@ -4,7 +4,6 @@ The functions lie as AWS has them: plan.json in the package, code and dependenci
 """
 
 import json
-import os
 import shutil
 from contextlib import ExitStack
 
@@ -21,7 +20,7 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.packaging.bundle import HANDLER, dependencies
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
-from serfer.settings import load_settings
+from serfer.settings import load_driver_settings, load_settings
 from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.e2e.small import batch
@@ -142,7 +141,7 @@ def test_a_driver_in_aws_finds_functions_by_its_environment(variables, monkeypat
     for name, value in {**variables, **known}.items():
         monkeypatch.setenv(name, value)
     with ExitStack() as opened:
-        function = Function(open_application(os.environ, load_settings(), opened))
+        function = Function(open_application(load_driver_settings(), load_settings(), opened))
         opened.callback(function.close)
         answer = function(rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()), None)
         assert (answer["statusCode"], json.loads(answer["body"])["model"]) == (200, "small")

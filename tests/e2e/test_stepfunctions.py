@@ -141,7 +141,7 @@ def test_every_engine_gives_the_same_answer(stack, ask, redis):
         logits, answer = ask(kind, images)
         assert np.array_equal(logits, pushed)
         assert [len(stage.reports) for stage in answer.stages] == [2, 1]
-        assert answer.spent.retries == answer.spent.restarts == 0
+        assert answer.overheads.retries == answer.overheads.restarts == 0
         assert answer.started < answer.stages[0].ended < answer.stages[1].ended <= answer.ended
 
 
@@ -150,7 +150,7 @@ def test_a_failed_attempt_is_retried(stack, ask):
     fail(stack, "RuntimeError", stage=1)
     logits, answer = ask("standard", batch())
     assert difference(logits, unsplit(stack.plan, stack.directory)(batch())).exact
-    assert answer.spent.retries == 2
+    assert answer.overheads.retries == 2
     assert [[len(tile.attempts) for tile in stage.tiles] for stage in answer.stages] == [[1, 2], [2]]
 
 
@@ -166,7 +166,7 @@ def test_lost_pieces_restart_the_query(stack, ask):
     fail(stack, "MissingKeyError", stage=1)
     logits, answer = ask("standard", batch())
     assert difference(logits, unsplit(stack.plan, stack.directory)(batch())).exact
-    assert (answer.spent.restarts, answer.spent.retries) == (1, 0)
+    assert (answer.overheads.restarts, answer.overheads.retries) == (1, 0)
 
 
 def test_an_error_returned_as_an_answer_is_detected(stack, ask):

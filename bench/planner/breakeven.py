@@ -20,7 +20,7 @@ from bench.planner.planner import Network, Point, Progress, point, priced, read_
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.settings import load_settings
-from splitter.planning.planner import memory_sizes
+from splitter.planning.options import memory_sizes
 from splitter.planning.search import LATENCY
 from splitter.tiling import operators
 

@@ -20,7 +20,8 @@ from serfer.settings import load_settings
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.plan_dir.assemble import Decision, tile_macs_of
-from splitter.planning.planner import Budget, choose
+from splitter.planning.options import Budget
+from splitter.planning.planner import choose
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import parse_grids

@@ -31,7 +31,8 @@ from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
 from splitter.planning.explanation import unsplit
-from splitter.planning.planner import Budget, Choice, WeightStorage, choices_of, memory_sizes, prepare
+from splitter.planning.options import Budget, memory_sizes
+from splitter.planning.planner import Choice, WeightStorage, choices_of, prepare
 from splitter.planning.search import COST, LATENCY, Chain, Search
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools

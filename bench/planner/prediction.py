@@ -27,7 +27,8 @@ from splitter.network.graph import Graph
 from splitter.network.ingest import from_onnx
 from splitter.network.source import load
 from splitter.network.zoo import find
-from splitter.planning.planner import Budget, Choice, choose
+from splitter.planning.options import Budget
+from splitter.planning.planner import Choice, choose
 from splitter.profiling.profile import Meter, Repeated, Task, given_to, stage_tasks, timed, worker_session
 from splitter.tiling.cuts import Cut, cut_points
 from splitter.tiling.global_pooling import with_tile_pools

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +18,7 @@ from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from serfer.settings import load_settings
-from serfer.wiring.local import dependency_bytes
+from serfer.settings import Settings, load_settings
 from splitter.network.zoo import ZOO
 
 _RGB = 3  # channels by default
@@ -97,9 +97,8 @@ def split(
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
     settings = load_settings()
     measured = settings.profiles(profiles, share("--safety", safety))
-    from sam.quotas import memory_note  # noqa: PLC0415 - the command line starts fast
-    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
-    from splitter.split import split as split_model  # noqa: PLC0415 - imports onnx
+    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
+    from splitter.split import split as split_model  # noqa: PLC0415 - same
 
     with status_line() as progress:
         plan = split_model(
@@ -119,7 +118,7 @@ def split(
             store=store,
             memory_mb=_memory_in(memory),
             limit_mb=limit_mb,
-            dependency_bytes=max(DEPENDENCY_ALLOWANCE, dependency_bytes(settings, progress)),
+            dependency_bytes=lambda: _dependency_bytes(settings, progress),
             preprocess=read_preprocess(preprocess) if preprocess else None,
             labels=read_labels(labels) if labels else (),
             activation=output,
@@ -128,10 +127,19 @@ def split(
             progress=progress,
         )
     show_plan(plan, as_json)
+    from sam.quotas import memory_note  # noqa: PLC0415 - imports botocore
+
     if plan.limit.package > settings.facts().functions.package_limit:
         complain(f"with --limit-mb {limit_mb}, more than AWS allows, this plan runs on this machine only")
     elif note := memory_note(plan, settings.facts()):
         complain(f"in AWS: {note}")
+
+
+def _dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
+    """Return the bytes of a function's code and dependencies, here or in AWS, whichever are more."""
+    from serfer.wiring.local import dependency_bytes  # noqa: PLC0415 - imports what local workers need
+
+    return max(DEPENDENCY_ALLOWANCE, dependency_bytes(settings, progress))
 
 
 def _example(size: str | None, channels: int | None) -> NDArray[np.float32] | None:

@@ -7,17 +7,44 @@ from __future__ import annotations
 
 import tomllib
 import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from serfer.core.errors import InputError, PlanError
-from serfer.core.plan import CHANNELS, Preprocess
+from serfer.core.errors import InputError, PlanError, UsageError
+from serfer.core.plan import ACTIVATIONS, CHANNELS, Preprocess
 from serfer.core.structure import structure
 
 CROPS = ("centre", "none")
 _MAX_PREPROCESS_BYTES = 64 * 1024
 _MAX_LABELS_BYTES = 1024 * 1024
 _KEYS = ("resize", "crop", "interpolation", "channels", "scale", "mean", "std")
+
+
+@dataclass(frozen=True)
+class Description:
+    """How an image becomes the input, the names of the outputs, and what turns these into scores, where given."""
+
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] = ()
+    activation: str | None = None
+
+    @classmethod
+    def of(
+        cls, preprocess: Preprocess | Path | str | None, labels: Sequence[str] | Path | str, activation: str | None
+    ) -> Self:
+        """Read what was given as a path; raises InputError for an unusable file, UsageError for another value."""
+        if isinstance(preprocess, Path | str):
+            preprocess = read_preprocess(Path(preprocess))
+        if preprocess is not None and not isinstance(preprocess, Preprocess):
+            raise UsageError(
+                f"preprocess must be a serfer.Preprocess or the path of a TOML file, not {type(preprocess).__name__}"
+            )
+        if activation is not None and activation not in ACTIVATIONS:
+            raise UsageError(f"the output is softmax, sigmoid or none, not {activation!r}")
+        names = read_labels(Path(labels)) if isinstance(labels, Path | str) else labels
+        return cls(preprocess, tuple(names), activation)
 
 
 def read_preprocess(path: Path) -> Preprocess:

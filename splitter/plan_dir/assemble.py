@@ -40,8 +40,9 @@ from splitter.network.graph import Graph, Node, Weights
 from splitter.network.source import Progress, Source
 from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from splitter.plan_dir.weights import WeightsFile
+from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import tile_works
-from splitter.planning.planner import Budget, Choice, tile_rects
+from splitter.planning.planner import Choice, tile_rects
 from splitter.tiling import operators
 from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
 from splitter.tiling.cuts import Cut

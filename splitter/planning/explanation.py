@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from serfer.core.costs.operator_costs import Profiles
-from serfer.core.errors import ModelError, UsageError
+from serfer.core.errors import ModelError
 from serfer.core.plan import OBJECTS, Alternative, PackageLimit
 from serfer.core.units import MS_PER_S
 from splitter.network.graph import Graph
-from splitter.planning.planner import Budget, Choice, choices_of, prepare
-from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Goal, Search
+from splitter.planning.options import Budget
+from splitter.planning.planner import Choice, choices_of, prepare
+from splitter.planning.search import COST, LATENCY, Chain, Goal, Search
 from splitter.tiling.cuts import Cut, weight_bytes
 from splitter.tiling.grids import ONE, GridChoice
 
-OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
 _MEANINGS = {
     "latency": "the least latency",
     "cost": "the least dollars",
@@ -34,20 +34,6 @@ class Constraints:
 
     fixed: tuple[str, ...]
     chosen: tuple[str, ...]
-
-
-def goal_of(objective: str, slo_ms: float | None, max_cost_usd: float | None) -> Goal:
-    """Return the goal for an objective and its bounds; raises UsageError for what is not an objective or a bound."""
-    if objective not in OBJECTIVES:
-        raise UsageError(f"objective is {', '.join(OBJECTIVES)}, not {objective!r}")
-    for name, value in (("--slo-ms", slo_ms), ("--max-cost-usd", max_cost_usd)):
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be more than 0, not {value:g}")
-    return replace(
-        OBJECTIVES[objective],
-        most_seconds=float("inf") if slo_ms is None else slo_ms / MS_PER_S,
-        most_usd=float("inf") if max_cost_usd is None else max_cost_usd,
-    )
 
 
 def out_of_reach(search: Search, goal: Goal) -> ModelError:

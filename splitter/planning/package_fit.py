@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import ModelError, PlanWarning, UsageError
+from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
 from serfer.core.plan import DeploymentOption, ModelChange
@@ -27,43 +27,18 @@ from splitter.network.source import Progress
 from splitter.plan_dir import precision
 from splitter.plan_dir.assemble import Decision
 from splitter.plan_dir.check import whole_runner
-from splitter.planning.explanation import Constraints, alternatives, goal_of, out_of_reach, unsplit, why
-from splitter.planning.planner import Budget, Choice, WeightStorage, choices_of, memory_sizes, prepare, why_nothing_fits
-from splitter.planning.search import Goal, Search
+from splitter.planning.explanation import Constraints, alternatives, out_of_reach, unsplit, why
+from splitter.planning.options import Budget, SplitOptions, memory_sizes
+from splitter.planning.planner import Choice, WeightStorage, choices_of, prepare, why_nothing_fits
+from splitter.planning.search import Search
 from splitter.tiling.cuts import Cut, cut_points, cuts_after, weight_bytes
 from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import COLUMNS, ONE, GridChoice
+from splitter.tiling.grids import COLUMNS, ONE
 
-GAP_MODES = ("auto", "never", "always")
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
-_CALLER_OF_SPLIT = 5  # frames up from fit: _planned, split, its decorator, its caller
+_CALLER_OF_SPLIT = 6  # frames up from fit: _planned, build_plan, split, its decorator, its caller
 _Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-
-
-@dataclass(frozen=True)
-class SplitOptions:
-    """What the user requested: grids, a number of stages, cuts after operators, and which optimisations are allowed."""
-
-    grids: GridChoice
-    stages: int | None
-    cuts: tuple[str, ...] = ()
-    objective: str = "balanced"
-    slo_ms: float | None = None
-    max_cost_usd: float | None = None
-    precision: str = "auto"
-    gap: str = "auto"
-
-    @property
-    def goal(self) -> Goal:
-        """What the search looks for."""
-        return goal_of(self.objective, self.slo_ms, self.max_cost_usd)
-
-    @property
-    def asks_for_columns(self) -> bool:
-        """Whether a spread by columns was requested for some stage."""
-        grids = self.grids.per_stage or ((self.grids.requested,) if self.grids.requested else ())
-        return any(grid.columns for grid in grids)
 
 
 def fit(
@@ -76,7 +51,6 @@ def fit(
     Raises ModelError where nothing fits (the message names the bound), or a GAP head was requested and there is
     no head to replace; UsageError for options that contradict each other.
     """
-    _check(options)
     progress("choosing cuts and grids")
     changes: tuple[ModelChange, ...] = ()
     given = original
@@ -115,18 +89,6 @@ def fit(
         + why(options.objective, options.goal, chain, others, budget.profiles, _constraints(options, budget)),
         others,
     )
-
-
-def _check(options: SplitOptions) -> None:
-    _ = options.goal  # raises for an unknown objective
-    for name, given, known in (
-        ("precision", options.precision, precision.MODES),
-        ("gap", options.gap, GAP_MODES),
-    ):
-        if given not in known:
-            raise UsageError(f"{name} is {', '.join(known)}, not {given!r}")
-    if options.cuts and options.stages not in (None, len(options.cuts) + 1):
-        raise UsageError(f"{len(options.cuts)} cuts make {len(options.cuts) + 1} stages, not {options.stages}")
 
 
 def _why_untiled(

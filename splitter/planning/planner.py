@@ -9,21 +9,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, product
 
 import numpy as np
 
-from serfer.core.costs.aws import AwsFacts, LambdaFacts
-from serfer.core.costs.cost_model import Floats, Platform, StageLoad, Traffic, stage_price
-from serfer.core.costs.operator_costs import Profiles, shipped_profiles
+from serfer.core.costs.cost_model import Floats, StageLoad, Traffic, stage_price
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, grid_rects
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PATHS, PackageLimit
 from serfer.core.units import FLOAT_BYTES, MIB
 from splitter.network.graph import Graph, Node
 from splitter.planning.data_path import ObjectStoreTradeoff
+from splitter.planning.options import Budget
 from splitter.planning.search import LATENCY, Chain, Edge, Goal, Search, Vertex
 from splitter.planning.stage_costs import StageEnumerator, StageWork, can_part
 from splitter.tiling import operators
@@ -40,7 +39,6 @@ WORKER_MB = 120
 """What a worker takes of its memory before it has any weights: interpreter, numpy, ONNX Runtime. Measured."""
 _WEIGHT_COPIES = 2  # the file's pages, and the session's own layout
 _LIVE_MAPS = 3  # an operator's input and output, and what it works in
-_VCPU_SIZES = 4
 _CACHE, _INLINE, _OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE, OBJECTS))
 
 
@@ -76,30 +74,6 @@ class Choice:
     def inline(self) -> bool:
         """Whether what it hands on rides along with the driver."""
         return self.path == INLINE
-
-
-def memory_sizes(functions: LambdaFacts) -> tuple[int, ...]:
-    """Return the MB that functions may have by default: one to four vCPUs, and the most that there is."""
-    vcpus = (round(number * functions.memory_per_vcpu) for number in range(1, _VCPU_SIZES + 1))
-    return (*(size for size in vcpus if size < functions.memory_max), functions.memory_max)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What the functions of a plan may be, and where it runs: `store` is a kind of store, or two as in "valkey+s3"."""
-
-    limit: PackageLimit
-    facts: AwsFacts
-    memory_mb: tuple[int, ...]
-    store: str = "redis"
-    max_tiles: int | None = None
-    cold_share: float = 0.0
-    profiles: Profiles = field(default_factory=shipped_profiles)
-
-    @property
-    def platform(self) -> Platform:
-        """Return where the plan's functions and its stores are."""
-        return Platform.over(self.facts, self.store, self.cold_share)
 
 
 def choose(

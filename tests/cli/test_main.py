@@ -83,7 +83,7 @@ def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
 def test_a_library_that_is_missing_is_named_with_what_to_install(serfer, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)  # import raises ModuleNotFoundError
     monkeypatch.setitem(sys.modules, "PIL", None)
-    for name in [name for name in sys.modules if name.startswith(("splitter.split", "splitter.network.source"))]:
+    for name in [name for name in sys.modules if name.startswith(("splitter.build", "splitter.network.source"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda *_: 0)
     found = serfer("split", "net.onnx", "--out", str(tmp_path / "plan"))

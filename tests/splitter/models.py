@@ -18,8 +18,8 @@ from splitter.network.ingest import from_onnx
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import assemble
 from splitter.plan_dir.check import run_tiles
-from splitter.planning.package_fit import SplitOptions, fit
-from splitter.planning.planner import Budget
+from splitter.planning.options import Budget, SplitOptions
+from splitter.planning.package_fit import fit
 from splitter.split import split
 from splitter.tiling.grids import parse_grids
 

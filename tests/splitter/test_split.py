@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
 from serfer.plan_directory import check_artefacts, load_plan
-from splitter import split as splitting
+from splitter import build
 from splitter.plan_dir import assemble as assembling
 from splitter.split import split
 from tests.e2e.small import small_onnx
@@ -74,7 +74,7 @@ def test_a_failed_split_leaves_no_directory(file, home, monkeypatch, error, step
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(splitting if step == "check_exact" else assembling, step, fail)
+    monkeypatch.setattr(build if step == "check_exact" else assembling, step, fail)
     with pytest.raises(UnavailableError if isinstance(error, OSError) else type(error)):
         split(file, out=home / "plan")
     assert list(home.iterdir()) == []
@@ -82,7 +82,7 @@ def test_a_failed_split_leaves_no_directory(file, home, monkeypatch, error, step
 
 def test_a_failed_split_keeps_the_existing_plan(file, home, monkeypatch):
     plan = split(file, out=home / "plan", grids="1")
-    monkeypatch.setattr(splitting, "check_exact", lambda *_: pytest.fail("stop"))
+    monkeypatch.setattr(build, "check_exact", lambda *_: pytest.fail("stop"))
     with pytest.raises(pytest.fail.Exception):
         split(file, out=home / "plan", grids="2x2")
     assert load_plan(home / "plan") == plan
@@ -121,7 +121,7 @@ def test_a_model_is_not_deleted_by_its_own_plan(file, home):
 
 def test_a_network_may_give_its_name_to_its_plan(home, monkeypatch):
     monkeypatch.chdir(home)
-    monkeypatch.setattr(splitting, "load", lambda *_: pytest.fail("got so far"))
+    monkeypatch.setattr(build, "load", lambda *_: pytest.fail("got so far"))
     with pytest.raises(pytest.fail.Exception, match="got so far"):
         split("alexnet", out="alexnet")
 

@@ -13,7 +13,7 @@ from serfer.images import image_files
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.pipeline.reference import normalised, original, unsplit
 from serfer.plan_directory import check_artefacts, load_plan
-from splitter import split as splitting
+from splitter import build
 from splitter.plan_dir.assemble import Decision, _stage_parts
 from splitter.plan_dir.weights import WeightsFile
 from splitter.planning.planner import choose
@@ -124,8 +124,8 @@ def test_a_plan_written_by_split_is_read_back(name, grids, zoo, zoo_plan):
 def test_fp16_storage_keeps_the_first_class_of_real_photographs(tmp_path, zoo, monkeypatch):
     """240 crops of the three photographs that the project ships: random places and sizes, every second one mirrored."""
     source, sample, _ = zoo("efficientnet-lite0")
-    monkeypatch.setattr(splitting, "load", lambda *_: (source, sample))
-    plan = splitting.split("efficientnet-lite0", out=tmp_path / "plan", grids="1", stages=1, precision="fp16")
+    monkeypatch.setattr(build, "load", lambda *_: (source, sample))
+    plan = split("efficientnet-lite0", out=tmp_path / "plan", grids="1", stages=1, precision="fp16")
     (change,) = plan.changes
     assert change.what == "fp16 storage"
     batch = normalised(plan, crops(240, plan.input.height))

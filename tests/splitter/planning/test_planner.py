@@ -6,8 +6,9 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
 from splitter.network.ingest import from_onnx
-from splitter.planning.package_fit import SplitOptions, fit
-from splitter.planning.planner import Budget, WeightStorage, choose, memory_needed, prepare, tile_rects
+from splitter.planning.options import Budget, SplitOptions
+from splitter.planning.package_fit import fit
+from splitter.planning.planner import WeightStorage, choose, memory_needed, prepare, tile_rects
 from splitter.planning.search import BALANCED, COST, LATENCY
 from splitter.tiling import operators
 from splitter.tiling.cuts import cut_points, weight_bytes

@@ -14,8 +14,9 @@ from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
 from serfer.core.units import FLOAT_BYTES
 from splitter.network.ingest import from_onnx
+from splitter.planning.options import Budget
 from splitter.planning.ort_kernels import operator_work, tile_moves
-from splitter.planning.planner import LEAST_SIDE, Budget, choices_of, prepare, tile_rects
+from splitter.planning.planner import LEAST_SIDE, choices_of, prepare, tile_rects
 from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
 from splitter.planning.stage_costs import can_part
 from splitter.tiling import operators

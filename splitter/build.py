@@ -1,0 +1,134 @@
+"""A network to a plan directory: read, fit, write, and check against the whole before it appears."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serfer.core.errors import ModelError
+from serfer.core.plan import ImageLimits, PackageLimit, Plan
+from serfer.images import check_channels
+from splitter.head.calibration import Calibration, read_calibration
+from splitter.network.description import Description
+from splitter.network.graph import Graph
+from splitter.network.ingest import from_onnx
+from splitter.network.source import Array, Progress, Source, load
+from splitter.plan_dir.assemble import PackageOverflowError, assemble
+from splitter.plan_dir.check import check_exact
+from splitter.plan_dir.output_directory import appearing_whole
+from splitter.planning.options import Budget, SplitOptions
+from splitter.planning.package_fit import fit
+
+_CHECK_BATCH = 2
+_CHOICES = 4
+_TO_CHANNELS_FIRST = [0, 3, 1, 2]
+
+
+def build_plan(
+    model: Any,  # noqa: ANN401 - as `split` takes it
+    example: Any | None,  # noqa: ANN401 - same
+    place: Path,
+    options: SplitOptions,
+    budget: Budget,
+    description: Description,
+    calibration: Calibration | Path | str | None,
+    progress: Progress,
+) -> Plan:
+    """Read a model, choose its plan and write it to `place`, a path of `place_for`; see `splitter.split.split`."""
+    progress("reading the network")
+    source, sample = load(model, _as_array(example))
+    source = replace(
+        source,
+        preprocess=description.preprocess or source.preprocess,
+        labels=description.labels or source.labels,
+        activation=description.activation or source.activation,
+    )
+    graph = from_onnx(source.onnx, *sample.shape[2:])
+    _check_layout(graph)
+    _check_example(graph, sample)
+    _check_answer(graph, source)
+    images = _calibration(calibration, graph, source, progress)
+    with appearing_whole(place) as directory:
+        plan = _planned(source, graph, options, budget, images, directory, progress)
+        progress("checking the parts against the whole")
+        check_exact(plan, directory, source, _check_batch(sample), graph.rounding)
+    return plan
+
+
+def _planned(
+    source: Source,
+    graph: Graph,
+    options: SplitOptions,
+    budget: Budget,
+    images: Calibration | None,
+    directory: Path,
+    progress: Progress,
+) -> Plan:
+    """Choose a plan and write it; the bytes of its graphs are known only then, so it may have to be chosen again."""
+    reserve, limit, tries = 0, budget.limit, 0
+    while True:
+        tries += 1
+        tighter = replace(budget, limit=PackageLimit(limit.package, limit.dependencies + reserve))
+        decision = fit(graph, options, tighter, images, progress)
+        try:
+            return assemble(decision, source, graph, budget, directory, progress, reserve)
+        except PackageOverflowError as overflow:
+            if tries == _CHOICES:
+                raise
+            reserve += overflow.excess
+            for entry in directory.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _calibration(
+    given: Calibration | Path | str | None, graph: Graph, source: Source, progress: Progress
+) -> Calibration | None:
+    shape, classes = graph.shape(graph.input), graph.shape(graph.output).elements
+    if isinstance(given, Path | str):
+        labels = source.labels or tuple(map(str, range(classes)))
+        given = read_calibration(Path(given), source.preprocess, shape, labels, ImageLimits(), progress)
+    elif given is not None:
+        given.check(shape, classes)
+    return given
+
+
+def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array or tensor
+    try:
+        return None if example is None else np.asarray(example)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the example is not an array: {str(error).splitlines()[0]}") from error
+
+
+def _check_layout(graph: Graph) -> None:
+    """Refuse a model that turns (N, H, W, C) images round itself: its rows would be taken for channels."""
+    readers = [node for node in graph.nodes if graph.input in graph.activations(node)]
+    if all(node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers):
+        given = graph.shape(graph.input)
+        raise ModelError(
+            f"the model takes (N, {given.channels}, {given.height}, {given.width}), images with their channels last: "
+            "export it with (N, C, H, W)"
+        )
+
+
+def _check_example(graph: Graph, sample: Array) -> None:
+    channels = graph.shape(graph.input).channels
+    if sample.shape[1] != channels:
+        raise ModelError(f"the model takes images of {channels} channels, the example has {sample.shape[1]}")
+
+
+def _check_answer(graph: Graph, source: Source) -> None:
+    classes = graph.shape(graph.output).elements
+    if source.preprocess:
+        check_channels(source.preprocess, graph.shape(graph.input))
+    if source.labels and len(source.labels) != classes:
+        raise ModelError(f"there are {len(source.labels)} labels for a network with {classes} outputs")
+
+
+def _check_batch(sample: Array) -> Array:
+    """Return two different images, so that a network which is tied to one image or mixes them is caught."""
+    noise = np.random.default_rng(1).standard_normal((_CHECK_BATCH - 1, *sample.shape[1:]), dtype=np.float32)
+    return np.concatenate([sample[:1], noise])

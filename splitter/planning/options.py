@@ -1,0 +1,132 @@
+"""What a caller of `split` may choose, checked before a network is read; it imports nothing that is slow to import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.cost_model import Platform
+from serfer.core.costs.operator_costs import Profiles, shipped_profiles
+from serfer.core.errors import UsageError
+from serfer.core.plan import PackageLimit
+from serfer.core.units import MIB, MS_PER_S
+from splitter.planning.search import BALANCED, COST, LATENCY, Goal
+from splitter.tiling.grids import GridChoice
+
+OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
+PRECISIONS = ("auto", "fp32", "fp16")
+GAP_MODES = ("auto", "never", "always")
+_VCPU_SIZES = 4
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Grids, a number of stages, cuts after operators, the goal, and which optimisations are allowed.
+
+    Raises UsageError for options that are unknown or contradict each other.
+    """
+
+    grids: GridChoice
+    stages: int | None
+    cuts: tuple[str, ...] = ()
+    objective: str = "balanced"
+    slo_ms: float | None = None
+    max_cost_usd: float | None = None
+    precision: str = "auto"
+    gap: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_name("objective", self.objective, tuple(OBJECTIVES))
+        _check_name("precision", self.precision, PRECISIONS)
+        _check_name("gap", self.gap, GAP_MODES)
+        for name, value in (("--slo-ms", self.slo_ms), ("--max-cost-usd", self.max_cost_usd)):
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be more than 0, not {value:g}")
+        if self.cuts and self.stages not in (None, len(self.cuts) + 1):
+            raise UsageError(f"{len(self.cuts)} cuts make {len(self.cuts) + 1} stages, not {self.stages}")
+
+    @property
+    def goal(self) -> Goal:
+        """What the search minimises, and within which bounds."""
+        return replace(
+            OBJECTIVES[self.objective],
+            most_seconds=float("inf") if self.slo_ms is None else self.slo_ms / MS_PER_S,
+            most_usd=float("inf") if self.max_cost_usd is None else self.max_cost_usd,
+        )
+
+    @property
+    def asks_for_columns(self) -> bool:
+        """Whether a spread by columns was requested for some stage."""
+        grids = self.grids.per_stage or ((self.grids.requested,) if self.grids.requested else ())
+        return any(grid.columns for grid in grids)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the functions of a plan may be, and where it runs: `store` is a kind of store, or two as in "valkey+s3"."""
+
+    limit: PackageLimit
+    facts: AwsFacts
+    memory_mb: tuple[int, ...]
+    store: str = "redis"
+    max_tiles: int | None = None
+    cold_share: float = 0.0
+    profiles: Profiles = field(default_factory=shipped_profiles)
+
+    @property
+    def platform(self) -> Platform:
+        """Return where the plan's functions and its stores are."""
+        return Platform.over(self.facts, self.store, self.cold_share)
+
+
+def stage_count(stages: int | str) -> int | None:
+    """Read the `stages` argument: a number, or None for "auto"; raises UsageError."""
+    if stages == "auto":
+        return None
+    if isinstance(stages, bool) or not (isinstance(stages, int) or str(stages).isdecimal()):
+        raise UsageError(f'stages must be "auto" or a number, not {stages!r}')
+    return int(stages)
+
+
+def memory_sizes(functions: LambdaFacts) -> tuple[int, ...]:
+    """Return the MB that functions may have by default: one to four vCPUs, and the most that there is."""
+    vcpus = (round(number * functions.memory_per_vcpu) for number in range(1, _VCPU_SIZES + 1))
+    return (*(size for size in vcpus if size < functions.memory_max), functions.memory_max)
+
+
+def memory_choices(memory_mb: int | Sequence[int] | None, functions: LambdaFacts) -> tuple[int, ...]:
+    """Return the MB that functions may have, ascending; raises UsageError for sizes that AWS does not have."""
+    if memory_mb is None:
+        return memory_sizes(functions)
+    sizes = (memory_mb,) if isinstance(memory_mb, int) else tuple(memory_mb)
+    for size in sizes:
+        if not functions.memory_min <= size <= functions.memory_max:
+            raise UsageError(f"memory must be {functions.memory_min} to {functions.memory_max} MB, not {size}")
+    if not sizes:
+        raise UsageError("memory must be a number of MB, or several to choose from")
+    return tuple(sorted(set(sizes)))
+
+
+def package_limit(limit_mb: int | None, dependency_bytes: int, functions: LambdaFacts) -> PackageLimit:
+    """Return what a function's package may have; raises UsageError where nothing is left for weights."""
+    limit = functions.package_limit if limit_mb is None else limit_mb * MIB
+    if limit <= dependency_bytes:
+        least = dependency_bytes // MIB + 1
+        raise UsageError(
+            f"a function's package has {dependency_bytes / MIB:.1f} MB of code and dependencies: its limit must be at "
+            f"least {least} MB, not {limit // MIB}"
+        )
+    return PackageLimit(limit, dependency_bytes)
+
+
+def check_max_tiles(tiles: int | None) -> int | None:
+    """Return the most tiles of a stage; raises UsageError for fewer than one."""
+    if tiles is not None and tiles < 1:
+        raise UsageError(f"a stage has at least 1 tile, not {tiles}")
+    return tiles
+
+
+def _check_name(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{option} is {', '.join(known)}, not {value!r}")

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from serfer.cli.main import app
+from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.local.servers.redis import RedisServer
 from serfer.settings import Settings
 from storage import open_store
@@ -212,6 +215,26 @@ def serfer_(start):
 
     def run(*arguments, stdin=None, **variables):
         return start(*arguments, **variables).end(stdin)
+
+    return run
+
+
+@pytest.fixture
+def serfer_here(cache, tmp_path, monkeypatch, capfd):
+    """Run `serfer` to its end in this process, which spares the imports; for commands that leave no process behind."""
+    for name in [name for name in os.environ if name.startswith("SERFER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, stdin=b"", **variables):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            capfd.readouterr()
+            code = _exit_code(app, [str(argument) for argument in arguments], _Interrupt())
+        return Result(code, *capfd.readouterr())
 
     return run
 

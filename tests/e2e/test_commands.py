@@ -107,37 +107,38 @@ def test_an_image_may_come_from_standard_input(serfer_, plan, examples):
     assert image == {**same, "name": "-"}
 
 
-def test_file_names_may_be_anything(serfer_, plan, examples, tmp_path):
+def test_file_names_may_be_anything(serfer_here, plan, examples, tmp_path):
     names = [b"two\nlines.jpg", b"\xff\xfe.jpg", "größe [bold].jpg".encode(), b"-dash.jpg"]
     for name in names:
         shutil.copy(examples / "rocket.jpg", bytes(tmp_path / "x").removesuffix(b"x") + name)
     names = [name.decode(errors="surrogateescape") for name in names]
     for options in ([], ["--json"]):
-        result = serfer_("classify", "--plan", plan, "--workers", "inprocess", *options, "--", *names)
+        result = serfer_here("classify", "--plan", plan, "--workers", "inprocess", *options, "--", *names)
         assert (result.code, result.err) == (0, "")
     assert [json.loads(line)["images"][0]["name"] for line in result.lines] == names
 
 
-def test_split_explain_and_verify_a_users_network(serfer_, plan, examples, tmp_path):
+def test_split_explain_and_verify_a_users_network(serfer_here, plan, examples, tmp_path):
     model = plan.parent / "small.onnx"
-    made = serfer_("split", model, "--out", tmp_path / "mine", "--grids", "1x2,2x2,1", "--json")
+    made = serfer_here("split", model, "--out", tmp_path / "mine", "--grids", "1x2,2x2,1", "--json")
     assert (made.code, made.err) == (0, "")
     assert json.loads(made.out)["digest"] == load_plan(tmp_path / "mine").digest
     assert [stage["grid"] for stage in json.loads(made.out)["stages"]] == [
         {"rows": rows, "cols": cols, "columns": False} for rows, cols in [(1, 2), (2, 2), (1, 1)]
     ]
-    shown = serfer_("explain", tmp_path / "mine")
+    shown = serfer_here("explain", tmp_path / "mine")
     assert (shown.code, shown.err) == (0, "")
     assert sum(line.startswith("stage-") and "MB" in line for line in shown.lines) == 6  # stages and functions
     assert f"3x{SIZE}x{SIZE} in, {CLASSES} out, 7 tasks" in shown.out
-    assert json.loads(serfer_("explain", tmp_path / "mine", "--json").out) == json.loads(made.out)
-    checked = serfer_("verify", tmp_path / "mine", "--json", "--random", "3")
+    assert json.loads(serfer_here("explain", tmp_path / "mine", "--json").out) == json.loads(made.out)
+    checked = serfer_here("verify", tmp_path / "mine", "--json", "--random", "3")
     assert (checked.code, checked.err) == (0, "")
     *answers, summary = map(json.loads, checked.lines)
     assert (summary["inputs"], summary["agreement"], summary["loss"]) == (3, 1.0, None)
     assert [answer["exact"] for answer in answers] == [True] * 3
     assert all(answer["error"] <= 1e-4 for answer in answers)
-    pictured = serfer_("verify", plan, "--images", examples / "coffee.png", examples / "rocket.jpg", "--random", "0")
+    images = examples / "coffee.png", examples / "rocket.jpg"
+    pictured = serfer_here("verify", plan, "--images", *images, "--random", "0")
     assert (pictured.code, pictured.err) == (0, "")
     assert "coffee.png" in pictured.out
     assert "rocket.jpg" in pictured.out
@@ -164,17 +165,17 @@ def tampered(plan, tmp_path):
     return directory
 
 
-def test_verify_detects_a_plan_of_another_network(serfer_, tampered):
-    result = serfer_("verify", tampered, "--json")
+def test_verify_detects_a_plan_of_another_network(serfer_here, tampered):
+    result = serfer_here("verify", tampered, "--json")
     result.complains(1, "by more than 0.0001 of their range")
     *rows, summary = (json.loads(line) for line in result.lines)
     assert [row["exact"] for row in rows] == [False, False]
     assert (summary["inputs"], summary["exact"]) == (2, False)
-    assert "NO" in serfer_("verify", tampered).out
+    assert "NO" in serfer_here("verify", tampered).out
 
 
-def test_doctor_passes_on_this_machine(serfer_, cache):
-    result = serfer_("doctor", "--json")
+def test_doctor_passes_on_this_machine(serfer_here, cache):
+    result = serfer_here("doctor", "--json")
     checks = list(map(json.loads, result.lines))
     assert (result.code, result.err) == (0, "")
     assert all(set(check) == {"name", "ok", "found", "remedy"} for check in checks)
@@ -182,11 +183,11 @@ def test_doctor_passes_on_this_machine(serfer_, cache):
     status = {check["name"]: check["found"] for check in checks}
     assert {"python", "platform", "redis-server", "torch", "onnxruntime", "cache", "space", "profiles"} <= set(status)
     assert status["cache"] == str(cache)
-    assert sum(line.startswith("ok") for line in serfer_("doctor").lines) == len(checks)
+    assert sum(line.startswith("ok") for line in serfer_here("doctor").lines) == len(checks)
 
 
-def test_doctor_lists_what_is_missing_with_a_remedy(serfer_):
-    result = serfer_("doctor", "--json", SERFER_CACHE_DIR="/proc/nowhere")
+def test_doctor_lists_what_is_missing_with_a_remedy(serfer_here):
+    result = serfer_here("doctor", "--json", SERFER_CACHE_DIR="/proc/nowhere")
     result.complains(4, "something is missing")
     missing = [check for check in map(json.loads, result.lines) if not check["ok"]]
     assert "cache" in {check["name"] for check in missing}
@@ -194,8 +195,8 @@ def test_doctor_lists_what_is_missing_with_a_remedy(serfer_):
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_command_has_help(serfer_, command):
-    result = serfer_(*command.split(), "--help")
+def test_every_command_has_help(serfer_here, command):
+    result = serfer_here(*command.split(), "--help")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Usage: serfer {command}".rstrip())
     assert len(result.lines) > 5

@@ -69,13 +69,13 @@ class TestCache:
                 pipeline.run(batch(1))
                 assert pipeline.last_report.target == "serverless"
 
-    def test_from_the_command_line(self, serfer_, plan, examples, tmp_path):
+    def test_from_the_command_line(self, serfer_here, plan, examples, tmp_path):
         picture = examples / "rocket.jpg"
         common = ("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--json")
-        first, second = (json.loads(line) for line in serfer_(*common, "--cache-s", "60").lines)
+        first, second = (json.loads(line) for line in serfer_here(*common, "--cache-s", "60").lines)
         assert (first["target"], second["target"]) == ("serverless", "cache")
         assert second["images"] == first["images"]
-        result = serfer_(
+        result = serfer_here(
             *("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--cache-s", "60"),
             *("--trace", "kept.json"),
         )
@@ -131,19 +131,20 @@ class TestDeployed:
             assert sum(stage["cold"] for stage in report["stages"]) == 0
         assert "slowest start ms" in serfer_("warm", "--plan", plan, "--store", redis, **service).out
 
-    def test_without_credentials_or_region(self, serfer_, plan, redis, examples):
+    def test_without_credentials_or_region(self, serfer_here, plan, redis, examples):
         common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis)
         nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
-        serfer_(*common, **nothing).complains(4, "--workers aws: ", "AWS_DEFAULT_REGION")
-        serfer_(*common, **nothing, AWS_DEFAULT_REGION="us-east-1").complains(4, "--workers aws: no credentials")
+        serfer_here(*common, **nothing).complains(4, "--workers aws: ", "AWS_DEFAULT_REGION")
+        serfer_here(*common, **nothing, AWS_DEFAULT_REGION="us-east-1").complains(4, "--workers aws: no credentials")
 
-    def test_an_invalid_endpoint_address_is_refused(self, serfer_, plan, redis, examples, service):
+    def test_an_invalid_endpoint_address_is_refused(self, serfer_here, plan, redis, examples, service):
         common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis)
-        serfer_(*common, **{**service, "AWS_ENDPOINT_URL_LAMBDA": "garbage"}).complains(2, "AWS_ENDPOINT_URL_LAMBDA")
+        result = serfer_here(*common, **{**service, "AWS_ENDPOINT_URL_LAMBDA": "garbage"})
+        result.complains(2, "AWS_ENDPOINT_URL_LAMBDA")
 
-    def test_missing_functions_are_named(self, serfer_, lean, service, redis, examples):
+    def test_missing_functions_are_named(self, serfer_here, lean, service, redis, examples):
         common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis)
-        serfer_(*common, **service).complains(4, "Function not found")
+        serfer_here(*common, **service).complains(4, "Function not found")
 
 
 class TestPluggedIn:

@@ -35,8 +35,8 @@ def copy(plan, tmp_path):
 
 class TestImages:
     @pytest.fixture
-    def classify(self, serfer_, plan):
-        return lambda *names: serfer_("classify", "--plan", plan, "--workers", "inprocess", "--json", "--", *names)
+    def classify(self, serfer_here, plan):
+        return lambda *names: serfer_here("classify", "--plan", plan, "--workers", "inprocess", "--json", "--", *names)
 
     def test_one_bad_image_does_not_spoil_the_good_ones(self, classify, picture, tmp_path):
         (tmp_path / "text.jpg").write_text("no picture")
@@ -68,13 +68,13 @@ class TestImages:
         ):
             assert line.startswith(f"serfer: {words}")
 
-    def test_an_image_over_the_limits(self, serfer_, plan, picture):
+    def test_an_image_over_the_limits(self, serfer_here, plan, picture):
         common = ("classify", "--plan", plan, "--workers", "inprocess", picture)
-        serfer_(*common, SERFER_MAX_IMAGE_BYTES="1000").complains(3, "rocket.jpg is larger than 1,000 bytes")
-        serfer_(*common, SERFER_MAX_IMAGE_PIXELS="1000").complains(3, "rocket.jpg has 640 x 427 pixels")
+        serfer_here(*common, SERFER_MAX_IMAGE_BYTES="1000").complains(3, "rocket.jpg is larger than 1,000 bytes")
+        serfer_here(*common, SERFER_MAX_IMAGE_PIXELS="1000").complains(3, "rocket.jpg has 640 x 427 pixels")
 
-    def test_empty_standard_input(self, serfer_, plan):
-        serfer_("classify", "--plan", plan, "--workers", "inprocess", "-", stdin=b"").complains(3, "- is empty")
+    def test_empty_standard_input(self, serfer_here, plan):
+        serfer_here("classify", "--plan", plan, "--workers", "inprocess", "-", stdin=b"").complains(3, "- is empty")
 
 
 class TestUsage:
@@ -94,13 +94,13 @@ class TestUsage:
             ("- -", "standard input can be read only once"),
         ],
     )
-    def test_a_request_that_contradicts_itself(self, serfer_, plan, picture, arguments, words):
-        result = serfer_("classify", picture, *arguments.format(plan=plan).split())
+    def test_a_request_that_contradicts_itself(self, serfer_here, plan, picture, arguments, words):
+        result = serfer_here("classify", picture, *arguments.format(plan=plan).split())
         assert "hush" not in result.complains(2, words)
 
-    def test_no_image_and_no_such_command(self, serfer_):
-        serfer_("classify").complains(2, "Missing argument 'IMAGE...'", "serfer classify --help")
-        serfer_("clasify", "x").complains(2, "No such command 'clasify'", "serfer --help")
+    def test_no_image_and_no_such_command(self, serfer_here):
+        serfer_here("classify").complains(2, "Missing argument 'IMAGE...'", "serfer classify --help")
+        serfer_here("clasify", "x").complains(2, "No such command 'clasify'", "serfer --help")
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -117,8 +117,8 @@ class TestUsage:
             ("--cuts fc", "'fc' is the network's last operator"),
         ],
     )
-    def test_a_split_that_cannot_be(self, serfer_, plan, tmp_path, arguments, words):
-        result = serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "out", *arguments.split())
+    def test_a_split_that_cannot_be(self, serfer_here, plan, tmp_path, arguments, words):
+        result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", *arguments.split())
         result.complains(2, words)
         assert not (tmp_path / "out").exists()
 
@@ -133,11 +133,11 @@ class TestUsage:
             ("SERFER_CACHE_DIR", "/proc/nowhere", 4, "SERFER_CACHE_DIR: /proc/nowhere"),
         ],
     )
-    def test_a_bad_variable_is_named(self, serfer_, plan, picture, tmp_path, variable, value, code, words):
+    def test_a_bad_variable_is_named(self, serfer_here, plan, picture, tmp_path, variable, value, code, words):
         (tmp_path / "bad").write_text("no = = toml")
         (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
         value = value.format(bad=tmp_path / "bad", binary=tmp_path / "binary")
-        serfer_("classify", "--plan", plan, picture, **{variable: value}).complains(code, words)
+        serfer_here("classify", "--plan", plan, picture, **{variable: value}).complains(code, words)
 
     def test_a_split_onto_a_full_disk(self, start, tmp_path):
         (tmp_path / "out" / "plan").mkdir(parents=True)
@@ -147,8 +147,8 @@ class TestUsage:
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
         assert list((tmp_path / "out" / "plan").iterdir()) == []
 
-    def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_, plan, tmp_path):
-        result = serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--limit-mb", "251")
+    def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_here, plan, tmp_path):
+        result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--limit-mb", "251")
         result.complains(0, "with --limit-mb 251, more than AWS allows, this plan runs on this machine only")
 
     @pytest.mark.parametrize(
@@ -160,39 +160,39 @@ class TestUsage:
             ("loop", "cannot be written"),
         ],
     )
-    def test_a_split_to_where_no_plan_can_be(self, serfer_, tmp_path, out, words):
+    def test_a_split_to_where_no_plan_can_be(self, serfer_here, tmp_path, out, words):
         onnx.save(small_onnx(), tmp_path / "small.onnx")
         (tmp_path / "loop").symlink_to("loop")
         before = sorted(tmp_path.iterdir())
-        serfer_("split", "small.onnx", "--out", out).complains(3, words)
+        serfer_here("split", "small.onnx", "--out", out).complains(3, words)
         assert sorted(tmp_path.iterdir()) == before
 
 
 class TestPlans:
     @pytest.fixture
-    def classify(self, serfer_, picture):
-        return lambda directory: serfer_("classify", "--plan", directory, picture, "--workers", "inprocess")
+    def classify(self, serfer_here, picture):
+        return lambda directory: serfer_here("classify", "--plan", directory, picture, "--workers", "inprocess")
 
-    def test_a_model_that_nobody_knows(self, serfer_, picture, tmp_path):
-        serfer_("classify", picture, "--model", "vgg99").complains(3, "unknown model 'vgg99'", "efficientnet-lite0")
-        serfer_("split", "vgg99", "--out", tmp_path / "out").complains(3, "unknown model 'vgg99'")
-        serfer_("split", "none.onnx", "--out", tmp_path / "out").complains(3, "none.onnx cannot be read")
+    def test_a_model_that_nobody_knows(self, serfer_here, picture, tmp_path):
+        serfer_here("classify", picture, "--model", "vgg99").complains(3, "unknown model 'vgg99'", "efficientnet-lite0")
+        serfer_here("split", "vgg99", "--out", tmp_path / "out").complains(3, "unknown model 'vgg99'")
+        serfer_here("split", "none.onnx", "--out", tmp_path / "out").complains(3, "none.onnx cannot be read")
 
     def test_no_plan_directory(self, classify, tmp_path):
         classify(tmp_path / "none").complains(3, "none is not a plan directory", "serfer split")
 
-    def test_an_edited_plan(self, classify, serfer_, copy):
+    def test_an_edited_plan(self, classify, serfer_here, copy):
         path = copy / "plan.json"
         path.write_text(path.read_text().replace('"label-1"', '"label-9"'))
         classify(copy).complains(3, "plan.json was edited: its digest does not match")
-        serfer_("explain", copy).complains(3, "plan.json was edited")
+        serfer_here("explain", copy).complains(3, "plan.json was edited")
 
-    def test_what_a_plan_would_make_a_terminal_do_is_shown_instead(self, classify, serfer_, copy):
+    def test_what_a_plan_would_make_a_terminal_do_is_shown_instead(self, classify, serfer_here, copy):
         plan = json.loads((copy / "plan.json").read_text())
         plan["model"] = "evil\x1b]0;owned\x07"
         plan["labels"] = [f"\x1b[2J\x9b31mlabel-{number}\nnext" for number in range(len(plan["labels"]))]
         (copy / "plan.json").write_text(dump_plan(sealed(structure(Plan, plan, "plan.json"))))
-        for result in (classify(copy), serfer_("explain", copy)):
+        for result in (classify(copy), serfer_here("explain", copy)):
             assert (result.code, re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.out)) == (0, [])
             assert r"evil\x1b]0;owned\x07" in result.out
         assert r"\x1b[2J\x9b31mlabel-" in classify(copy).out
@@ -202,26 +202,26 @@ class TestPlans:
         (copy / "plan.json").write_bytes(text.encode("latin-1"))
         classify(copy).complains(3, "plan.json")
 
-    def test_an_image_that_is_not_there_and_a_plan_that_takes_none(self, serfer_, plan, picture, tmp_path):
-        serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "out")
-        serfer_("verify", tmp_path / "out", "--images", "nope.jpg").complains(3, "nope.jpg does not exist")
-        serfer_("verify", tmp_path / "out", "--images", picture).complains(3, "how an image becomes its input")
+    def test_an_image_that_is_not_there_and_a_plan_that_takes_none(self, serfer_here, plan, picture, tmp_path):
+        serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out")
+        serfer_here("verify", tmp_path / "out", "--images", "nope.jpg").complains(3, "nope.jpg does not exist")
+        serfer_here("verify", tmp_path / "out", "--images", picture).complains(3, "how an image becomes its input")
 
-    def test_a_network_whose_answers_are_not_finite(self, serfer_, copy, picture):
+    def test_a_network_whose_answers_are_not_finite(self, serfer_here, copy, picture):
         words = "the network's output 0 for image 0 is nan, which is not a finite number"
         give_nan(copy)
-        serfer_("classify", "--plan", copy, picture, "--workers", "inprocess").complains(1, words)
-        lines = serfer_("classify", "--plan", copy, picture, "--workers", "inprocess", "--json")
+        serfer_here("classify", "--plan", copy, picture, "--workers", "inprocess").complains(1, words)
+        lines = serfer_here("classify", "--plan", copy, picture, "--workers", "inprocess", "--json")
         lines.complains(1, words)
         assert "NaN" not in lines.out
         assert [json.loads(line)["images"][0]["predictions"] for line in lines.lines] == [[]]
-        serfer_("verify", copy).complains(3, "the unsplit network's answer to random, seed 0 is not finite")
+        serfer_here("verify", copy).complains(3, "the unsplit network's answer to random, seed 0 is not finite")
 
     @pytest.mark.parametrize("name", ["unsplit.onnx", "stage-1/weights-0.bin", "stage-1"])
-    def test_a_part_of_a_plan_that_lies_elsewhere(self, classify, serfer_, copy, tmp_path, name):
+    def test_a_part_of_a_plan_that_lies_elsewhere(self, classify, serfer_here, copy, tmp_path, name):
         (copy / name).rename(tmp_path / "elsewhere")
         (copy / name).symlink_to(tmp_path / "elsewhere")
-        for result in (serfer_("verify", copy), classify(copy)):
+        for result in (serfer_here("verify", copy), classify(copy)):
             result.complains(3, f"{name}", "lies behind a link", "copy")
 
     def test_a_link_to_a_plan_is_a_plan(self, classify, copy, tmp_path):

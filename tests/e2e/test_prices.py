@@ -15,16 +15,16 @@ STAGE = {
 }
 
 
-def costs(serfer_, *arguments, **variables):
-    result = serfer_("cost", *arguments, "--json", **variables)
+def costs(serfer_here, *arguments, **variables):
+    result = serfer_here("cost", *arguments, "--json", **variables)
     assert (result.code, result.err) == (0, "")
     return json.loads(result.out)
 
 
-def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan, tmp_path):
+def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_here, plan, tmp_path):
     own = tmp_path / "own"
     serfer.split(str(plan.parent / "small.onnx"), out=own, grids=[(2, 2), (2, 2), (1, 1)])
-    prices = costs(serfer_, own)
+    prices = costs(serfer_here, own)
     assert set(prices) == FIELDS
     stages = prices["query"]["stages"]
     assert [(stage["name"], stage["grid"], stage["tasks"]) for stage in stages] == [
@@ -39,8 +39,8 @@ def test_cost_prices_a_query_a_burst_and_an_idle_month(serfer_, plan, tmp_path):
     assert prices["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": pytest.approx(157.68)}
 
 
-def test_the_text_output_lists_stages_and_dollars(serfer_, plan):
-    shown = serfer_("cost", plan, "--burst", "20", "--store", "s3", "--cold-share", "0.05", "--memory", "3538")
+def test_the_text_output_lists_stages_and_dollars(serfer_here, plan):
+    shown = serfer_here("cost", plan, "--burst", "20", "--store", "s3", "--cold-share", "0.05", "--memory", "3538")
     assert (shown.code, shown.err) == (0, "")
     assert sum(line.startswith("stage-") and "3538 MB" in line for line in shown.lines) == 3
     for words in ("over s3, 5.0% of the invocations cold", "a query: p50 ", "a burst of 20: $", "$0.00 for s3"):
@@ -48,9 +48,9 @@ def test_the_text_output_lists_stages_and_dollars(serfer_, plan):
     assert "were chosen for redis" in shown.out
 
 
-def test_prices_from_the_users_file_are_used(serfer_, plan, tmp_path):
+def test_prices_from_the_users_file_are_used(serfer_here, plan, tmp_path):
     (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 1\n[redis]\nprice_hour = 2\n")
-    prices = costs(serfer_, plan, "--burst", "3", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
+    prices = costs(serfer_here, plan, "--burst", "3", SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
     assert prices["query"]["cost_usd"] == pytest.approx(9, rel=1e-3)
     assert prices["burst"]["cost_usd"] == pytest.approx(27, rel=1e-3)
     assert prices["idle_month"]["store_usd"] == 1460
@@ -67,16 +67,16 @@ def test_prices_from_the_users_file_are_used(serfer_, plan, tmp_path):
         (["--memory", "64"], "memory must be 128 to 10240 MB, not 64"),
     ],
 )
-def test_wrong_cost_options_are_refused(serfer_, plan, arguments, words):
-    serfer_("cost", plan, *arguments).complains(2, words)
+def test_wrong_cost_options_are_refused(serfer_here, plan, arguments, words):
+    serfer_here("cost", plan, *arguments).complains(2, words)
 
 
-def test_the_price_of_a_directory_that_is_not_a_plan_is_refused(serfer_, tmp_path):
-    serfer_("cost", tmp_path).complains(3, "is not a plan directory")
+def test_the_price_of_a_directory_that_is_not_a_plan_is_refused(serfer_here, tmp_path):
+    serfer_here("cost", tmp_path).complains(3, "is not a plan directory")
 
 
-def test_pareto_shows_the_alternatives_of_a_plan(serfer_, plan, tmp_path):
-    shown = serfer_("explain", plan, "--pareto", tmp_path / "pareto.png", MPLCONFIGDIR=str(tmp_path))
+def test_pareto_shows_the_alternatives_of_a_plan(serfer_here, plan, tmp_path):
+    shown = serfer_here("explain", plan, "--pareto", tmp_path / "pareto.png", MPLCONFIGDIR=str(tmp_path))
     assert shown.code == 0
     assert shown.err.startswith("wrote ")
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
@@ -85,16 +85,16 @@ def test_pareto_shows_the_alternatives_of_a_plan(serfer_, plan, tmp_path):
     assert "one function of 1769 MB" in shown.out
     assert "one function of 10240 MB" in shown.out
     assert " ".join(load_plan(plan).why.split()) in " ".join(shown.out.split())
-    rows = [json.loads(line) for line in serfer_("explain", "--pareto", plan, "--json").lines]
+    rows = [json.loads(line) for line in serfer_here("explain", "--pareto", plan, "--json").lines]
     assert len(rows) == len(load_plan(plan).alternatives)
     assert sum(row["chosen"] for row in rows) == 1
     assert [row["ms"] for row in rows] == sorted(row["ms"] for row in rows)
 
 
-def test_an_impossible_pareto_picture_is_refused(serfer_, plan, tmp_path):
-    serfer_("explain", plan, tmp_path / "x.png").complains(2, "a FILE is what --pareto draws to")
-    serfer_("explain", plan, "--pareto", "x.gif").complains(2, "x.gif is not a name of a picture")
-    nowhere = serfer_("explain", plan, "--pareto", "/proc/nowhere/x.png", MPLCONFIGDIR=str(tmp_path))
+def test_an_impossible_pareto_picture_is_refused(serfer_here, plan, tmp_path):
+    serfer_here("explain", plan, tmp_path / "x.png").complains(2, "a FILE is what --pareto draws to")
+    serfer_here("explain", plan, "--pareto", "x.gif").complains(2, "x.gif is not a name of a picture")
+    nowhere = serfer_here("explain", plan, "--pareto", "/proc/nowhere/x.png", MPLCONFIGDIR=str(tmp_path))
     nowhere.complains(3, "cannot be written")
 
 
@@ -114,34 +114,35 @@ def compute(result):
     return sum(tile["parallel_ms"] for stage in json.loads(result.out)["stages"] for tile in stage["tiles"])
 
 
-def test_split_predicts_by_the_users_profiles(serfer_, plan, slow, tmp_path):
+def test_split_predicts_by_the_users_profiles(serfer_here, plan, slow, tmp_path):
     command = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--cuts", "relu2,pool", "--json", "--out")
-    plain = compute(serfer_(*command, tmp_path / "plain"))
-    assert compute(serfer_(*command, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
-    assert compute(serfer_(*command, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(
+    plain = compute(serfer_here(*command, tmp_path / "plain"))
+    assert compute(serfer_here(*command, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
+    assert compute(serfer_here(*command, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(
         100 * plain, rel=0.01
     )
-    assert compute(serfer_(*command, tmp_path / "c", "--safety", "0.1")) == pytest.approx(1.1 * plain, rel=0.01)
-    checks = map(json.loads, serfer_("doctor", "--json", SERFER_PROFILES_FILE=str(slow)).lines)
+    assert compute(serfer_here(*command, tmp_path / "c", "--safety", "0.1")) == pytest.approx(1.1 * plain, rel=0.01)
+    checks = map(json.loads, serfer_here("doctor", "--json", SERFER_PROFILES_FILE=str(slow)).lines)
     assert "a slow one" in next(check["found"] for check in checks if check["name"] == "profiles")
 
 
 @pytest.mark.parametrize(
     ("text", "words"), [("no json", "are not JSON"), ('{"format": 9}', "format 9"), (None, "cannot be read")]
 )
-def test_unusable_profiles_are_refused(serfer_, plan, tmp_path, text, words):
+def test_unusable_profiles_are_refused(serfer_here, plan, tmp_path, text, words):
     path = tmp_path / "wrong.json"
     if text is not None:
         path.write_text(text)
     command = ("split", plan.parent / "small.onnx", "--out", tmp_path / "new")
-    serfer_(*command, "--profiles", path).complains(3, "--profiles: ", "wrong.json", words)
-    serfer_(*command, SERFER_PROFILES_FILE=str(path)).complains(3, "SERFER_PROFILES_FILE: ", "wrong.json", words)
+    serfer_here(*command, "--profiles", path).complains(3, "--profiles: ", "wrong.json", words)
+    serfer_here(*command, SERFER_PROFILES_FILE=str(path)).complains(3, "SERFER_PROFILES_FILE: ", "wrong.json", words)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_negative_safety_is_refused(serfer_, plan, tmp_path):
-    serfer_("split", plan.parent / "small.onnx", "--out", tmp_path / "new", "--safety", "-1").complains(2, "--safety")
+def test_a_negative_safety_is_refused(serfer_here, plan, tmp_path):
+    result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "new", "--safety", "-1")
+    result.complains(2, "--safety")
 
 
-def test_profiles_that_could_not_be_written_are_not_measured(serfer_):
-    serfer_("profile", "--out", "/proc/nowhere/x.json").complains(3, "cannot be written")
+def test_profiles_that_could_not_be_written_are_not_measured(serfer_here):
+    serfer_here("profile", "--out", "/proc/nowhere/x.json").complains(3, "cannot be written")

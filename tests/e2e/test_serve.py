@@ -125,11 +125,11 @@ class TestWrongUse:
             (["--host", "no.such.host.invalid"], 4, ["--host", "no.such.host.invalid"]),
         ],
     )
-    def test_wrong_options_are_refused_in_one_line(self, start, lean, arguments, code, words):
-        start("serve", "--plan", lean, "--port", "0", *arguments).end().complains(code, *words)
+    def test_wrong_options_are_refused_in_one_line(self, serfer_here, lean, arguments, code, words):
+        serfer_here("serve", "--plan", lean, "--port", "0", *arguments).complains(code, *words)
 
-    def test_two_models_with_the_same_name(self, start, lean):
-        result = start("serve", "--plan", lean, "--plan", lean).end()
+    def test_two_models_with_the_same_name(self, serfer_here, lean):
+        result = serfer_here("serve", "--plan", lean, "--plan", lean)
         result.complains(2, "two models are called small")
 
     def test_a_port_that_is_taken(self, serve, start, lean):

@@ -129,9 +129,11 @@ def test_warm_lists_functions_by_their_deployed_names(serfer_, variables, plan, 
         (["--workers", "aws", "--plan", "PLAN"], 2, ["--workers aws needs --store", "or --stack"]),
     ],
 )
-def test_options_that_contradict_each_other_are_refused_in_one_line(serfer_, variables, bare, arguments, code, words):
+def test_options_that_contradict_each_other_are_refused_in_one_line(
+    serfer_here, variables, bare, arguments, code, words
+):
     arguments = [str(bare) if each == "PLAN" else each for each in arguments]
-    serfer_("serve", *arguments, **variables).complains(code, *words)
+    serfer_here("serve", *arguments, **variables).complains(code, *words)
 
 
 def test_a_driver_in_aws_finds_functions_by_its_environment(variables, monkeypatch, bare, redis):

@@ -35,13 +35,13 @@ def test_a_trace_shows_driver_and_workers_of_every_image(serfer_, lean, examples
     assert len(spans(trace, "split")) == len(spans(trace, "merge")) == len(images)
 
 
-def test_a_trace_shows_the_queries_that_were_answered(serfer_, plan, examples, tmp_path):
+def test_a_trace_shows_the_queries_that_were_answered(serfer_here, plan, examples, tmp_path):
     common = ("classify", "--plan", plan, "--workers", "inprocess", "nowhere.jpg")
     path = tmp_path / "out.json"
-    assert serfer_(*common, examples / "rocket.jpg", "--trace", path).code == 3
+    assert serfer_here(*common, examples / "rocket.jpg", "--trace", path).code == 3
     assert [one["name"] for one in spans(json.loads(path.read_bytes()), "query")] == [str(examples / "rocket.jpg")]
     before = path.read_bytes()
-    serfer_(*common, "--trace", path).complains(3, "nowhere.jpg")
+    serfer_here(*common, "--trace", path).complains(3, "nowhere.jpg")
     assert path.read_bytes() == before
 
 
@@ -54,8 +54,8 @@ def test_a_trace_shows_the_queries_that_were_answered(serfer_, plan, examples, t
         ("/dev/null", 3, "'/dev/null' cannot be written: it should be a regular file"),
     ],
 )
-def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(serfer_, examples, path, code, words):
-    result = serfer_("classify", "--plan", "nowhere", examples / "rocket.jpg", "--trace", path)
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(serfer_here, examples, path, code, words):
+    result = serfer_here("classify", "--plan", "nowhere", examples / "rocket.jpg", "--trace", path)
     result.complains(code, words)
 
 

@@ -8,6 +8,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,16 +159,17 @@ def test_a_killed_stack_leaves_no_process(up, lean):
     eventually(lambda: not processes(pid), "everything dies with it")
 
 
-def test_impossible_options_are_refused_by_name(serfer_, lean, tmp_path):
-    serfer_("up", "--driver", "stepfunctions").complains(2, "--driver stepfunctions", "serfer serve")
-    serfer_("up", "--plan", lean, "--store", "memory://").complains(2, "--store memory://")
-    serfer_("up", "--plan", tmp_path / "none").complains(3, "none")
+def test_impossible_options_are_refused_by_name(serfer_here, lean, tmp_path):
+    serfer_here("up", "--driver", "stepfunctions").complains(2, "--driver stepfunctions", "serfer serve")
+    serfer_here("up", "--plan", tmp_path / "none").complains(3, "none")
+    up = partial(serfer_here, "up", "--plan", lean)
+    up("--store", "memory://").complains(2, "--store memory://")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        serfer_("up", "--plan", lean, "--port", port).complains(4, f"--port {port} is taken")
-    serfer_("up", "--plan", lean, "--keys", tmp_path / "none").complains(2, "SERFER_KEYS_FILE", "none does not exist")
-    serfer_("up", "--plan", lean, "--log-level", "loud").complains(2, "--log-level is debug, info, warning or error")
-    serfer_("up", "--plan", lean, "--allow-host", "http://a").complains(2, "--allow-host", "'http://a'")
+        up("--port", port).complains(4, f"--port {port} is taken")
+    up("--keys", tmp_path / "none").complains(2, "SERFER_KEYS_FILE", "none does not exist")
+    up("--log-level", "loud").complains(2, "--log-level is debug, info, warning or error")
+    up("--allow-host", "http://a").complains(2, "--allow-host", "'http://a'")
     # An error that only drivers detect is reported once.
-    result = serfer_("up", "--plan", lean, "--port", 0, "--store", "redis://:hush@127.0.0.1:1/0")
+    result = up("--port", 0, "--store", "redis://:hush@127.0.0.1:1/0")
     assert "hush" not in result.complains(4, "driver ", "Redis at 127.0.0.1:1")

@@ -103,16 +103,16 @@ def test_half_precision_says_what_it_loses(launch, whole):
     assert command.end().code == 0
 
 
-def test_tune_writes_a_table_for_a_scenario(serfer_, directory, tmp_path):
+def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
     file = tmp_path / "machine.toml"
     arguments = ("--plan", directory, "--slo-ms", 10_000, "--most", 4, "--repeats", 2, "--name", "t3.small")
-    result = serfer_("tune", *arguments, "--out", file)
+    result = serfer_here("tune", *arguments, "--out", file)
     assert (result.code, result.err) == (0, "")
     assert "N_batch" in result.out
     [table] = tomllib.loads(file.read_text())["instance"]
     assert (table["name"], table["usd_per_hour"]) == ("t3.small", 0.0208)  # from the price data
     assert table in tomllib.loads(result.out[result.out.index("[[instance]]") :])["instance"]
-    found = json.loads(serfer_("tune", *arguments, "--json", "--usd-per-hour", 2).out)
+    found = json.loads(serfer_here("tune", *arguments, "--json", "--usd-per-hour", 2).out)
     assert ([size for size, _ in found["batches"]], found["machine"]["usd_per_hour"]) == ([1, 2, 4], 2.0)
 
 
@@ -126,11 +126,11 @@ def test_tune_writes_a_table_for_a_scenario(serfer_, directory, tmp_path):
         (("tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
     ],
 )
-def test_wrong_use_is_told_in_one_line(serfer_, directory, arguments, code, words):
+def test_wrong_use_is_told_in_one_line(serfer_here, directory, arguments, code, words):
     command, *rest = arguments
-    serfer_(command, "--plan", directory, *rest).complains(code, *words)
+    serfer_here(command, "--plan", directory, *rest).complains(code, *words)
 
 
-def test_what_is_no_plan_is_told_in_one_line(serfer_, tmp_path):
-    serfer_("instance", "--plan", tmp_path).complains(3, "plan.json")
-    serfer_("instance", "--plan", tmp_path, "--model", "alexnet").complains(2, "--plan or --model")
+def test_what_is_no_plan_is_told_in_one_line(serfer_here, tmp_path):
+    serfer_here("instance", "--plan", tmp_path).complains(3, "plan.json")
+    serfer_here("instance", "--plan", tmp_path, "--model", "alexnet").complains(2, "--plan or --model")

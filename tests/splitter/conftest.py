@@ -3,9 +3,10 @@ import shutil
 import numpy as np
 import pytest
 
-from splitter import split as splitting
+from splitter import build
 from splitter.network import source as loading
 from splitter.network.ingest import from_onnx
+from splitter.split import split
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +41,8 @@ def zoo_plan(zoo, shelf):
         if name not in known:
             source, sample, _ = zoo(name)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(splitting, "load", lambda model, _: (source, sample) if model == name else None)
-                known[name] = splitting.split(name, out=shelf / name, grids=grids), shelf / name
+                patch.setattr(build, "load", lambda model, _: (source, sample) if model == name else None)
+                known[name] = split(name, out=shelf / name, grids=grids), shelf / name
         return known[name]
 
     return get

@@ -17,6 +17,7 @@ from splitter import build
 from splitter.plan_dir.assemble import Decision, _stage_parts
 from splitter.plan_dir.weights import WeightsFile
 from splitter.planning.planner import choose
+from splitter.split import split
 from splitter.tiling.cuts import cut_points
 from splitter.tiling.global_pooling import with_tile_pools
 from splitter.tiling.grids import parse_grids

@@ -1,1 +1,1 @@
-"""A model to a plan: operators, receptive fields, cuts, tiles, and the artefacts that workers run."""
+"""Splits a model into a plan: operators, receptive fields, cuts, tiles, and the artefacts that workers run."""

@@ -1,4 +1,4 @@
-"""A network to a plan directory: read, fit, write, and check against the whole before it appears."""
+"""The steps from a network to a plan directory: read, fit, write, and check against the whole."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def build_plan(
     _check_answer(graph, source)
     images = _calibration(calibration, graph, source, progress)
     with appearing_whole(place) as directory:
-        plan = _planned(source, graph, options, budget, images, directory, progress)
+        plan = _write_plan(source, graph, options, budget, images, directory, progress)
         progress("checking the parts against the whole")
         check_exact(plan, directory, source, _check_batch(sample), graph.rounding)
     return plan
 
 
-def _planned(
+def _write_plan(
     source: Source,
     graph: Graph,
     options: SplitOptions,
@@ -104,7 +104,7 @@ def _as_array(example: Any | None) -> Array | None:  # noqa: ANN401 - an array o
 
 
 def _check_layout(graph: Graph) -> None:
-    """Refuse a model that turns (N, H, W, C) images round itself: its rows would be taken for channels."""
+    """Refuse a model that transposes (N, H, W, C) images itself: its rows would be taken for channels."""
     readers = [node for node in graph.nodes if graph.input in graph.activations(node)]
     if all(node.kind == "Transpose" and node.attributes.get("perm") == _TO_CHANNELS_FIRST for node in readers):
         given = graph.shape(graph.input)
@@ -129,6 +129,6 @@ def _check_answer(graph: Graph, source: Source) -> None:
 
 
 def _check_batch(sample: Array) -> Array:
-    """Return two different images, so that a network which is tied to one image or mixes them is caught."""
+    """Return two different images, to detect a network that takes only one image or mixes them."""
     noise = np.random.default_rng(1).standard_normal((_CHECK_BATCH - 1, *sample.shape[1:]), dtype=np.float32)
     return np.concatenate([sample[:1], noise])

@@ -1,4 +1,4 @@
-"""A model to a plan directory, as the public API has it: options are checked before anything slow is imported."""
+"""`split` in the public API: options are checked before slow imports."""
 
 from __future__ import annotations
 

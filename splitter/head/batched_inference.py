@@ -1,4 +1,4 @@
-"""A graph as one plain ONNX model, run over many images in batches: what a head sees, and what it answers."""
+"""Batched inference: a graph as one plain ONNX model, run over many images for a head's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_IMAGES = 64
 
 
 def onnx_of(graph: Graph, *outputs: str) -> onnx.ModelProto:
-    """Write the part of a graph that `outputs` depend on, with a free batch axis; constants lie inside."""
+    """Write the part of a graph that `outputs` depend on, with a free batch axis and constants inside."""
     nodes = needed_for(graph.nodes, outputs)
     read = {name for node in nodes for name in node.inputs}
     return model_of(
@@ -41,7 +41,7 @@ def _value(graph: Graph, name: str) -> onnx.ValueInfoProto:
 
 
 def batch_size(graph: Graph) -> int:
-    """Return how many images to take at once: as many as keep all their activations within a quarter of a GiB."""
+    """Return the images in a batch: as many as keep all activations within a quarter of a GiB."""
     values = sum(int(np.prod(shape)) for shape in graph.shapes.values())
     return int(np.clip(_BATCH_BYTES // (4 * values), 1, _MOST_IMAGES))
 

@@ -1,4 +1,4 @@
-"""Labelled images of the network's own classes: what a replaced head is fitted to, and what any loss is measured on.
+"""Calibration images, labelled with the network's classes: a replaced head is fitted to them, and losses are measured.
 
 FOLDER/tabby cat/1.jpg      a folder is a class: its name as in the labels ("Tabby_cat" is the same), or its index
 FOLDER/281/deeper/2.png
@@ -139,7 +139,7 @@ def _class_folders(folder: Path, labels: Sequence[str]) -> dict[Path, int]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return what a folder holds and does not hide, in order."""
+    """Return a folder's entries that are not hidden, in order."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
@@ -162,7 +162,7 @@ class _Names:
             self._folded[_fold(label)].append(index)
 
     def index(self, path: Path) -> int | None:
-        """Return the index of a folder's class or None; raises InputError where its name is that of several."""
+        """Return the index of a folder's class or None; raises InputError for an ambiguous name."""
         name = path.name
         indices = self._exact.get(name) or self._folded.get(_fold(name))
         if indices is None:

@@ -1,4 +1,4 @@
-"""Where a network's fully connected head begins, and what global average pooling in its place looks like.
+"""Locates a network's fully connected head and replaces it by global average pooling.
 
     image ─▶ trunk ─▶ map (C, H, W) ─▶ flatten ─▶ Gemm ─▶ Relu ─▶ ... ─▶ Gemm ─▶ logits ─▶ tail
                           │                                               ▲
@@ -73,7 +73,7 @@ def find_head(graph: Graph) -> Head | None:
 
 
 def _trunk_end(graph: Graph) -> str | None:
-    """Return the last map that everything passes through, from before the averaging that leads to the head."""
+    """Return the last map on every path, before the averaging in front of the head."""
     alone = _alone(graph)
     maps = [name for name in alone if len(graph.shapes[name]) == _MAP_RANK]
     if not maps:
@@ -92,7 +92,7 @@ def _trunk_end(graph: Graph) -> str | None:
 
 
 def _alone(graph: Graph) -> list[str]:
-    """Return the tensors, in order, that are the only one alive at their time."""
+    """Return the tensors, in order, that are the only live tensor at their position."""
     alone = []
     longest = graph.last_use(graph.input)
     for index, node in enumerate(graph.nodes):
@@ -103,7 +103,7 @@ def _alone(graph: Graph) -> list[str]:
 
 
 def split_at(graph: Graph, end: str) -> tuple[list[Node], list[Node]]:
-    """Return the nodes up to the one that makes `end`, through which everything passes, and those after it."""
+    """Return the nodes up to the one that computes `end`, a tensor on every path, and those after it."""
     position = next(index for index, node in enumerate(graph.nodes) if node.output == end) + 1
     return list(graph.nodes[:position]), list(graph.nodes[position:])
 
@@ -114,7 +114,7 @@ def _is_linear(graph: Graph, node: Node) -> bool:
 
 
 def _logits(graph: Graph, nodes: Sequence[Node]) -> str | None:
-    """Return the last layer's output, biases and factors included; None where what follows is more than a tail."""
+    """Return the last layer's output, biases and factors included; None where more than a tail follows."""
     logits = nodes[0].output
     for position, node in enumerate(nodes[1:], 1):
         affine = node.kind in ("Add", "Sub", "Mul", "Div") and len(graph.activations(node)) == 1

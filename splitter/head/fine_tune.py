@@ -45,7 +45,7 @@ class Examples:
     logits: Array
 
     def take(self, chosen: NDArray[np.int64]) -> Examples:
-        """Return the chosen ones."""
+        """Return the examples with these indices."""
         return Examples(self.images[chosen], self.labels[chosen], self.logits[chosen])
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best state: its graph (old head still there), its layer on scaled features, what it scored, and when."""
+    """The best state: its graph (old head still there), its layer on scaled features, what its score and its epoch."""
 
     graph: Graph
     layer: Linear
@@ -71,7 +71,7 @@ def tune(
     seed: int,
     progress: Progress,
 ) -> Tuned:
-    """Train from `start` on the first part; return what was best on the second, epoch 0 being the start itself."""
+    """Train from `start` on the first part; return the best state on the second; epoch 0 is the start itself."""
     nodes, _ = split_at(graph, head.trunk_end)
     cost = macs(graph, nodes)
     best = None

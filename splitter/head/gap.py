@@ -103,7 +103,7 @@ def _fitted(
 
 
 def replace_head_blind(graph: Graph, seed: int = 0, *, progress: Progress = lambda _: None) -> tuple[Graph, HeadFit]:
-    """Return the graph with a pooled head that imitates the old one on random images, for want of real ones.
+    """Return the graph with a pooled head that imitates the old one on random images, for lack of real ones.
 
     Raises ModelError where there is no head to replace. What it loses on real images is not known.
     """

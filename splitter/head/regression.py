@@ -60,7 +60,7 @@ def judge(logits: Array, labels: NDArray[np.int64]) -> tuple[float, float]:
 def logistic(
     features: Array, labels: NDArray[np.int64], validation: tuple[Array, NDArray[np.int64]], seed: int
 ) -> Linear:
-    """Fit multinomial logistic regression to scaled features (N, C); its strength is what the validation part prefers.
+    """Fit multinomial logistic regression to scaled features (N, C); its strength is chosen on the validation part.
 
     `labels` (N,) name every class from 0 to K - 1 at least once.
     """
@@ -85,7 +85,7 @@ def _logistic(features: Array, labels: NDArray[np.int64], strength: float, seed:
 
 
 def ridge(features: Array, targets: Array, validation: tuple[Array, Array]) -> Linear:
-    """Fit a linear map from scaled features (N, C) to targets (N, K), penalised as the validation part prefers."""
+    """Fit a linear map from scaled features (N, C) to targets (N, K), its penalty chosen on the validation part."""
     mean = targets.mean(axis=0, dtype=np.float64)
     wide = features.astype(np.float64)
     values, vectors = np.linalg.eigh(wide.T @ wide / len(wide))

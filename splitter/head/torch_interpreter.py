@@ -1,4 +1,4 @@
-"""A graph as differentiable torch operations, its convolutions' constants free to move."""
+"""A graph as differentiable torch operations with trainable convolutions."""
 
 from __future__ import annotations
 

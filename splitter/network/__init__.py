@@ -1,1 +1,1 @@
-"""What is split: models from their sources to one plain graph of operators."""
+"""Models, from their sources to one plain graph of operators."""

@@ -1,4 +1,4 @@
-"""Operators in a plainer form: what follows has fewer kinds to know.
+"""Canonical forms of operators, so that the splitter handles fewer kinds.
 
 Padding that repeats the image, and enlarging by repetition, choose rows and columns: Gather. Interpolation mixes them:
 a product with a constant matrix on either side, as in ADR 2.
@@ -233,7 +233,7 @@ def _run(graph: Graph, node: Node, image: NDArray[np.float32]) -> NDArray[np.flo
 
 
 def _concat(rewriter: Rewriter, node: Node) -> bool:
-    """Repeat constants that are joined to activations for each image of a batch: of themselves they are there once."""
+    """Repeat constants that are joined to activations for each image of a batch: they have one."""
     graph = rewriter.graph
     constants = graph.constants(node)
     if not constants:

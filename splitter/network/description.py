@@ -1,4 +1,4 @@
-"""What only its owner knows of a network: how an image becomes its input, and what its outputs are called.
+"""Descriptions that a network's file lacks: the preprocessing of its images and the names of its outputs.
 
 docs/how-to/preprocess.md describes the file that `read_preprocess` reads, examples/preprocess.toml is an example.
 """
@@ -63,7 +63,7 @@ def read_preprocess(path: Path) -> Preprocess:
 
 
 def _preprocess(table: dict[str, Any]) -> Preprocess:
-    """Fill in what is optional; raises PlanError that names the key."""
+    """Fill in defaults; raises PlanError that names the key."""
     channels = structure(str, table.get("channels", "RGB"), "channels")
     known = channels if channels in CHANNELS else "RGB"  # an unknown order is refused as such, not for its length
     return Preprocess(
@@ -107,7 +107,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def _read(path: Path, most: int) -> str:
-    """Return a text file of at most `most` bytes, without the mark that some editors put first."""
+    """Return a text file of at most `most` bytes, without a byte order mark."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a file")

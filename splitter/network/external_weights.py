@@ -29,7 +29,7 @@ class ExternalWeightsModel:
 
     @classmethod
     def of(cls, model: ir.Model) -> ExternalWeightsModel:
-        """Take the large constants out of a model, which stays as it is; the arrays are its own, not copies."""
+        """Separate a model's large constants; the model is not modified, and the arrays are its own, not copies."""
         model = model.clone()
         LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
         graph, large = model.graph, Weights()
@@ -68,5 +68,5 @@ class ExternalWeightsModel:
 
     @property
     def inputs(self) -> list[ValueInfoProto]:
-        """What the model is given: inputs that are not constants."""
+        """The model's inputs that are not constants."""
         return [value for value in self.proto.graph.input if value.name not in self.large]

@@ -1,4 +1,4 @@
-"""A network as operators: ONNX's, made plain, with one image's static shapes (see ingest.py)."""
+"""A network as canonical ONNX operators with one image's static shapes (see ingest.py)."""
 
 from __future__ import annotations
 

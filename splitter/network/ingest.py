@@ -1,4 +1,4 @@
-"""An ONNX model to a plain graph.
+"""The conversion of an ONNX model to a plain graph.
 
 Plain means: one image input (1, C, H, W), one output (1, K), constants apart from activations, explicit padding, no
 batch size baked into a shape, and only operators that lie between the input and the output.
@@ -120,7 +120,7 @@ def _is_no_growth(node: ir.Node) -> bool | None:
 
 
 def _folded(model: ExternalWeightsModel) -> ExternalWeightsModel:
-    """Compute what depends on constants alone, which the optimizer leaves to be done: quantised weights, pads."""
+    """Fold constant subgraphs that the optimizer leaves: quantised weights, pads."""
     graph = model.proto.graph
     constant = {tensor.name for tensor in graph.initializer} | model.large.keys()
     foldable: list[onnx.NodeProto] = []
@@ -157,7 +157,7 @@ def _check_folded_size(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> N
 
 
 def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
-    """Return how large a tensor is, None without a static shape."""
+    """Return the bytes of a tensor, None without a static shape."""
     if value is None or not value.type.tensor_type.HasField("shape") or min(_static_shape(value), default=0) < 0:
         return None
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -165,7 +165,7 @@ def _bytes_of(value: onnx.ValueInfoProto | None) -> int | None:
 
 
 def _computed(model: ExternalWeightsModel, nodes: list[onnx.NodeProto], names: list[str]) -> Weights:
-    """Run operators that read constants alone; large ones are given to them as inputs."""
+    """Run operators that read constants alone; large constants are passed as inputs."""
     read = {name for node in nodes for name in node.input}
     body = helper.make_graph(
         nodes,

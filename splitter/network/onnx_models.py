@@ -1,4 +1,4 @@
-"""ONNX models that are written here, and sessions that run a model or a part of one."""
+"""Builders of ONNX models, and one-off sessions that run a model or a part of one."""
 
 from __future__ import annotations
 

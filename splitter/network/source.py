@@ -1,4 +1,4 @@
-"""What users call a model (a zoo name, an ONNX file, `module.py:factory`, an nn.Module) to one kind of source."""
+"""Sources of models (a zoo name, an ONNX file, `module.py:factory`, an nn.Module) in one form."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SILENT = 4
 
 @dataclass(frozen=True)
 class Source:
-    """A model as it came: its ONNX form at one input size, and `run`, the unsplit model itself.
+    """A given model: its ONNX form at one input size, and `run`, the unsplit model itself.
 
     `run` takes (N, C, H, W) float32 and returns (N, K) float32. `exported`: `onnx` was exported from a module here.
     """
@@ -173,7 +173,7 @@ def _export(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsMo
 
 @contextmanager
 def _inductor_cache() -> Iterator[None]:
-    """Give torch's compiler, which is woken here, a directory that goes away again."""
+    """Give torch's compiler, which the export starts, a temporary directory."""
     name = "TORCHINDUCTOR_CACHE_DIR"
     with tempfile.TemporaryDirectory() as directory:
         before = os.environ.get(name)
@@ -187,7 +187,7 @@ def _inductor_cache() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch's exporter logs, warns of and dumps to itself: the errors it raises are enough."""
+    """Suppress logs, warnings and dumps of torch's exporter: the errors it raises are enough."""
     disabled = logging.root.manager.disable
     logging.disable()
     try:
@@ -218,7 +218,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _adaptive_average_pool(x: Any, output_size: Any) -> Any:  # noqa: ANN401 - onnxscript's symbolic tensors
-    """Write adaptive average pooling as what it is at this size: nothing, a plain pool, or rows @ x @ columns.
+    """Write adaptive average pooling as its equivalent at this size: nothing, a plain pool, or rows @ x @ columns.
 
     The matrices' zeros mark the positions outside each mean; they are needed where windows differ in size.
     """
@@ -270,7 +270,7 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
 
 
 def _checked(path: Path) -> ExternalWeightsModel:
-    """Read an ONNX file, whose operators may stand in any order: ONNX Runtime's fp16 converter leaves them so."""
+    """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them."""
     try:
         onnx.checker.check_model(path)  # by its path: the file is never in memory together with the model
     except onnx.checker.ValidationError as error:
@@ -288,7 +288,7 @@ def _checked(path: Path) -> ExternalWeightsModel:
 
 
 def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
-    """Return the dimensions of the first input; no model has none, but some have an image less."""
+    """Return the dimensions of the first input."""
     return model.inputs[0].type.tensor_type.shape.dim if model.inputs else ()
 
 

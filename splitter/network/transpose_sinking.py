@@ -27,7 +27,7 @@ _SWAPPED = [0, 2, 1]
 
 
 def with_batch_first(graph: Graph) -> Graph:
-    """Let transposes that bring another axis than the images' to the front follow what acts on that axis.
+    """Move transposes that put another axis than the batch axis first behind the operators that act on that axis.
 
     There they meet what moves the axes back: together they do nothing.
     """
@@ -45,7 +45,7 @@ def with_batch_first(graph: Graph) -> Graph:
 
 
 def _one_move(first: Node, second: Node) -> Node | None:
-    """Return two transposes as one, or as none."""
+    """Return two transposes as one, or as none if they cancel."""
     if "perm" not in second.attributes:
         return None
     perm = [first.attributes["perm"][axis] for axis in second.attributes["perm"]]
@@ -55,7 +55,7 @@ def _one_move(first: Node, second: Node) -> Node | None:
 
 
 def _moved_behind(rewriter: Rewriter, move: Node, node: Node) -> Node | None:
-    """Append what acts on moved axes before they are moved, and return the move that is to follow it."""
+    """Append an operator on moved axes before the transpose, and return the transpose that follows it."""
     perm: list[int] = move.attributes["perm"]
     acted = _acting(rewriter, node, perm) if perm[0] != 0 else None
     if acted is None:

@@ -1,4 +1,4 @@
-"""What cannot be split at all: operators with the reason why not, and what to do about it."""
+"""Operators that cannot be split, each with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def refuse(name: str, kind: str, why: str) -> ModelError:
 
 
 def check_kinds(model: onnx.ModelProto) -> None:
-    """Refuse operators that no runtime of ours has or that no plan can have; raises ModelError."""
+    """Refuse operators that the runtime lacks or that no plan can have; raises ModelError."""
     known = {(function.domain, function.name) for function in model.functions}
     for node in model.graph.node:
         why = _why_not(model, node, known)

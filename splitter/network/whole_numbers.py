@@ -1,4 +1,4 @@
-"""A network in 8 bits (QuantizeLinear and DequantizeLinear) as float32 arithmetic on whole numbers.
+"""An 8-bit network (QuantizeLinear and DequantizeLinear) as float32 arithmetic on whole numbers.
 
 Rounding to 8 bits turns a difference in the last bit of a sum into one of a whole step, and float32 sums differ in the
 last bit between a tile and the whole map. So sums are made exact. A convolution of x = sx * qx with w = sw * qw is
@@ -177,7 +177,7 @@ class _Rewriting:
         return self._is_exact(y, exact=not bias or bias in self.exact)
 
     def _move(self, node: onnx.NodeProto) -> bool:
-        """Let whole numbers through what only moves values, or picks some."""
+        """Pass whole numbers through operators that only move or select values."""
         if node.input[0] not in self.whole or len(node.output) > 1:
             return False
         q, scale = self.whole[node.input[0]]

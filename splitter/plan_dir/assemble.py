@@ -1,4 +1,4 @@
-"""A graph and a choice of stages to the files of a plan directory (serfer/core/plan/layout.py).
+"""Assembles a plan directory (serfer/core/plan/layout.py) from a graph and a choice of stages.
 
 Graphs are named by content, so tiles of the same shape share one.
 """
@@ -54,7 +54,7 @@ _NO_PADDING = Padding(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Decision:
-    """What a plan is made of: the network as it will be computed, its stages, and what had to change for them."""
+    """The input of `assemble`: the network as it will be computed, its stages, and the changes made for them."""
 
     graph: Graph
     cuts: Sequence[Cut]
@@ -67,7 +67,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class _TilePart:
-    """A tile before it has a place in the plan: what it reads and computes, and its graph."""
+    """A tile without its layout: the regions that it reads and computes, and its graph."""
 
     inputs: tuple[Rect, ...]
     padding: tuple[Padding, ...]
@@ -79,7 +79,7 @@ class _TilePart:
 
 @dataclass(frozen=True)
 class _StagePart:
-    """A stage before it has a place in the plan: the tensors that it reads and hands on, and its tiles."""
+    """A stage without its layout: the tensors that it reads and passes on, and its tiles."""
 
     graph: Graph
     choice: Choice
@@ -136,7 +136,7 @@ def assemble(
     progress: Progress,
     reserve: int = 0,
 ) -> Plan:
-    """Write a plan into an empty directory and return it; `original` is the model as it was given.
+    """Write a plan into an empty directory and return it; `original` is the given model.
 
     `reserve` are bytes of each function's package that weights are to leave for graphs. Raises PackageOverflowError
     where that is too little.
@@ -236,7 +236,7 @@ class PackageOverflowError(ModelError):
 
 
 def _check_packages(stages: Sequence[Stage], limit: PackageLimit) -> None:
-    """Refuse functions that cannot be deployed: graphs count as well, and no prediction is as good as the files."""
+    """Refuse functions that cannot be deployed: graphs count as well, and only the written files are exact."""
     for number, stage in enumerate(stages):
         for index, function in enumerate(stage.functions):
             if function.bytes > limit.room:
@@ -338,7 +338,7 @@ def _half(part: _StagePart, group: Sequence[int]) -> frozenset[str]:
 
 
 def _write_original(graph: Graph, directory: Path) -> tuple[Artefact, ...]:
-    """Write the model as it was given, so that the plan can be compared with it."""
+    """Write the given model, so that the plan can be compared with it."""
     name, weights = ORIGINAL
     whole = in_one_piece(graph)
     file = WeightsFile(weights, whole.weights, frozenset())

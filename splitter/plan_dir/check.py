@@ -1,4 +1,4 @@
-"""Rule 1 by the shortest way: run every tile's graph on slices of whole maps and compare with the unsplit model.
+"""The check of rule 1: every tile's graph on slices of whole maps, compared with the unsplit model.
 
 This walks the plan's rectangles and graphs, not its cells and pieces: the store's path is checked by running the plan
 through a driver (`serfer verify`).
@@ -107,7 +107,7 @@ def _plainly(failure: Exception) -> str:
 
 
 def _check_reading(path: Path, source: Source, expected: Array, batch: Array, rounding: float) -> None:
-    """Raise ModelError where the network at `path`, which is not split, answers otherwise than the model itself."""
+    """Raise ModelError where the network at `path`, which is not split, differs from the model itself."""
     run = whole_runner(path)
     deviation = difference(run(batch), expected)
     if _agrees(deviation, rounding):
@@ -132,7 +132,7 @@ def _check_reading(path: Path, source: Source, expected: Array, batch: Array, ro
 
 
 def _agrees(deviation: Difference, rounding: float) -> bool:
-    """Return whether a network is the model: exactly so, or for a model that rounds, within what rounding may do."""
+    """Return whether a network is the model: exactly, or for a model that rounds, within the bound of rounding."""
     return deviation.error <= rounding if rounding else deviation.exact
 
 

@@ -1,4 +1,4 @@
-"""Operators of a stage to the ONNX graph of one tile."""
+"""Writes the operators of a stage as the ONNX graph of one tile."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from splitter.tiling.rule import Rule, TileOperator
 
 
 def input_name(number: int) -> str:
-    """Return what a tile's graph calls its stage's input `number`."""
+    """Return the name of its stage's input `number` in a tile's graph."""
     return f"input{number}"
 
 
 def output_name(number: int) -> str:
-    """Return what a tile's graph calls its stage's output `number`."""
+    """Return the name of its stage's output `number` in a tile's graph."""
     return f"output{number}"
 
 
@@ -60,7 +60,7 @@ _Stored = tuple[list[TensorProto], list[onnx.NodeProto]]
 
 
 def _stored(name: str, value: NDArray[Any], files: Mapping[str, WeightsFile]) -> _Stored:
-    """Return the initializers of a weight, and the nodes that make of them what the operators read."""
+    """Return the initializers of a weight, and the nodes that reassemble it from them."""
     whole = next(((location, file) for location, file in files.items() if name in file), None)
     if whole:
         return _reference(whole[1], name, whole[0])
@@ -87,7 +87,7 @@ def _reference(file: WeightsFile, key: str, location: str) -> _Stored:
 def tile_graph(
     graph: Graph, nodes: Iterable[Node], regions: Regions, inputs: Sequence[str], outputs: Mapping[str, Rect]
 ) -> TileGraph:
-    """Write the operators of one tile: `inputs` are the tensors that it is given, `outputs` what it has to compute.
+    """Write the operators of one tile: `inputs` are its input tensors, `outputs` the regions that it computes.
 
     In the graph, they are called by `input_name` and `output_name`.
     """
@@ -114,14 +114,14 @@ def tile_graph(
 
 
 class _Views:
-    """Parts of tensors in a tile's graph: what is computed of a tensor, cropped where a reader wants less of it."""
+    """Parts of tensors in a tile's graph: the computed region of a tensor, cropped where a reader needs less of it."""
 
     def __init__(self, graph: Graph, regions: Regions, builder: OnnxBuilder) -> None:
         self.graph, self.regions, self.builder = graph, regions, builder
         self._names: dict[tuple[str, Rect], str] = {}
 
     def of(self, name: str, part: Rect) -> str:
-        """Return what the part `part` of tensor `name` is called."""
+        """Return the name of the part `part` of tensor `name`."""
         have = self.regions[name]
         if have == part:
             return name

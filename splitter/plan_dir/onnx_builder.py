@@ -1,4 +1,4 @@
-"""The ONNX nodes and constants of one tile's graph; it knows no operators, which write themselves through it."""
+"""The ONNX nodes and constants of one tile's graph; operators write themselves through it."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class OnnxBuilder:
         return name
 
     def _own(self, name: str) -> str:
-        """Return a name that no tensor of the network has."""
+        """Return a name that is not used by a tensor of the network."""
         while name in self._graph.weights or name in self._graph.shapes:
             name += ".tile"
         return name
 
     def weight(self, name: str) -> str:
-        """Return a weight as the network has it."""
+        """Return a whole weight."""
         if name in self._graph.half:
             self.half.add(name)
         self.weights[name] = self._graph.weights[name]

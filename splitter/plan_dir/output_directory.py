@@ -16,7 +16,7 @@ from serfer.core.plan.layout import PLAN_FILE, UNSPLIT, is_part
 
 
 def check_plan_place(place: Path) -> None:
-    """Refuse what is not a plan, and a plan beside which anything else lies: all of it would be deleted.
+    """Refuse a directory that is not a plan, or holds more than a plan: all of it would be deleted.
 
     Raises InputError.
     """
@@ -68,7 +68,7 @@ def place_for(
 
 @contextmanager
 def appearing_whole(place: Path, check_replaceable: Callable[[Path], None] = check_plan_place) -> Iterator[Path]:
-    """Give a directory to fill that becomes `place`, a path of `place_for`, when all went well, and vanishes otherwise.
+    """Yield a directory that becomes `place`, a path of `place_for`, on success, and is deleted otherwise.
 
     Raises UnavailableError where it cannot be written after all: for example a full disk.
     """
@@ -111,7 +111,7 @@ def _alone_in(parent: Path) -> Iterator[None]:
 
 
 def _replace(out: Path, directory: Path) -> None:
-    """Give `directory` the name `out`; what had it comes back if that fails, and goes if it does not."""
+    """Rename `directory` to `out`; an existing directory is restored on failure, and deleted on success."""
     old = directory.with_name(f"{directory.name}.old")
     if not out.exists():
         directory.rename(out)

@@ -1,1 +1,1 @@
-"""The choice of a plan: costs of stages, the search for the best chain of them, and why it is that one."""
+"""The choice of a plan: costs of stages, the search for the best chain of them, and its explanation."""

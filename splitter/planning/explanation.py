@@ -1,4 +1,4 @@
-"""Why a plan is what it is: its goal in words, what it beat, and what to do where the goal is out of reach."""
+"""Explanations of a plan: its goal in words, its alternatives, and advice where the goal is out of reach."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Constraints:
-    """What of a plan the user fixed, and what was left to the planner, each in words; `fixed` may be empty."""
+    """The choices that the user fixed and those left to the planner, in words; `fixed` may be empty."""
 
     fixed: tuple[str, ...]
     chosen: tuple[str, ...]
@@ -64,7 +64,7 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
 
 
 def alternatives(search: Search, chosen: Chain, unsplit: Sequence[Alternative]) -> tuple[Alternative, ...]:
-    """Return what a plan competed with, the fastest first: the frontier's hull, itself, and the network unsplit."""
+    """Return a plan's alternatives, the fastest first: the frontier's hull, itself, and the network unsplit."""
     chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
     mine = (chosen.seconds, chosen.usd)
     listed = [_alternative(chain, chosen=key == mine) for key, chain in chains.items()]
@@ -94,7 +94,7 @@ def why(
     profiles: Profiles,
     constraints: Constraints,
 ) -> str:
-    """Return a paragraph: why this plan, among which, what it is better or worse than, and by what it was predicted."""
+    """Return a paragraph: the plan's objective and constraints, its alternatives, and the source of predictions."""
     bounds = []
     if goal.most_seconds < float("inf"):
         bounds.append(f"within {_ms(goal.most_seconds)} ms")
@@ -157,7 +157,7 @@ def _alternative(chain: Chain, *, chosen: bool) -> Alternative:
 
 
 def _stages(choices: Sequence[Choice]) -> str:
-    """Write stages as people would: "2x2 (2 stages) at 1769 MB, then 1 at 3538 MB"."""
+    """Write stages in short form: "2x2 (2 stages) at 1769 MB, then 1 at 3538 MB"."""
     if len(choices) == 1 and choices[0].grid == ONE:
         return f"one function of {choices[0].memory_mb} MB"
     parts = []

@@ -1,4 +1,4 @@
-"""What a caller of `split` may choose, checked before a network is read; it imports nothing that is slow to import."""
+"""The options of `split`, checked before a network is read; this module imports nothing slow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SplitOptions:
 
     @property
     def goal(self) -> Goal:
-        """What the search minimises, and within which bounds."""
+        """The objective and bounds of the search."""
         return replace(
             OBJECTIVES[self.objective],
             most_seconds=float("inf") if self.slo_ms is None else self.slo_ms / MS_PER_S,
@@ -64,7 +64,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the functions of a plan may be, and where it runs: `store` is a kind of store, or two as in "valkey+s3"."""
+    """The limits of a plan's functions, and its platform: `store` is a kind of store, or two as in "valkey+s3"."""
 
     limit: PackageLimit
     facts: AwsFacts

@@ -37,7 +37,7 @@ from splitter.tiling.grids import COLUMNS, ONE
 
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8
-_CALLER_OF_SPLIT = 6  # frames up from fit: _planned, build_plan, split, its decorator, its caller
+_CALLER_OF_SPLIT = 6  # frames up from fit: _write_plan, build_plan, split, its decorator, its caller
 _Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
@@ -179,7 +179,7 @@ def _nothing_fits(given: Graph, options: SplitOptions, budget: Budget) -> ModelE
 def _with_gap(
     original: Graph, calibration: Calibration | None, progress: Progress
 ) -> tuple[Graph, tuple[ModelChange, ...]]:
-    """Return the network with a global average pooling head, and what that cost."""
+    """Return the network with a global average pooling head, and the change in accuracy."""
     if find_head(original) is None:
         raise ModelError("the network has no fully connected head that pooling could replace: use --gap never")
     if calibration is None:
@@ -210,7 +210,7 @@ def _half_weights(graph: Graph, choices: Sequence[Choice]) -> frozenset[str]:
 
 
 def _measure_half(before: Graph, after: Graph, half: frozenset[str], calibration: Calibration | None) -> ModelChange:
-    """Measure what rounding weights to fp16 does to the answers, on real images where there are any."""
+    """Measure the effect of rounding weights to fp16 on the answers, on calibration images where there are any."""
     shape = before.shape(before.input)
     if calibration is None:
         size = (_RANDOM_INPUTS, shape.channels, shape.height, shape.width)

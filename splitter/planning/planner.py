@@ -1,4 +1,4 @@
-"""The choice of cuts, grids, memory and data paths: every stage that is possible, priced, and searched exactly.
+"""The choice of cuts, grids, memory and data paths: every possible stage is priced, and the search is exact.
 
 `stage_costs.py` lists the work of a stage, `serfer/core/costs` its time and price, `data_path.py` where an object
 store may pay, `search.py` finds the best chain.
@@ -72,7 +72,7 @@ class Choice:
 
     @property
     def inline(self) -> bool:
-        """Whether what it hands on rides along with the driver."""
+        """Whether its outputs travel inline, with the driver."""
         return self.path == INLINE
 
 
@@ -116,7 +116,7 @@ def prepare(
 
 
 def choices_of(chain: Chain) -> list[Choice]:
-    """Return a chain's stages, each with its memory and what it is predicted to take."""
+    """Return a chain's stages, each with its memory and predictions."""
     grid, choices = 0, []
     for edge, memory in chain.steps:
         candidate = edge.stage
@@ -149,7 +149,7 @@ def _stage_count(grids: GridChoice, stages: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class _CandidateStage:
-    """A stage that fits its functions, and what it ranks by before time and money: integers, less is better."""
+    """A stage that fits its functions, and its ranks, which precede time and money: integers, less is better."""
 
     work: StageWork
     memory_mb: tuple[int, ...]
@@ -239,7 +239,7 @@ class _StageGraph:
         return None
 
     def _memory_for(self, work: StageWork, weights: int) -> tuple[int, ...]:
-        """Return what a stage's functions may have of memory: enough for its weights and for its largest maps."""
+        """Return the memory sizes of a stage's functions: enough for its weights and its largest maps."""
         share = work.grid.tiles if work.grid.columns else 1
         need = memory_needed(self.graph, work.start, work.stop, weights // share)
         return tuple(size for size in self.budget.memory_mb if size >= need)
@@ -324,9 +324,9 @@ class _StageGraph:
             )
 
     def _data_paths(self, work: StageWork, object_cuts: Container[int]) -> list[tuple[int, int]]:
-        """Return how a stage's tensors may come and go: in a store, or along with the driver where they are small.
+        """Return the pairs of data paths of a stage's inputs and outputs: a store, or inline where they are small.
 
-        The object store is for the cuts at `object_cuts`. The image comes with the driver, the answer goes with it.
+        The object store is for the cuts at `object_cuts`. The image and the answer travel inline.
         """
 
         def at(position: int, size: float) -> list[int]:
@@ -338,7 +338,7 @@ class _StageGraph:
         return list(product(before, [_INLINE] if last else at(work.stop, FLOAT_BYTES * float(work.written.sum()))))
 
     def _stage_load(self, candidate: _CandidateStage, pairs: Sequence[tuple[int, int]]) -> StageLoad:
-        """Return what a stage's tasks do: pairs of paths as the first axis, then memories, grids before it, tasks.
+        """Return the load of a stage's tasks: pairs of paths as the first axis, then memories, grids before it, tasks.
 
         The image comes as 8-bit pixels inside the first stage's payloads.
         """

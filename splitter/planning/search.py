@@ -61,7 +61,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted: the least `value`, which must not fall when seconds or dollars rise, within two bounds."""
+    """An objective: the least `value`, which must not fall when seconds or dollars rise, within two bounds."""
 
     value: Prices
     most_seconds: float = float("inf")
@@ -127,7 +127,7 @@ class Search:
 
     @cached_property
     def _batches(self) -> dict[Vertex, dict[int, _EdgeBatch]]:
-        """The stages that may follow each vertex, by how tensors come to them."""
+        """The stages that may follow each vertex, by the data path of their inputs."""
         by_path: dict[Vertex, dict[int, list[Edge]]] = {}
         for vertex, edges in self._from.items():
             for edge in edges:
@@ -272,7 +272,7 @@ class _Labels:
         return self.only(np.flatnonzero(kept))
 
     def only(self, chosen: np.ndarray) -> _Labels:
-        """Return some of the chains."""
+        """Return the selected chains."""
         return _Labels(
             self.path,
             self.grid,
@@ -295,7 +295,7 @@ class _Labels:
 
 
 def _undominated(several: Sequence[_Labels]) -> _Labels:
-    """Put chains to one state together and keep those that no other beats in both seconds and dollars."""
+    """Merge chains to one state and keep those that no other beats in both seconds and dollars."""
     merged = _Labels(
         several[0].path,
         several[0].grid,

@@ -1,4 +1,4 @@
-"""The costs of stages: what each stage that a network allows computes, reads and writes, on each grid that it can have.
+"""Stage costs: the compute, reads and writes of every possible stage of a network on every grid.
 
 Rows and columns never mix: the rows that a tile needs follow from its rows alone. So the walk back from a cut is done
 for each axis by itself, once for each number of parts, and a grid's tiles are the products of two such walks.
@@ -120,7 +120,7 @@ def _starts(size: int, parts: int) -> NDArray[np.int64]:
 
 
 class StageEnumerator:
-    """Enumerates the stages between the `cuts` of a network, each with what its tiles compute, read and write."""
+    """Enumerates the stages between the `cuts` of a network, each with the compute, reads and writes of its tiles."""
 
     def __init__(self, graph: Graph, cuts: Sequence[Cut], profiles: Profiles) -> None:
         self._graph = graph

@@ -1,8 +1,8 @@
-"""Fills the operator profiles on the machine at hand (INFless, section 3.3: operators are profiled, not networks).
+"""Measures operator profiles on this machine (INFless, section 3.3: operators are profiled, not networks).
 
 Tasks of a fixed set of networks, and of small graphs with drawn shapes, run in sessions as workers build them, and ONNX
 Runtime reports how long each operator took. So operators are measured as they run in a task: fused, with the maps that
-the one before left in the cache. Each kind's prices are then the non-negative ones with the least relative error.
+the one before left in the cache. Each kind's coefficients are then the non-negative ones with the least relative error.
 
 A machine is hardly ever quiet. A small reference convolution runs before and after each repetition; repetitions go on
 until enough of them were undisturbed, and of each operator the shortest time counts.
@@ -88,7 +88,7 @@ _NS = 1e9
 
 @dataclass(frozen=True)
 class Task:
-    """One tile of a stage: its operators and regions, what it is given, and what it has to compute."""
+    """One tile of a stage: its operators and regions, its inputs and its outputs."""
 
     graph: Graph
     nodes: tuple[Node, ...]
@@ -98,7 +98,7 @@ class Task:
 
     @property
     def works(self) -> list[Work]:
-        """What the task does."""
+        """The work of the task."""
         return tile_works(self.graph, self.nodes, self.regions, self.inputs, self.outputs)
 
     def model(self) -> onnx.ModelProto:
@@ -135,7 +135,7 @@ def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None
 
 
 class Meter:
-    """Repeats something until it was undisturbed often enough.
+    """Repeats a measurement until enough repetitions were undisturbed.
 
     A repetition was, if a small convolution before and after it took hardly longer than it ever did, and if this thread
     did not have to wait for a processor meanwhile. The convolution runs on as many threads as what is measured, so that
@@ -253,7 +253,7 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> list[tuple[_Step, float]]:
 def _with_inputs(
     steps: Iterable[tuple[_Step, float]], given: AbstractSet[tuple[int, ...]]
 ) -> list[tuple[_Step, float]]:
-    """Mark the operators that bring a task's inputs into blocks: those maps are in no cache yet."""
+    """Mark the operators that reorder a task's inputs to NCHWc: those maps are not cached yet."""
     left, marked = set(given), []
     for (name, operator, read, written), seconds in steps:
         first = operator == "ReorderInput" and read[0] in left
@@ -293,7 +293,7 @@ def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
 
 
 def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
-    """Return what an operator of an optimised graph does, by its shapes; None for what moves nothing."""
+    """Return the work of an operator of an optimised graph, by its shapes; None for views."""
     name, operator, all_read, all_written = step
     images = all_written[0]  # what is read second may be a weight
     read = tuple(
@@ -397,7 +397,7 @@ def _drawn_tasks(graph: Graph, rng: np.random.Generator) -> Iterator[Task]:
 
 
 def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
-    """Return how much of each kind's time two threads divide, from drawn shapes on one and on two.
+    """Return the share of each kind's time that two threads divide, from synthetic shapes on one thread and on two.
 
     Convolutions of which none took long enough get the least share of the others; anything else counts as serial.
     """
@@ -417,7 +417,7 @@ def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
 
 
 def _chain(length: int) -> onnx.ModelProto:
-    """Return a model of so many operators that have next to nothing to do."""
+    """Return a model of `length` operators with almost no work."""
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 1]) for name in ("t0", f"t{length}")]
     nodes = [helper.make_node("Abs" if step % 2 else "Neg", [f"t{step}"], [f"t{step + 1}"]) for step in range(length)]
     return model_of(nodes, value[:1], value[1:])
@@ -432,7 +432,7 @@ class Overheads:
 
 
 def overheads(meter: Meter) -> Overheads:
-    """Measure both with chains of operators that have nothing to do."""
+    """Measure both with chains of operators with almost no work."""
     one, many = worker_session(_chain(1)), worker_session(_chain(_CHAIN))
     given = given_to(one)
     run = meter.repeat(lambda: timed(one, given)).best
@@ -446,7 +446,7 @@ def overheads(meter: Meter) -> Overheads:
 
 
 def fit(samples: Iterable[Sample], shares: Mapping[Kind, float], extra: Overheads) -> Profiles:
-    """Fit every kind's prices; raises ModelError for a kind without samples."""
+    """Fit every kind's coefficients; raises ModelError for a kind without samples."""
     by_kind = defaultdict[Kind, list[Sample]](list)
     for sample in samples:
         by_kind[sample.work.kind].append(sample)
@@ -470,28 +470,28 @@ def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float, watching: fl
     seconds = np.array([max(sample.seconds - watching, _RESOLUTION / 2) for sample in samples])
     kept = np.ones(len(samples), dtype=bool)
     for _ in range(4):
-        prices = _prices(rows[kept], seconds[kept], 1 / (seconds[kept] + 2 * _RESOLUTION))
-        kept = seconds < _SLOWED * (rows @ prices + 2 * _RESOLUTION)
-    error = np.abs(rows[kept] @ prices - seconds[kept]).sum() / seconds[kept].sum()
+        coefficients = _coefficients(rows[kept], seconds[kept], 1 / (seconds[kept] + 2 * _RESOLUTION))
+        kept = seconds < _SLOWED * (rows @ coefficients + 2 * _RESOLUTION)
+    error = np.abs(rows[kept] @ coefficients - seconds[kept]).sum() / seconds[kept].sum()
     return Profile(
-        coefficients_ns={name: float(price * _NS) for name, price in zip(names, prices, strict=True)},
+        coefficients_ns={name: float(value * _NS) for name, value in zip(names, coefficients, strict=True)},
         parallel=float(parallel),
         samples=int(kept.sum()),
         error=float(error),
     )
 
 
-def _prices(rows: NDArray[Any], seconds: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-    """Return the non-negative prices with the least squared error, each sample's weighted."""
+def _coefficients(rows: NDArray[Any], seconds: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
+    """Return the non-negative coefficients with the least weighted squared error."""
     scale = np.maximum(rows.max(axis=0), 1e-30)
     model = LinearRegression(positive=True, fit_intercept=False)
     model.fit(rows / scale * weights[:, None], seconds * weights)
-    prices: NDArray[Any] = model.coef_ / scale
-    return prices
+    coefficients: NDArray[Any] = model.coef_ / scale
+    return coefficients
 
 
 def _machine() -> str:
-    """Return what the profiles were measured on: the processor's name and the number of its cores that we have."""
+    """Return what the profiles were measured on: the processor's name and the number of available cores."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {len(names)} vCPUs"

@@ -1,4 +1,4 @@
-"""Small ONNX graphs with drawn shapes, so that profiles know more shapes and kinds of operators than networks have."""
+"""Synthetic models: small ONNX graphs with random shapes, for shapes and operators that the networks lack."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _copies(rng: Generator) -> onnx.ModelProto:
 
 
 def _cropped(rng: Generator) -> onnx.ModelProto:
-    """Between two convolutions, a slice: it brings the map into order, and back into blocks."""
+    """A slice between two convolutions: the map is reordered to NCHW and back to NCHWc."""
     channels = int(rng.choice(_CHANNELS))
     builder = _map(rng, channels, 300_000)
     wide = builder.convolution("x", channels, channels, (1, 1))

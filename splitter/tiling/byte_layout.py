@@ -1,4 +1,4 @@
-"""How one stage's tiles hand their outputs to the next stage's, in as few byte ranges as can be.
+"""The byte layout of tiles' outputs: the readers of the next stages need as few byte ranges as possible.
 
 What a tile wrote is read by several next tiles, each of which needs a rectangle of it. Cells are the largest
 rectangles that the same tiles read; written in a good order, what each reader needs is mostly one range:
@@ -43,7 +43,7 @@ def lay_out(outputs: Sequence[Sequence[Rect]], readers: Sequence[Wanted]) -> Lay
 
 
 def pieces_for(reader: int, stage: int, shapes: Sequence[Shape], layout: Layout) -> list[Piece]:
-    """Return what `reader` reads of every tile of a stage whose outputs have these shapes."""
+    """Return the pieces that `reader` reads of every tile of a stage whose outputs have these shapes."""
     pieces = []
     for tile, cells in enumerate(layout):
         ranges: list[Range] = []

@@ -1,4 +1,4 @@
-"""Where a network can be cut: wherever one tensor, or a few, separate what comes before from what comes after."""
+"""The cuts of a network: positions where one tensor, or a few, separate the operators before and after."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def all_cuts(graph: Graph) -> list[Cut]:
 
 
 def cut_points(graph: Graph, room: int | None = None) -> list[Cut]:
-    """Return the cuts that are worth looking at, the two ends included.
+    """Return the cuts that the planner considers, the two ends included.
 
     Cuts of one tensor are, but for those between an operator and a pointwise one that follows it: the cut after both
     moves as many bytes and fuses better. Cuts of several tensors are where they move less than the cuts of one tensor

@@ -55,7 +55,7 @@ def _broadcasts(shape: Sequence[int], size: Sequence[int], axes: Axes) -> bool:
 
 
 class Expand(Elementwise):
-    """A small map, such as the gates of squeeze-and-excite, broadcast by an operator of its own."""
+    """An explicit broadcast of a small map, such as the gates of squeeze-and-excite."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return where the input has rows and columns (NCHW if it has one of each), if the new shape is constant."""

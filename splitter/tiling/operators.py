@@ -1,4 +1,4 @@
-"""Which operators can be spread in which way: every operator's rule, and what a tile reads by it.
+"""The tiling rule of every operator, and the input regions that it implies.
 
     over tiles      a rectangle of a map needs a rectangle of each input map
     by columns      columns of a vector need, through a fully connected layer, the whole vector before it
@@ -108,7 +108,7 @@ _RULES: dict[str, Rule] = {
 
 
 def tiled_kinds() -> dict[str, tuple[str, ...]]:
-    """Return the kinds of operators that have rules, sorted, by what their rules are about."""
+    """Return the kinds of operators that have rules, sorted, by family of rules."""
     about = {
         "tiled as windows (halos where they overlap)": ("Conv", "ConvTranspose", *POOLS, "Pad"),
         "tiled value by value": _PER_VALUE | BROADCAST,

@@ -1,4 +1,4 @@
-"""Rules of what has its own operators here: shares of a global pooling, and columns of a fully connected layer."""
+"""Rules of partial reductions: shares of a global pooling, and columns of a fully connected layer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _pool(builder: OnnxBuilder, mode: str, inputs: Sequence[str], output: str) -
 
 
 class TileSum(Rule):
-    """The shares, put together; every tile that reads the result does it."""
+    """The sum of the shares, computed by every tile that reads the result."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return NCHW."""

@@ -1,4 +1,4 @@
-"""The rule that makes tiles exact: which rows of an operator's input its output rows depend on.
+"""Receptive fields, the rule that makes tiles exact: the input rows that an operator's output rows depend on.
 
 For output rows [a, b) of a sliding window with kernel k, dilation d, stride s and leading padding p, they are
 

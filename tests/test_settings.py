@@ -95,7 +95,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("ALLOW_HOSTS", "photos.example,"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_variable(monkeypatch, name, value):
+def test_an_invalid_value_is_refused_with_its_variable(monkeypatch, name, value):
     monkeypatch.setenv(f"SERFER_{name}", value)
     with pytest.raises(UsageError, match=f"^SERFER_{name}: "):
         load_settings()
@@ -135,7 +135,7 @@ def test_a_file_of_prices_that_cannot_be_used_is_refused(tmp_path, content, word
     ("value", "expected"),
     [("relative", "{cwd}/relative"), ("~/kept", "{home}/kept"), ("", "{home}/.cache/serfer")],
 )
-def test_the_cache_is_an_absolute_path_whatever_it_is_called(monkeypatch, tmp_path, value, expected):
+def test_the_cache_is_an_absolute_path(monkeypatch, tmp_path, value, expected):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SERFER_CACHE_DIR", value)
     assert str(load_settings().cache_dir) == expected.format(cwd=tmp_path, home=Path.home())

@@ -44,7 +44,7 @@ class TracedQuery:
     """
 
     name: str
-    asked: float
+    submitted: float
     cut: float
     answered: float
     answer: Answer
@@ -94,7 +94,7 @@ def write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
 
 def trace_events(plan: Plan, queries: Sequence[TracedQuery]) -> list[dict[str, Any]]:
     """Return queries in the Chrome trace event format: names of rows, spans, and arrows from driver to workers."""
-    epoch, arrows = min((query.asked for query in queries), default=0.0), itertools.count(1)
+    epoch, arrows = min((query.submitted for query in queries), default=0.0), itertools.count(1)
     rows = _rows([placed for query in queries for placed in _Spans(plan, query, epoch, arrows)])
     pids = {process: pid for pid, process in enumerate(dict.fromkeys(process for process, _ in rows), 1)}
     events = [event for process, pid in pids.items() for event in _named("process", process, pid, 0, pid)]
@@ -125,9 +125,9 @@ class _Spans:
         """Return the query as its driver saw it, from before the image was decoded until its answer was complete."""
         query, answer = self.query, self.query.answer
         if not answer.stages:  # its answer was kept, or an instance's
-            return self._span(_text(query.name), "query", query.asked, query.answered, {"from": query.target})
+            return self._span(_text(query.name), "query", query.submitted, query.answered, {"from": query.target})
         first, last = answer.stages[0], answer.stages[-1]
-        parts = [self._span("split", "split", query.asked, query.cut)]
+        parts = [self._span("split", "split", query.submitted, query.cut)]
         if answer.overheads.counts.puts:
             parts.append(self._span("store crops", "split", answer.started, first.started))
         for number, (stage, run) in enumerate(zip(self.plan.stages, answer.stages, strict=True)):
@@ -135,7 +135,7 @@ class _Spans:
             parts.append(self._span(f"stage-{number}", "stage", run.started, _end(run, answer), args))
         parts.append(self._span("merge", "merge", _end(last, answer), query.answered))
         args = {"query": answer.query, "retries": answer.overheads.retries, "hedges": answer.overheads.hedges}
-        return self._span(_text(query.name), "query", query.asked, query.answered, args, parts)
+        return self._span(_text(query.name), "query", query.submitted, query.answered, args, parts)
 
     def _attempt(self, stage: int, tile: int, run: TileRun, attempt: Attempt) -> Iterator[tuple[Row, Span]]:
         """Yield an attempt as the driver saw it and, if it answered, its worker's part; one given up ends with it."""

@@ -29,8 +29,8 @@ class Case:
 
 def head(target="/v1/classify", *lines, method="POST"):
     """Return a request's head without the line that ends it."""
-    said = "".join(f"{line}\r\n" for line in ("Host: localhost", "Connection: close", *lines))
-    return f"{method} {target} HTTP/1.1\r\n{said}".encode("latin-1")
+    header_lines = "".join(f"{line}\r\n" for line in ("Host: localhost", "Connection: close", *lines))
+    return f"{method} {target} HTTP/1.1\r\n{header_lines}".encode("latin-1")
 
 
 def post(content_type, body, *lines, target="/v1/classify", fine=False):
@@ -439,12 +439,12 @@ def all_cases():
         *(truncated, damaged, other_content, other_types, bombs, forms, jsons, parameters, headers, routes),
         *(inference, broken_http),
     )
-    found = {}
+    cases = {}
     for group in groups:
         for name, case in group():
-            assert name not in found, name
-            found[name] = case
-    return found
+            assert name not in cases, name
+            cases[name] = case
+    return cases
 
 
 def slow_cases():

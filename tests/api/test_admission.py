@@ -53,7 +53,7 @@ class TestBounds:
 
         run(check)
 
-    def test_a_slot_goes_to_whoever_has_waited_longest(self):
+    def test_a_slot_goes_to_the_longest_waiting_query(self):
         async def check():
             admission, came = Admission(1, 4, Clock()), []
             [held] = await turns(admission, 1)
@@ -90,7 +90,7 @@ class TestBounds:
 
         run(check)
 
-    def test_a_slot_that_comes_too_late_goes_to_the_next_that_can_still_be_answered(self):
+    def test_a_late_slot_goes_to_the_next_query_within_its_deadline(self):
         async def check():
             clock = Clock()
             admission = Admission(1, 4, clock)
@@ -108,7 +108,7 @@ class TestBounds:
 
         run(check)
 
-    def test_whoever_gives_up_waiting_costs_no_slot(self):
+    def test_a_cancelled_wait_uses_no_slot(self):
         async def check():
             admission = Admission(1, 4, Clock())
             [held] = await turns(admission, 1)
@@ -142,7 +142,7 @@ class TestReservations:
 
         run(check)
 
-    def test_who_has_a_place_is_not_refused(self):
+    def test_a_reserved_query_is_not_refused(self):
         async def check():
             admission = Admission(1, 1, Clock())
             place = admission.reserve(60.0)
@@ -188,7 +188,7 @@ class TestPace:
     def test_none_is_held_longer_than_until_its_deadline(self, left_s):
         assert max(self.holds(*[0] * 100, left_s=left_s)) == max(left_s, 0.0)
 
-    def test_a_crowd_that_is_gone_holds_back_nothing(self):
+    def test_departed_clients_hold_back_no_requests(self):
         assert self.holds(*[0] * 100, 3.2)[-1] == 0.0
 
 
@@ -213,7 +213,7 @@ class TestTime:
         run(check)
 
     @pytest.mark.parametrize("moments", [0, 5], ids=["its turn has just come", "it runs"])
-    def test_clients_that_leave_are_no_departures(self, moments):
+    def test_cancelled_clients_do_not_count_as_departures(self, moments):
         async def runs(admission):
             async with admission.turn(60.0):
                 await asyncio.get_running_loop().create_future()
@@ -237,7 +237,7 @@ class TestTime:
 
         run(check)
 
-    def test_what_cannot_be_answered_in_time_is_refused_at_once(self):
+    def test_a_query_that_would_miss_its_deadline_is_refused_at_once(self):
         async def check():
             clock = Clock()
             admission, held = await self.busy(clock, 0.5)
@@ -278,7 +278,7 @@ class TestTime:
 
         run(check)
 
-    def test_a_turn_goes_to_a_query_that_has_as_much_time_left_as_half_of_the_last_ones_took(self):
+    def test_a_turn_needs_half_the_recent_service_time_left(self):
         async def check():
             clock = Clock()
             admission = Admission(3, 100, clock)
@@ -314,7 +314,7 @@ class TestTime:
 
         run(check)
 
-    def test_idle_time_is_no_time_between_departures(self):
+    def test_idle_time_does_not_count_between_departures(self):
         async def check():
             clock = Clock()
             admission, held = await self.busy(clock, 0.5)
@@ -332,7 +332,7 @@ class TestTime:
 
         run(check)
 
-    def test_an_idle_driver_refuses_nobody_whatever_it_measured(self):
+    def test_an_idle_driver_accepts_every_query(self):
         async def check():
             admission, held = await self.busy(Clock(), 0.5)
             for each in held:
@@ -362,7 +362,7 @@ class TestTime:
 
         run(check)
 
-    def test_each_refused_client_is_told_to_come_after_the_one_before(self):
+    def test_retry_after_grows_with_each_refused_client(self):
         async def check():
             clock = Clock()
             admission, _ = await self.busy(clock, 2.0)

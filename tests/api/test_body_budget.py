@@ -25,7 +25,7 @@ class Requests:
         return asyncio.create_task(self.app({"type": "http"}, receive, None))
 
 
-def test_all_bodies_together_are_bounded_and_room_comes_back():
+def test_total_body_bytes_are_bounded_and_released():
     async def check():
         requests = Requests(100)
         first = [requests.start(40) for _ in range(2)]

@@ -25,9 +25,9 @@ def answer(reply):
 
 def problem(reply, status):
     assert (reply.status_code, reply.headers["content-type"]) == (status, "application/problem+json")
-    found = reply.json()
-    assert found["status"] == status
-    return found["detail"]
+    document = reply.json()
+    assert document["status"] == status
+    return document["detail"]
 
 
 @pytest.fixture(scope="module")
@@ -48,28 +48,28 @@ def middleware(app, kind):
 
 class TestAnswers:
     def test_a_form_gets_the_pipelines_own_answer(self, http, expected):
-        found = answer(http.post("/v1/classify?top_k=3", files={"image": ("cat.png", png())}))
-        assert list(found) == list(expected)
+        response = answer(http.post("/v1/classify?top_k=3", files={"image": ("cat.png", png())}))
+        assert list(response) == list(expected)
         for field in ("model", "weights", "untrained", "images", "plan", "target", "retries", "hedges", "restarts"):
-            assert found[field] == expected[field]
-        assert [stage["tasks"] for stage in found["stages"]] == [4, 4, 1]
-        assert found["latency_ms"] > 0
+            assert response[field] == expected[field]
+        assert [stage["tasks"] for stage in response["stages"]] == [4, 4, 1]
+        assert response["latency_ms"] > 0
 
     def test_a_raw_image_and_json_get_the_same_predictions(self, http, expected):
         raw = answer(http.post("/v1/classify?top_k=3", content=png(), headers={"Content-Type": "image/png"}))
         data = base64.b64encode(png()).decode()
-        told = answer(http.post("/v1/classify?top_k=3", json={"images": [{"data": data, "name": "x"}]}))
+        response = answer(http.post("/v1/classify?top_k=3", json={"images": [{"data": data, "name": "x"}]}))
         predictions = expected["images"][0]["predictions"]
         assert raw["images"] == [{"name": "image 0", "predictions": predictions}]
-        assert told["images"] == [{"name": "x", "predictions": predictions}]
+        assert response["images"] == [{"name": "x", "predictions": predictions}]
 
     def test_several_images_are_one_query(self, http, observed):
         files = [("image", (f"{seed}.png", png(seed=seed))) for seed in range(3)]
-        found = answer(http.post("/v1/classify", files=files))
-        assert [image["name"] for image in found["images"]] == ["0.png", "1.png", "2.png"]
+        response = answer(http.post("/v1/classify", files=files))
+        assert [image["name"] for image in response["images"]] == ["0.png", "1.png", "2.png"]
         assert len(observed.answers) == 1
 
-    def test_explaining_tells_of_every_task(self, http):
+    def test_explain_reports_every_task(self, http):
         timeline = answer(http.post("/v1/classify?explain=true", files={"image": png()}))["timeline"]
         assert [(task["stage"], task["tile"]) for task in timeline["tasks"]] == [
             *((0, tile) for tile in range(4)),
@@ -83,8 +83,8 @@ class TestAnswers:
 
 
 def test_a_network_with_fewer_classes_than_are_wanted_has_all_of_them_returned(http):
-    found = answer(http.post(f"/v1/classify?top_k={CLASSES + 1}", files={"image": png()}))
-    assert len(found["images"][0]["predictions"]) == CLASSES
+    response = answer(http.post(f"/v1/classify?top_k={CLASSES + 1}", files={"image": png()}))
+    assert len(response["images"][0]["predictions"]) == CLASSES
 
 
 class TestRefusals:
@@ -105,7 +105,7 @@ class TestRefusals:
     def test_wrong_parameters_are_named(self, http, query, status, detail):
         assert detail in problem(http.post(f"/v1/classify?{query}", files={"image": png()}), status)
 
-    def test_what_is_no_image_cannot_be_decoded(self, http):
+    def test_invalid_image_bytes_are_not_decoded(self, http):
         broken = png()[:200]
         assert "cannot be decoded" in problem(http.post("/v1/classify", files={"image": ("a.png", broken)}), 400)
 
@@ -124,7 +124,7 @@ class TestRefusals:
         problem(reply, 400)
         assert reply.json()["detail"].startswith("odd.jpg cannot be decoded")
 
-    def test_an_answer_that_comes_too_late_is_none(self, http, observed):
+    def test_a_late_answer_is_a_deadline_problem_and_not_counted(self, http, observed):
         problem(http.post("/v1/classify?deadline_ms=1", files={"image": png()}), 504)
         assert not observed.answers
 
@@ -201,25 +201,25 @@ class TestResults:
         return reply
 
     def ended(self, http, reply):
-        while (found := answer(http.get(reply.headers["location"])))["status"] in ("queued", "running"):
+        while (state := answer(http.get(reply.headers["location"])))["status"] in ("queued", "running"):
             pass
-        return found
+        return state
 
     def test_a_result_can_be_had_later_with_every_stage(self, http, expected):
-        found = self.ended(http, self.later(http))
-        assert found["status"] == "done"
-        assert [(stage["name"], stage["done"], stage["tiles"]) for stage in found["stages"]] == [
+        state = self.ended(http, self.later(http))
+        assert state["status"] == "done"
+        assert [(stage["name"], stage["done"], stage["tiles"]) for stage in state["stages"]] == [
             ("stage-0", 4, [1] * 4),
             ("stage-1", 4, [1] * 4),
             ("stage-2", 1, [1]),
         ]
-        assert found["result"]["images"][0]["predictions"][:3] == expected["images"][0]["predictions"]
-        assert found["result"]["timeline"]["tasks"]
+        assert state["result"]["images"][0]["predictions"][:3] == expected["images"][0]["predictions"]
+        assert state["result"]["timeline"]["tasks"]
 
-    def test_a_failure_is_told_as_a_problem(self, http):
+    def test_a_failed_job_reports_a_problem(self, http):
         reply = http.post("/v1/classify", files={"image": png()[:200]}, headers={"Prefer": "respond-async"})
-        found = self.ended(http, reply)
-        assert (found["status"], found["problem"]["status"]) == ("failed", 400)
+        state = self.ended(http, reply)
+        assert (state["status"], state["problem"]["status"]) == ("failed", 400)
 
     def test_the_same_key_is_the_same_result(self, http, observed):
         first = self.later(http, **{"Idempotency-Key": "k"})
@@ -243,7 +243,7 @@ class TestResults:
         assert answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=headers)) == later
         assert len(observed.answers) == 1
 
-    def test_what_a_result_to_come_holds_in_memory_counts(self, app, http, service, monkeypatch):
+    def test_pending_results_count_towards_the_memory_limit(self, app, http, service, monkeypatch):
         """As long as its query waits; whoever sends more is told so, and room comes back when it ends."""
         may_end = threading.Event()
         pipeline = service.pipelines["small"]
@@ -261,7 +261,7 @@ class TestResults:
         while budget.reserved > before:
             pass
 
-    def test_what_was_promised_is_answered_and_more_is_refused_at_once(self, http, service, monkeypatch):
+    def test_accepted_jobs_are_answered_and_further_ones_refused(self, http, service, monkeypatch):
         may_begin, pipeline = threading.Event(), service.pipelines["small"]
         submit = pipeline.submit_pixels
         monkeypatch.setattr(pipeline, "submit_pixels", lambda *args, **kw: may_begin.wait(60) and submit(*args, **kw))
@@ -277,7 +277,7 @@ class TestResults:
         assert ends == ["done"] * 12
         assert service.admission.reserved == 0
 
-    def test_a_deleted_result_is_gone(self, http):
+    def test_a_deleted_result_is_not_found(self, http):
         place = self.later(http).headers["location"]
         assert http.delete(place).status_code == 204
         problem(http.get(place), 404)

@@ -59,7 +59,7 @@ def test_both_clients_get_the_same(client, url, expected):
 @pytest.mark.parametrize(
     "name", ["käse 🧀.png", 'a "quoted".png', r"back\slash.png", "100%.png", "%22.png", "a;b=c.png"]
 )
-def test_a_name_comes_back_as_it_was_given(client, name):
+def test_image_names_are_returned_unchanged(client, name):
     assert client.classify(png(), names=[name]).images[0].name == name
 
 
@@ -92,7 +92,7 @@ def test_a_job_is_answered_later(client, expected):
     assert abs(time.time() - status.created) < PATIENCE
 
 
-def test_a_cancelled_job_is_gone(client):
+def test_a_cancelled_job_is_not_found(client):
     job = client.submit(png())
     job.cancel()
     job.cancel()
@@ -115,7 +115,7 @@ def test_refusals_are_errors_with_the_services_words(client):
         client.classify(png(), deadline_ms=1)
 
 
-def test_a_full_service_is_asked_again_when_it_said(app, service):
+def test_the_client_retries_a_full_service_after_retry_after(app, service):
     refusals = [Problem(429, "come again", headers={"Retry-After": str(number)}) for number in (3, 2)]
     usual, waits = service.admission.check, []
 
@@ -131,7 +131,7 @@ def test_a_full_service_is_asked_again_when_it_said(app, service):
     assert [int(wait) for wait in waits] == [3, 2]
 
 
-def test_keys_open_the_service_to_those_who_have_one(service, settings, tmp_path):
+def test_a_request_needs_a_valid_key(service, settings, tmp_path):
     path = tmp_path / "keys.json"
     key = add_key(path, "me", None)
     with running(make_app(service, settings, KeyRing(path, time.monotonic))) as url:
@@ -163,7 +163,7 @@ def test_an_error_names_the_request_as_the_services_log_does(client):
     assert f"request {caught.value.request_id}" in str(caught.value)
 
 
-def test_what_the_documentation_shows_works(url, tmp_path, monkeypatch, capsys):
+def test_documented_examples_work(url, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("cat.jpg", "dog.jpg"):
         Path(name).write_bytes(png())
@@ -209,7 +209,7 @@ def test_connections_that_break_are_tried_again():
         assert client.models() == ()  # the connection that was kept has been closed meanwhile
 
 
-def test_nobody_there_is_said_with_the_address():
+def test_a_connection_error_names_the_address():
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
     with (

@@ -46,10 +46,10 @@ class Daemon:
 def running(plan, *arguments, **variables):
     """Start a daemon beside a plan directory, with workers in process."""
     known = {name: value for name, value in os.environ.items() if not name.startswith(("SERFER_", "LAMBDA_"))}
-    asked = {"SERFER_PLAN": plan.name, "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
+    environ = {"SERFER_PLAN": plan.name, "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
     with subprocess.Popen(
         [sys.executable, "-m", "serfer.api.entrypoints.daemon", "--host", "127.0.0.1", "--port", "0", *arguments],
-        env={**known, **asked, "SERFER_API_DRAIN_S": "0", **variables},
+        env={**known, **environ, "SERFER_API_DRAIN_S": "0", **variables},
         cwd=plan.parent,
         stderr=subprocess.PIPE,
         text=True,
@@ -60,11 +60,11 @@ def running(plan, *arguments, **variables):
             process.kill()
 
 
-def test_it_serves_the_plans_that_its_environment_names_and_ends_when_told_to(small_plan):
+def test_it_serves_the_plans_of_its_environment_and_ends_on_sigterm(small_plan):
     with running(small_plan) as started:
-        said = started.heard("listening")
-        assert (said["models"], said["driver"]) == (["small"], "push")
-        with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http:
+        event = started.heard("listening")
+        assert (event["models"], event["driver"]) == (["small"], "push")
+        with httpx.Client(base_url=event["url"], timeout=PATIENCE) as http:
             assert http.get("/readyz").status_code == 200
             reply = http.post("/v1/classify", content=png(), headers=IMAGE)
         assert (reply.status_code, reply.json()["model"]) == (200, "small")
@@ -81,8 +81,8 @@ def test_keys_and_bounds_are_those_of_every_driver(small_plan, tmp_path):
         url = started.heard("listening")["url"]
         with httpx.Client(base_url=url, timeout=PATIENCE) as http:
             assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 401
-            asked = {**IMAGE, "X-API-Key": key}
-            assert http.post("/v1/classify", content=png(), headers=asked).status_code == 413
+            headers = {**IMAGE, "X-API-Key": key}
+            assert http.post("/v1/classify", content=png(), headers=headers).status_code == 413
         assert started.end() == 0
     assert "open" not in {line["event"] for line in started.lines}
 
@@ -98,7 +98,7 @@ def test_keys_and_bounds_are_those_of_every_driver(small_plan, tmp_path):
     ],
 )
 @pytest.mark.usefixtures("_logging")
-def test_what_is_wrong_is_one_line_and_an_exit_code(monkeypatch, capsys, small_plan, tmp_path, wrong, code, words):
+def test_errors_are_one_line_and_an_exit_code(monkeypatch, capsys, small_plan, tmp_path, wrong, code, words):
     for name, value in {"SERFER_PLAN": str(small_plan), "SERFER_STORE": "memory://", **wrong}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_one_line_and_an_exit_code(monkeypatch, capsys, small_p
 
 
 @pytest.mark.parametrize("arguments", [["--port", "70000"], ["--port", "x"], ["--log-level", "loud"], ["extra"]])
-def test_arguments_that_are_none(capsys, arguments):
+def test_invalid_arguments(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         daemon.main(arguments)
     assert ended.value.code == 2

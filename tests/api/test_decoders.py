@@ -64,16 +64,16 @@ async def until(condition):
 
 def test_a_decoder_gives_the_pixels_that_decoding_in_process_gives(forks):
     images = [path.read_bytes() for path in sorted(EXAMPLES.iterdir()) if path.suffix in (".jpg", ".png")]
-    found = decode(forks, images)
-    assert np.array_equal(found.pixels, [decode_image(data, "x", *_parts(RECIPE)) for data in images])
-    assert found.busy_s > 0
+    decoded = decode(forks, images)
+    assert np.array_equal(decoded.pixels, [decode_image(data, "x", *_parts(RECIPE)) for data in images])
+    assert decoded.busy_s > 0
 
 
 def _parts(recipe):
     return recipe.preprocess, recipe.shape, recipe.limits
 
 
-def test_what_is_wrong_with_an_image_is_told_as_in_process(forks):
+def test_image_errors_are_those_of_decoding_in_process(forks):
     with pytest.raises(ImageError, match="image 1 cannot be decoded"):
         decode(forks, [png(), png()[:200]])
     with pytest.raises(ImageTooLargeError, match="image 0 has 1001 x 1000 pixels, more than the 1,000,000"):
@@ -202,7 +202,7 @@ def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_
 
 
 @pytest.mark.parametrize("who", ["decoder", "server"])
-def test_what_dies_while_it_is_idle_is_replaced(forks, who):
+def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
         await pool.decode([png()], ["x"], RECIPE, "me")
@@ -215,7 +215,7 @@ def test_what_dies_while_it_is_idle_is_replaced(forks, who):
     asyncio.run(check())
 
 
-def test_a_decoder_that_is_killed_is_no_fault_of_the_image(forks, slow_bmp):
+def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
         await pool.decode([png()], ["x"], RECIPE, "me")
@@ -244,15 +244,15 @@ def test_decoders_have_no_secrets_and_write_nowhere(forks, monkeypatch):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
         await pool.decode([png()], ["x"], RECIPE, "me")
-        found = [described(pid) for pid in (forks._process.pid, pool._idle[0].pid)]
+        processes = [described(pid) for pid in (forks._process.pid, pool._idle[0].pid)]
         await pool.close()
-        return found
+        return processes
 
-    found = asyncio.run(check())
-    for variables, outputs, _ in found:
+    described_processes = asyncio.run(check())
+    for variables, outputs, _ in described_processes:
         assert b"hush" not in variables
         assert outputs == {Path("/dev/null")}
-    limits = found[1][2]
+    limits = described_processes[1][2]
     assert (limits["Max file size"], limits["Max core file size"]) == ("0", "0")
     assert int(limits["Max address space"]) > 0
 
@@ -297,7 +297,7 @@ def _lives(pid):
         return False
 
 
-def test_a_server_that_cannot_start_is_told(monkeypatch):
+def test_a_fork_server_start_failure_is_reported(monkeypatch):
     monkeypatch.setattr("serfer.api.decoding.fork_server._RUN", "raise SystemExit(7)")
     server = ForkServer()
     with pytest.raises(UnavailableError, match="image decoders cannot be started: their server ended with exit code 7"):

@@ -62,7 +62,7 @@ def test_of_one_client_those_that_were_served_least_come_first():
     run(check)
 
 
-def test_what_is_full_refuses_the_client_that_has_most():
+def test_full_slots_refuse_the_client_with_the_most_queries():
     async def check():
         slots = FairSlots(1, 4)
         async with AsyncExitStack() as stack:
@@ -99,7 +99,7 @@ def test_a_request_that_is_cancelled_gives_its_place_or_its_slot_back():
     run(check)
 
 
-def test_a_client_that_could_not_be_served_in_time_is_told_when_to_come_again():
+def test_a_refused_client_gets_retry_after():
     async def check():
         now = [0.0]
         slots = FairSlots(2, 100, lambda: now[0])

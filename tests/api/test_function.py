@@ -132,8 +132,8 @@ def function(variables, settings, opened):
 def call(request, function):
     """Call the function with an event of either format; returns status, headers and body."""
 
-    def called(*asked, **more):
-        answer = function(request.param(*asked, **more), None)
+    def called(*event, **more):
+        answer = function(request.param(*event, **more), None)
         json.dumps(answer)  # as Lambda's runtime does
         body = base64.b64decode(answer["body"]) if answer["isBase64Encoded"] else answer["body"].encode()
         return answer["statusCode"], answer["headers"], body
@@ -161,7 +161,7 @@ class TestEvents:
         assert status == 200
         assert json.loads(body)["images"][0]["name"] == "x"
 
-    def test_it_answers_what_a_driver_answers(self, call, http):
+    def test_answers_equal_those_of_a_driver(self, call, http):
         status, _, body = call("POST", "/v1/classify", headers=IMAGE, body=png())
         other = http.post("/v1/classify", content=png(), headers=IMAGE)
         assert (status, json.loads(body)["images"]) == (other.status_code, other.json()["images"])
@@ -174,7 +174,7 @@ class TestEvents:
         assert b'route="/readyz"' in body
 
     @pytest.mark.parametrize(
-        ("asked", "status"),
+        ("event_parts", "status"),
         [
             (("POST", "/v1/classify", (), IMAGE, b"\x89PNG\r\n\x1a\n broken"), 400),
             (("POST", "/v1/classify", [("top_k", "0")], IMAGE, b"x"), 422),
@@ -184,11 +184,11 @@ class TestEvents:
             (("POST", "/v1/classify", (), {"content-type": "text/html"}, b"x"), 415),
         ],
     )
-    def test_errors_are_problems_that_can_be_read(self, call, asked, status):
-        found, headers, body = call(*asked)
+    def test_errors_are_problems_that_can_be_read(self, call, event_parts, status):
+        code, headers, body = call(*event_parts)
         problem = json.loads(body)
-        assert (found, headers["content-type"], problem["status"]) == (status, "application/problem+json", status)
-        assert problem["request_id"] == headers["x-request-id"]
+        assert (code, headers["content-type"], problem["status"]) == (status, "application/problem+json", status)
+        assert problem["request_id"] == headers["x-event_parts-id"]
 
     def test_problems_are_not_in_base64(self, function):
         assert not function(rest("GET", "/nowhere"), None)["isBase64Encoded"]
@@ -236,7 +236,7 @@ class TestOpening:
             ({"SERFER_DRIVER": "stepfunctions"}, "--driver stepfunctions invokes functions"),
         ],
     )
-    def test_what_cannot_be_is_refused_by_name(self, variables, settings, opened, wrong, words):
+    def test_invalid_settings_are_refused_by_name(self, variables, settings, opened, wrong, words):
         with pytest.raises(UsageError) as raised:
             open_application(driver_settings({**variables, **wrong}), settings, opened)
         assert words in str(raised.value)
@@ -299,9 +299,9 @@ def test_an_environment_is_frozen_and_thawed(variables):
         )
         with process:
             try:
-                asked = json.dumps(http_api("POST", "/v1/classify", headers=IMAGE, body=png())) + "\n"
+                request = json.dumps(http_api("POST", "/v1/classify", headers=IMAGE, body=png())) + "\n"
                 for _ in range(3):
-                    process.stdin.write(asked)
+                    process.stdin.write(request)
                     process.stdin.flush()
                     assert json.loads(process.stdout.readline())["statusCode"] == 200
                     process.send_signal(signal.SIGSTOP)
@@ -352,8 +352,8 @@ def test_lambda_runs_it(small_plan, tmp_path):
     finally:
         loop.wait(service.stop())
         loop.close()
-    told = [json.loads(line.removeprefix("http: ")) for line in lines if line.startswith("http: {")]
-    assert [line["request_id"] for line in told if line["event"] == "request"] == ["mine", "mine"]
+    events = [json.loads(line.removeprefix("http: ")) for line in lines if line.startswith("http: {")]
+    assert [line["request_id"] for line in events if line["event"] == "request"] == ["mine", "mine"]
 
 
 def test_a_driver_function_waits_less_than_a_second_for_room_that_it_takes_itself():

@@ -78,19 +78,19 @@ def samples():
             *[(palette, {"compression": "tiff_lzw"}), (deep, {}), (rgba, {"big_tiff": True}), *fax],
         ],
     }
-    found = {}
+    collected = {}
     for kind, variants in made.items():
-        found[kind] = []
+        collected[kind] = []
         for image, options in variants:
             buffer = io.BytesIO()
             image.save(buffer, kind, **options)
-            found[kind].append(buffer.getvalue())
+            collected[kind].append(buffer.getvalue())
     width, height = 14, 12
     runs = (b"\x03\x05\x0b\x02" + b"\0\0") * height + b"\0\1"
     head = struct.pack("<2sIHHI", b"BM", 54 + 64 + len(runs), 0, 0, 54 + 64)
     head += struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 16, 0)
-    found["BMP"].append(head + bytes(64) + runs)
-    return found
+    collected["BMP"].append(head + bytes(64) + runs)
+    return collected
 
 
 def mutant(data, others, seed):
@@ -151,9 +151,9 @@ async def fuzz(forks, kind, numbers):
             data = mutant(files[number % len(files)], files, f"{kind} {number}")
             try:
                 check_format("x", data)
-                found = await pool.decode([data], ["x"], RECIPE, "fuzz")
+                decoded = await pool.decode([data], ["x"], RECIPE, "fuzz")
                 ends["decoded"] += 1
-                assert found.pixels.shape == (1, 8, 8, 3)
+                assert decoded.pixels.shape == (1, 8, 8, 3)
             except Problem as refusal:
                 ends[refusal.status] += 1
             except ImageError as refusal:

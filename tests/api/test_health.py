@@ -21,13 +21,13 @@ from tests.e2e.small import split_small
 def says(service, monkeypatch):
     """Let the service say what a test wants."""
 
-    def said(store="", functions=""):
+    def report(store="", functions=""):
         async def health():
             return Health(store, functions)
 
         monkeypatch.setattr(service, "health", health)
 
-    return said
+    return report
 
 
 class TestWords:
@@ -35,7 +35,7 @@ class TestWords:
         assert (http.get("/healthz").status_code, http.get("/healthz").json()) == (200, {"live": True})
         assert (http.get("/readyz").status_code, http.get("/readyz").json()) == (200, {"ready": True})
 
-    def test_what_is_wrong_is_named(self, http, says):
+    def test_failures_are_named(self, http, says):
         says("no answer", "throttled: none are left")
         response = http.get("/readyz")
         assert response.status_code == 503
@@ -58,7 +58,7 @@ class TestWords:
         assert (response.status_code, response.json()["draining"]) == (503, True)
         assert http.get("/healthz").status_code == 200
 
-    def test_what_others_say_stays_one_short_line(self, http, says):
+    def test_foreign_error_messages_are_cut_to_one_short_line(self, http, says):
         says("first\nsecond " + "x" * 5000)
         text = http.get("/readyz").json()["store"]
         assert text.startswith("first second")
@@ -74,7 +74,7 @@ def eventually_is(http, status):
     return response
 
 
-def test_a_store_that_goes_and_comes_back(small_plan, settings):
+def test_readiness_follows_the_store(small_plan, settings):
     server = RedisServer()
     url, port, password = server.url, server.port, server.url.split(":")[2].split("@")[0]
     pipeline = serfer.open(small_plan, store=url, workers="inprocess")
@@ -96,15 +96,15 @@ def test_a_store_that_goes_and_comes_back(small_plan, settings):
 
 def workers_of(parent):
     """Return the ids of a process's children that run a function."""
-    found = []
+    workers = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             status, line = (entry / "stat").read_bytes(), (entry / "cmdline").read_bytes()
         except OSError:
             continue
         if int(status.rpartition(b")")[2].split()[1]) == parent and b"bootstrap" in line:
-            found.append(int(entry.name))
-    return found
+            workers.append(int(entry.name))
+    return workers
 
 
 def test_functions_that_cannot_start_and_can_again(tmp_path, tmp_path_factory):

@@ -50,7 +50,7 @@ def test_two_drivers_that_compute_the_same_query_give_one_answer():
     asyncio.run(check())
 
 
-def test_an_answer_that_failed_is_tried_anew():
+def test_a_failed_request_is_retried_under_its_key():
     async def check():
         async def fails(_):
             raise Problem(503, "not now")
@@ -68,7 +68,7 @@ def test_an_answer_that_failed_is_tried_anew():
     asyncio.run(check())
 
 
-def test_whoever_waits_for_one_that_gives_up_computes_it():
+def test_a_waiting_duplicate_takes_over_a_cancelled_request():
     async def check():
         with MemoryStore() as store:
             replies, _ = both_drivers(store)
@@ -85,7 +85,7 @@ def test_whoever_waits_for_one_that_gives_up_computes_it():
     asyncio.run(check())
 
 
-def test_whoever_waits_for_the_same_request_waits_no_longer_than_its_own_deadline():
+def test_a_waiting_duplicate_keeps_its_own_deadline():
     async def check():
         with MemoryStore() as store:
             replies, _ = both_drivers(store)
@@ -108,8 +108,8 @@ def test_a_key_belongs_to_its_owner():
             for owner in ("alice", "bob"):
                 answers = Answers(owner.encode())
                 answers.may_end.set()
-                found = await replies.first_answer(IdempotencyKey(owner, "key-1", ASKED.digest), answers, 60.0)
-                assert (found.body, found.replayed) == (owner.encode(), False)
+                answer = await replies.first_answer(IdempotencyKey(owner, "key-1", ASKED.digest), answers, 60.0)
+                assert (answer.body, answer.replayed) == (owner.encode(), False)
 
     asyncio.run(check())
 

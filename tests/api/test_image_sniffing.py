@@ -47,7 +47,7 @@ def test_jpegs_of_every_sort_pass(settings):
     check_format("cat", encoded("JPEG", **settings))
 
 
-def test_what_pillow_does_not_write_is_no_image():
+def test_unknown_formats_are_not_images():
     refused(encoded("PPM"), 415)
 
 
@@ -57,7 +57,7 @@ def test_a_jpeg_of_many_scans_is_refused():
     refused(JPEG[:-2] + SCAN * (MOST_SCANS - scans + 1) + JPEG[-2:])
 
 
-def test_what_follows_the_end_of_a_jpeg_is_not_looked_at():
+def test_bytes_after_the_end_of_a_jpeg_are_ignored():
     check_format("cat", JPEG + SCAN * 100)
 
 

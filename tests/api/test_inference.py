@@ -134,28 +134,28 @@ class TestTritonsClient:
     @pytest.mark.parametrize("binary", [True, False])
     def test_the_best_classes_come_with_values_and_labels(self, triton, expected, binary):
         outputs = [InferRequestedOutput("logits", binary_data=binary, class_count=2)]
-        found = triton.infer("small", tensor(batch(2)), outputs=outputs, model_version="1").as_numpy("logits")
-        assert found.shape == (2, 2)
-        for row, logits in zip(found, expected["input"], strict=True):
+        classes = triton.infer("small", tensor(batch(2)), outputs=outputs, model_version="1").as_numpy("logits")
+        assert classes.shape == (2, 2)
+        for row, logits in zip(classes, expected["input"], strict=True):
             best = np.argsort(-logits)[:2]
             texts = [text.decode() if isinstance(text, bytes) else text for text in row]
             assert texts == [f"{logits[index]:f}:{index}:{LABELS[index]}" for index in best]
 
-    @pytest.mark.parametrize("asked", ["gzip", "deflate", None])
+    @pytest.mark.parametrize("coding", ["gzip", "deflate", None])
     @pytest.mark.parametrize("answered", ["gzip", "deflate", None])
-    def test_both_ways_may_be_compressed(self, triton, expected, asked, answered):
+    def test_both_ways_may_be_compressed(self, triton, expected, coding, answered):
         result = triton.infer(
             "small",
             tensor(batch(2)),
-            request_compression_algorithm=asked,
+            request_compression_algorithm=coding,
             response_compression_algorithm=answered,
         )
         assert result.as_numpy("logits").tobytes() == expected["input"].tobytes()
 
-    def test_queries_may_be_asked_side_by_side(self, lasting, expected):
+    def test_concurrent_inference_requests(self, lasting, expected):
         with InferenceServerClient(lasting.removeprefix("http://"), concurrency=3, network_timeout=60.0) as client:
-            asked = [client.async_infer("small", tensor(batch(2))) for _ in range(3)]
-            for one in asked:
+            pending = [client.async_infer("small", tensor(batch(2))) for _ in range(3)]
+            for one in pending:
                 assert one.get_result().as_numpy("logits").tobytes() == expected["input"].tobytes()
 
     @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ class TestTritonsClient:
             ("small", "", batch(1), "x", "400", "'input' or 'image'"),
         ],
     )
-    def test_what_is_wrong_is_told_in_the_protocols_way(self, triton, model, version, array, name, status, words):
+    def test_errors_have_the_protocols_format(self, triton, model, version, array, name, status, words):
         with pytest.raises(InferenceServerException) as caught:
             triton.infer(model, tensor(array, name), model_version=version)
         assert caught.value.status() == status
@@ -190,7 +190,7 @@ class TestTritonsClient:
             lambda client: client.unregister_cuda_shared_memory(),
         ],
     )
-    def test_what_is_not_offered_is_not_found(self, triton, ask):
+    def test_unsupported_routes_are_not_found(self, triton, ask):
         with pytest.raises(InferenceServerException) as caught:
             ask(triton)
         assert caught.value.status() == "404"
@@ -215,16 +215,16 @@ class TestHttp:
         with httpx.Client(base_url=lasting, timeout=60) as client:
             yield client
 
-    def test_health_says_what_kserves_client_reads(self, http):
+    def test_health_responses_suit_kserves_client(self, http):
         assert http.get("/v2/health/live").json() == {"live": True}
         assert http.get("/v2/health/ready").json() == {"live": True, "ready": True}
         assert http.get("/v2/models/small/ready").json() == {"name": "small", "ready": True}
 
     @pytest.mark.parametrize("body", ["[", "[]", '{"ready": 1}'])
-    def test_an_index_that_is_asked_for_otherwise_is_refused(self, http, body):
+    def test_an_invalid_index_request_is_refused(self, http, body):
         assert error(http.post("/v2/repository/index", content=body), 400)
 
-    def test_json_answers_are_the_default_and_compressed_as_asked(self, http, expected):
+    def test_json_is_the_default_and_compressed_on_request(self, http, expected):
         for coding in ("identity", "gzip"):
             reply = http.post(INFER, json=plain(np.repeat(batch(2), 8, 0)), headers={"Accept-Encoding": coding})
             assert reply.headers["content-type"] == "application/json"
@@ -232,14 +232,14 @@ class TestHttp:
             assert reply.headers.get("content-encoding", "identity") == coding
             assert "Accept-Encoding" in reply.headers["vary"]
             (output,) = reply.json()["outputs"]
-            found = np.array(output["data"], np.float32).reshape(output["shape"])
-            assert found.tolist() == np.repeat(expected["input"], 8, 0).tolist()
+            values = np.array(output["data"], np.float32).reshape(output["shape"])
+            assert values.tolist() == np.repeat(expected["input"], 8, 0).tolist()
 
     def test_a_request_without_an_id_has_an_answer_without_one(self, http):
         assert set(http.post(INFER, json=plain()).json()) == {"model_name", "model_version", "outputs"}
 
     @pytest.mark.parametrize("number", [np.nan, np.inf])
-    def test_numbers_that_are_none_are_refused_in_binary_too(self, http, number):
+    def test_nan_and_infinity_are_refused_in_binary_too(self, http, number):
         array = np.zeros((1, 3, SIZE, SIZE), np.float32)
         array[0, 2, 5, 7] = number
         body, header = InferenceServerClient.generate_request_body(tensor(array))
@@ -261,16 +261,16 @@ class TestHttp:
         "parameters",
         [{"deadline_ms": 0}, {"deadline_ms": 1.5}, {"deadline_ms": 10**9}, {"deadline_ms": True}, {"timeout": -1}],
     )
-    def test_a_deadline_that_is_none_is_refused(self, http, parameters):
+    def test_an_invalid_deadline_is_refused(self, http, parameters):
         assert next(iter(parameters)) in error(http.post(INFER, json=plain(parameters=parameters)), 400)
 
     @pytest.mark.parametrize("method", ["GET", "PUT"])
-    def test_a_method_that_a_route_does_not_have_is_told_in_the_protocols_way(self, http, method):
+    def test_method_not_allowed_has_the_protocols_format(self, http, method):
         reply = http.request(method, INFER)
         assert error(reply, 405)
         assert reply.headers["allow"] == "POST"
 
-    def test_a_path_that_only_begins_like_the_protocols_is_not_its(self, http):
+    def test_a_path_with_only_the_protocols_prefix_is_not_matched(self, http):
         assert http.get("/v20").headers["content-type"] == "application/problem+json"
 
 
@@ -329,7 +329,7 @@ class TestFailures:
             (RuntimeError("secret"), 500, None),
         ],
     )
-    def test_a_query_that_fails_is_told_in_the_protocols_way(self, http, service, monkeypatch, failure, status, retry):
+    def test_a_failed_query_has_the_protocols_error_format(self, http, service, monkeypatch, failure, status, retry):
         async def fail(*_):
             raise failure
 
@@ -338,13 +338,13 @@ class TestFailures:
         assert "secret" not in error(reply, status)
         assert reply.headers.get("retry-after") == retry
 
-    def test_where_there_is_no_room_the_body_is_not_read(self, http, service, monkeypatch):
+    def test_a_full_service_does_not_read_the_body(self, http, service, monkeypatch):
         monkeypatch.setattr(service, "admission", Admission(0, 0))
         reply = http.post(INFER, content=b"no request")
         assert "come again" in error(reply, 429)
         assert int(reply.headers["retry-after"]) >= 1
 
-    def test_a_client_that_goes_away_cancels_its_query(self, url, service, monkeypatch):
+    def test_a_disconnected_client_cancels_its_query(self, url, service, monkeypatch):
         begun, cancelled = threading.Event(), threading.Event()
 
         async def wait(*_):

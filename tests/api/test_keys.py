@@ -35,8 +35,8 @@ def path(tmp_path):
 
 
 def request(*headers):
-    found = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    return Request({"type": "http", "method": "GET", "headers": found})
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    return Request({"type": "http", "method": "GET", "headers": encoded})
 
 
 def refused(status, ask, *arguments):
@@ -171,7 +171,7 @@ def test_neither_keys_nor_digests_show_in_a_repr(path, clock):
     assert repr(sha256(key.encode()).digest()) not in shown
 
 
-def test_over_its_quota_a_key_waits_as_long_as_it_is_told(path, clock):
+def test_a_key_over_quota_gets_retry_after(path, clock):
     key, other = add_key(path, "phone", 6, burst=2), add_key(path, "other", None)
     ring = KeyRing(path, clock)
     ring.check(key)
@@ -186,7 +186,7 @@ def test_over_its_quota_a_key_waits_as_long_as_it_is_told(path, clock):
     ring.check(key)
 
 
-def test_what_is_used_of_a_quota_survives_a_reload_unless_the_quota_changes(path, clock):
+def test_quota_usage_survives_a_reload_unless_the_quota_changes(path, clock):
     key = add_key(path, "phone", 1, burst=1)
     ring = KeyRing(path, clock)
     ring.check(key)
@@ -222,7 +222,7 @@ def test_a_quota_is_never_exceeded_and_its_waits_are_exact(rate, burst, start, p
             assert last - first + 1 <= allowed
 
 
-def test_adding_refuses_what_is_there_and_what_is_no_name(path):
+def test_adding_refuses_existing_and_invalid_names(path):
     add_key(path, "phone", None)
     before = path.read_bytes()
     with pytest.raises(UsageError, match="'phone'"):
@@ -264,6 +264,6 @@ def test_the_command_shows_a_key_once_and_no_digest_ever(path, clock):
 
 
 @pytest.mark.parametrize("words", [["list"], ["add", "a", "--burst", "1", "--file", "x.json"]])
-def test_the_command_says_what_is_missing(words):
+def test_the_command_names_missing_arguments(words):
     with pytest.raises(UsageError, match=r"SERFER_KEYS_FILE|--per-minute"):
         raise command(*words).exception

@@ -64,10 +64,10 @@ def http(url, key):
 def requests_in(lines, count=1):
     """Wait until so many requests are over, which their clients hear of first, and return their lines."""
     deadline = time.monotonic() + PATIENCE
-    while len(found := [line for line in lines() if line["event"] == "request"]) < count:
+    while len(records := [line for line in lines() if line["event"] == "request"]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found
+    return records
 
 
 class TestRequestLines:
@@ -93,13 +93,13 @@ class TestRequestLines:
         assert line["cost_usd"] > 0
         assert line["query"]
 
-    def test_a_mistake_of_the_clients_is_no_error_of_ours(self, http, lines):
+    def test_client_errors_are_not_logged_as_errors(self, http, lines):
         http.post("/v1/classify", content=png()[:200], headers={"Content-Type": "image/png"})
         [line] = requests_in(lines)
         assert (line["level"], line["status"], line["error"]) == ("info", 400, "ImageError")
         assert "reason" not in line
 
-    def test_what_is_not_there_is_told_in_its_own_words(self, http, lines, service, monkeypatch):
+    def test_a_404_is_logged_with_its_own_message(self, http, lines, service, monkeypatch):
         async def unavailable(*_):
             raise StoreUnavailableError("the store at 10.0.0.1 does not answer")
 
@@ -109,24 +109,24 @@ class TestRequestLines:
         assert (line["level"], line["status"], line["error"]) == ("warning", 503, "StoreUnavailableError")
         assert line["reason"] == "the store at 10.0.0.1 does not answer"
 
-    def test_what_ends_after_its_request_has_a_line_of_its_own(self, http, lines):
-        asked = http.post(
+    def test_an_asynchronous_query_has_its_own_log_line(self, http, lines):
+        response = http.post(
             "/v1/classify",
             content=png(),
             headers={"Content-Type": "image/png", "Prefer": "respond-async", "X-Request-Id": "later"},
         )
         deadline = time.monotonic() + PATIENCE
-        while http.get(asked.headers["Location"]).json()["status"] != "done":
+        while http.get(response.headers["Location"]).json()["status"] != "done":
             assert time.monotonic() < deadline
         [line] = [line for line in lines() if line["event"] == "query"]
         assert (line["request_id"], line["model"], line["level"]) == ("later", "small", "info")
 
-    def test_machines_that_ask_every_second_are_told_of_at_debug_only(self, http, lines):
+    def test_probes_and_scrapes_are_logged_at_debug_level(self, http, lines):
         http.get("/healthz")
         http.get("/readyz")
         assert {line["level"] for line in requests_in(lines, 2)} == {"debug"}
 
-    def test_a_change_of_readiness_is_told_once(self, http, lines, service):
+    def test_a_change_of_readiness_is_logged_once(self, http, lines, service):
         service.drain()
         for _ in range(3):
             http.get("/readyz")
@@ -197,7 +197,7 @@ class TestPrivacy:
 
 
 class TestReasons:
-    def test_an_errors_words_are_told_only_where_they_are_ours(self):
+    def test_only_own_error_messages_are_logged(self):
         assert reason(ImageError(f"{WORD}.png is empty")) == {"error": "ImageError"}
         assert reason(Problem(429, WORD, slug="overloaded")) == {"error": "Problem", "problem": "overloaded"}
         assert reason(StoreUnavailableError("gone\nx")) == {"error": "StoreUnavailableError", "reason": "gone"}

@@ -42,7 +42,7 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
-    def told(self, pieces, *, trickle=b""):
+    def exchange(self, pieces, *, trickle=b""):
         """Send pieces, and then `trickle` byte by byte; return the server's first answer."""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as client:
             with suppress(ConnectionError):  # it may have heard enough
@@ -87,19 +87,19 @@ def server(small_plan, tmp_path_factory):
         "SERFER_API_DRAIN_S": "0",
     }
     with (
-        log.open("wb") as told,
+        log.open("wb") as output,
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(small_plan)], stdout=subprocess.PIPE, stderr=told, env=environment
+            [sys.executable, "-c", SCRIPT, str(small_plan)], stdout=subprocess.PIPE, stderr=output, env=environment
         ) as process,
     ):
         try:
             url = process.stdout.readline().decode()
             assert url, log.read_text()
-            found = Server(process, int(url.rsplit(":", 1)[1]))
-            assert found.told(FINE).startswith(b"HTTP/1.1 200")
-            before = found.most_memory()
-            yield found
-            growth = found.most_memory() - before
+            opened = Server(process, int(url.rsplit(":", 1)[1]))
+            assert opened.exchange(FINE).startswith(b"HTTP/1.1 200")
+            before = opened.most_memory()
+            yield opened
+            growth = opened.most_memory() - before
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
             assert "Traceback" not in log.read_text()
@@ -131,28 +131,28 @@ def status(answer):
 @pytest.mark.parametrize("name", CASES)
 def test_a_malformed_request_is_refused_with_a_reason_and_the_next_one_answered(server, name):
     case = CASES[name]
-    found = status(server.told(case.pieces))
-    assert 400 <= found < 500 or (case.fine and found == 200), found
-    assert found != 429
-    assert status(server.told(FINE)) == 200
+    code = status(server.exchange(case.pieces))
+    assert 400 <= code < 500 or (case.fine and code == 200), code
+    assert code != 429
+    assert status(server.exchange(FINE)) == 200
 
 
 @pytest.mark.parametrize("trickle", [b"", b"x"], ids=["silent", "trickling"])
 def test_slow_requests_are_given_up_all_at_once(server, trickle):
     with ThreadPoolExecutor(len(SLOW)) as pool:
-        answers = list(pool.map(lambda sent: server.told([sent], trickle=trickle), SLOW.values()))
-    found = dict(zip(SLOW, map(status, answers), strict=True))
-    assert all(400 <= number < 500 for number in found.values()), found
+        answers = list(pool.map(lambda sent: server.exchange([sent], trickle=trickle), SLOW.values()))
+    codes = dict(zip(SLOW, map(status, answers), strict=True))
+    assert all(400 <= number < 500 for number in codes.values()), codes
     if not trickle:
-        assert set(found.values()) == {408}, found
-    assert status(server.told(FINE)) == 200
+        assert set(codes.values()) == {408}, codes
+    assert status(server.exchange(FINE)) == 200
 
 
 def test_a_client_that_leaves_in_the_middle_costs_nothing(server):
     for pieces in (FINE[:1], (FINE[0], FINE[1][:50]), FINE):
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
             client.sendall(b"".join(pieces))
-    assert status(server.told(FINE)) == 200
+    assert status(server.exchange(FINE)) == 200
 
 
 def test_there_are_enough_of_them():

@@ -143,7 +143,7 @@ class TestScrape:
         assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
         assert scraped(http, parse_openmetrics, Accept=OPENMETRICS)[("serfer_ready",)] == 1
 
-    def test_how_busy_it_is_is_what_it_is_now(self, http, service):
+    def test_busy_gauges_show_the_present_load(self, http, service):
         service.admission.running = 3
         assert scraped(http)[("serfer_in_flight",)] == 3
         service.admission.running = 0
@@ -152,9 +152,9 @@ class TestScrape:
         service.drain()
         assert scraped(http)[("serfer_draining",)] == 1
 
-    def test_what_is_served_is_named(self, http):
-        found = [set(labels) for name, *labels in scraped(http) if name == "serfer_build_info"]
-        assert found == [{__version__, "small", "digest"}]
+    def test_build_info_names_the_served_plan(self, http):
+        builds = [set(labels) for name, *labels in scraped(http) if name == "serfer_build_info"]
+        assert builds == [{__version__, "small", "digest"}]
 
     def test_a_store_that_hangs_keeps_no_scrape_waiting(self, settings, metrics, service, monkeypatch):
         async def hang():

@@ -58,14 +58,14 @@ def test_a_parameter_that_there_is_not_is_named(http):
 def test_every_prediction_is_called_predicted_and_is_the_plans_own(small, plan):
     assert small["predicted_ms"] == pytest.approx(sum(stage.predicted_ms for stage in plan.stages), abs=0.01)
     assert small["predicted_cost_usd"] == pytest.approx(sum(stage.predicted_usd for stage in plan.stages))
-    for told, stage in zip(small["stages"], plan.stages, strict=True):
-        assert (told["predicted_ms"], told["predicted_cost_usd"]) == (stage.predicted_ms, stage.predicted_usd)
-        assert told["output"] == stage.path
-        assert told["memory_mb"] == stage.memory_mb
-        assert not {"ms", "usd", "cost_usd", "latency_ms"} & told.keys()
+    for shown, stage in zip(small["stages"], plan.stages, strict=True):
+        assert (shown["predicted_ms"], shown["predicted_cost_usd"]) == (stage.predicted_ms, stage.predicted_usd)
+        assert shown["output"] == stage.path
+        assert shown["memory_mb"] == stage.memory_mb
+        assert not {"ms", "usd", "cost_usd", "latency_ms"} & shown.keys()
 
 
-def test_what_the_plan_competed_with_is_there_and_whole_networks_apart(small, plan):
+def test_alternatives_are_listed_with_unsplit_networks_apart(small, plan):
     assert len(small["competitors"]) == len(plan.alternatives)
     assert [one["verdict"] for one in small["competitors"]].count("chosen") == 1
     assert small["unsplit"]
@@ -74,7 +74,7 @@ def test_what_the_plan_competed_with_is_there_and_whole_networks_apart(small, pl
     assert times == sorted(times)
 
 
-def test_the_tiles_own_shares_cover_the_picture_once_and_lie_in_what_they_read(small):
+def test_own_regions_partition_the_image_within_input_regions(small):
     tiled = [stage for stage in small["stages"] if stage["spread"] == "map"]
     assert len(tiled) == 2
     whole = {"left": 0, "top": 0, "width": 1, "height": 1}
@@ -86,7 +86,7 @@ def test_the_tiles_own_shares_cover_the_picture_once_and_lie_in_what_they_read(s
             assert inside(tile["reads"], whole)
 
 
-def test_what_a_later_stage_depends_on_is_walked_back_to_pixels(small):
+def test_later_stages_input_regions_are_traced_back_to_pixels(small):
     first, second, last = small["stages"]
     assert all(tile["pixels"] is None for tile in first["tiles"])  # it reads pixels itself
     for tile in second["tiles"]:
@@ -94,25 +94,25 @@ def test_what_a_later_stage_depends_on_is_walked_back_to_pixels(small):
     assert (last["spread"], last["tiles"]) == ("none", [])
 
 
-def test_the_page_is_told_which_part_of_a_picture_the_network_sees(small):
+def test_the_page_gets_the_fit_and_the_number_of_classes(small):
     assert small["fit"] == {"resize": 36, "interpolation": "bilinear"}
     assert small["classes"] == len(LABELS)
 
 
-def test_weights_that_nobody_trained_are_said_to_mean_nothing(service, plan, monkeypatch):
+def test_untrained_weights_are_reported(service, plan, monkeypatch):
     described = {
-        words: _told(service, monkeypatch, replace(plan, weights=words))["untrained"]
+        words: anatomy_of(service, monkeypatch, replace(plan, weights=words))["untrained"]
         for words in ("random (seed 0): answers mean nothing", "ImageNet (pretrained)")
     }
     assert list(described.values()) == [True, False]
 
 
-def test_a_plan_that_does_not_say_what_it_competed_with_has_no_competitors(service, plan, monkeypatch):
-    told = _told(service, monkeypatch, replace(plan, alternatives=(), preprocess=None))
-    assert (told["competitors"], told["unsplit"], told["fit"]) == ((), (), None)
+def test_a_plan_without_alternatives_shows_none(service, plan, monkeypatch):
+    shown = anatomy_of(service, monkeypatch, replace(plan, alternatives=(), preprocess=None))
+    assert (shown["competitors"], shown["unsplit"], shown["fit"]) == ((), (), None)
 
 
-def _told(service, monkeypatch, plan):
+def anatomy_of(service, monkeypatch, plan):
     """What the route says of the model "small" with another plan."""
     monkeypatch.setattr(service.pipelines["small"], "plan", plan)
     return asdict(_anatomy("small", service))

@@ -38,7 +38,7 @@ def schema(small_plan):
 
 @pytest.fixture(scope="module")
 def operations(schema):
-    return [found.ok() for found in schema.get_all_operations()]
+    return [result.ok() for result in schema.get_all_operations()]
 
 
 def test_every_route_is_described(operations):

@@ -23,7 +23,7 @@ def path(request):
     return request.param
 
 
-class Asked(HTMLParser):
+class PageParser(HTMLParser):
     """What a page asks for, and what stands in it that a strict policy forbids."""
 
     def __init__(self, text):
@@ -95,11 +95,11 @@ def test_nothing_but_the_pages_files_is_served(http):
 
 
 @pytest.mark.parametrize("name", ["index.html", "docs.html"])
-def test_a_page_asks_for_nothing_elsewhere_and_has_no_code_inline(name):
-    asked = Asked((FILES / name).read_text(encoding="utf-8"))
-    assert asked.forbidden == []
-    assert [place for place in asked.places if re.match(r"[a-z]+:|//", place)] == []
-    named = {place.removeprefix("page/") for place in asked.places if place.startswith("page/")}
+def test_pages_have_no_external_resources_or_inline_code(name):
+    parsed = PageParser((FILES / name).read_text(encoding="utf-8"))
+    assert parsed.forbidden == []
+    assert [place for place in parsed.places if re.match(r"[a-z]+:|//", place)] == []
+    named = {place.removeprefix("page/") for place in parsed.places if place.startswith("page/")}
     assert named <= {file.name for file in FILES.iterdir()}
 
 

@@ -91,7 +91,7 @@ def rest(client):
     return received
 
 
-def told(port, *pieces):
+def exchanged(port, *pieces):
     """Send pieces and return all that the server says until it closes."""
     with connected(port) as client:
         for piece in pieces:
@@ -103,9 +103,9 @@ def problem(answer):
     """Take apart the one answer that was given, which must be a problem after which the connection ends."""
     head, _, body = answer.partition(b"\r\n\r\n")
     line, *headers = head.decode().split("\r\n")
-    found = {name.lower(): value for name, value in (header.split(": ", 1) for header in headers)}
-    assert found["content-type"] == "application/problem+json"
-    assert found["connection"] == "close"
+    fields = {name.lower(): value for name, value in (header.split(": ", 1) for header in headers)}
+    assert fields["content-type"] == "application/problem+json"
+    assert fields["connection"] == "close"
     content = json.loads(body)
     assert line == f"HTTP/1.1 {content['status']} {content['title']}"
     assert content["detail"]
@@ -129,7 +129,7 @@ def works(port):
 
 
 def test_a_connection_that_says_nothing_is_closed(quick):
-    assert told(quick) == b""
+    assert exchanged(quick) == b""
 
 
 def test_an_answer_that_is_not_read_is_given_up(quick):
@@ -152,7 +152,7 @@ def test_an_answer_that_is_read_slowly_is_written_to_its_end(quick):
 
 @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\n", GOOD[:-2], GOOD[:-1]])
 def test_a_head_that_never_ends_is_given_up(quick, part):
-    assert problem(told(quick, part)) == 408
+    assert problem(exchanged(quick, part)) == 408
 
 
 def test_a_head_that_trickles_is_given_up(quick):
@@ -169,7 +169,7 @@ def test_a_head_that_trickles_is_given_up(quick):
     assert problem(received) == 408
 
 
-def test_the_time_begins_anew_with_each_request(quick):
+def test_the_timeout_restarts_with_each_request(quick):
     with connected(quick) as client:
         for _ in range(3):
             client.sendall(GOOD)
@@ -189,7 +189,7 @@ def test_a_body_that_is_read_has_the_application_s_time_not_the_head_s(quick):
         assert one_answer(client).endswith(b"\r\n\r\n2")
 
 
-def test_a_body_that_nobody_reads_does_not_keep_a_connection_for_ever(quick):
+def test_an_unread_body_does_not_hold_a_connection_open(quick):
     with connected(quick) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
         assert one_answer(client).endswith(b"\r\n\r\n0")
@@ -208,7 +208,7 @@ def closed(client):
         return True
 
 
-def test_a_body_that_nobody_reads_may_end_and_the_next_request_follow(patient):
+def test_an_unread_body_may_end_and_the_next_request_follow(patient):
     with connected(patient) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
         assert one_answer(client).endswith(b"\r\n\r\n0")
@@ -266,8 +266,8 @@ def test_a_head_within_the_bounds_is_not_refused(patient):
         b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n",
     ],
 )
-def test_what_is_no_http_is_refused_with_a_reason(patient, message):
-    assert problem(told(patient, message)) == 400
+def test_invalid_http_is_refused_with_a_reason(patient, message):
+    assert problem(exchanged(patient, message)) == 400
     assert works(patient)
 
 
@@ -288,5 +288,5 @@ def test_a_client_that_leaves_in_the_middle_of_a_head_is_forgotten(patient):
 
 def test_the_bound_is_uvicorns_own_setting():
     with serving(PATIENCE, h11_max_incomplete_event_size=500) as port:
-        assert problem(told(port, GOOD[:-2] + b"X: " + b"y" * 600 + b"\r\n\r\n")) == 431
+        assert problem(exchanged(port, GOOD[:-2] + b"X: " + b"y" * 600 + b"\r\n\r\n")) == 431
         assert works(port)

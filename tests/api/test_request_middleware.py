@@ -79,7 +79,7 @@ def ask(app, path, method="GET", headers=(), body=b"", **scope):
     async def send(message):
         messages.append(message)
 
-    asked = {
+    http_scope = {
         "type": "http",
         "method": method,
         "path": path,
@@ -94,7 +94,7 @@ def ask(app, path, method="GET", headers=(), body=b"", **scope):
         "asgi": {"version": "3.0"},
         **scope,
     }
-    asyncio.run(app(asked, receive, send))
+    asyncio.run(app(http_scope, receive, send))
     return Response(messages)
 
 
@@ -102,15 +102,15 @@ class TestArrival:
     @pytest.fixture
     def waited_s(self, app):
         """Return a function that says how long ago a request arrived, by its own state."""
-        found = []
+        waits = []
 
         @app.get("/arrived")
         async def arrived(request: Request):
-            found.append(time.monotonic() - request.state.arrived)
+            waits.append(time.monotonic() - request.state.arrived)
 
         def wait(*values):
             ask(app, "/arrived", headers=[(b"x-request-start", value) for value in values])
-            return found.pop()
+            return waits.pop()
 
         return wait
 
@@ -122,7 +122,7 @@ class TestArrival:
         assert waited_s(b"t=9999999999999") < 30
 
     @pytest.mark.parametrize("value", [b"", b"t=", b"t=1", b"1790000000000", b"t=-000000000001", b"t=1.790000000e12"])
-    def test_what_is_no_time_says_nothing(self, waited_s, value):
+    def test_an_invalid_arrival_time_is_ignored(self, waited_s, value):
         assert waited_s(value) < 30
         assert waited_s() < 30
 
@@ -134,15 +134,15 @@ class TestRequestId:
         )
 
     @pytest.mark.parametrize("bad", [b"", b"two words", b"x" * 65, b"line\nbreak", "ä".encode(), b"a\n"])
-    def test_another_is_made_where_the_clients_is_none(self, app, bad):
-        found = ask(app, "/v1/things/x", headers=[(b"x-request-id", bad)]).headers["x-request-id"]
-        assert len(found) == 32
-        assert found.encode() != bad
+    def test_an_invalid_request_id_is_replaced(self, app, bad):
+        request_id = ask(app, "/v1/things/x", headers=[(b"x-request-id", bad)]).headers["x-request-id"]
+        assert len(request_id) == 32
+        assert request_id.encode() != bad
 
     def test_two_requests_have_two(self, app):
         assert len({ask(app, "/page").headers["x-request-id"] for _ in range(2)}) == 2
 
-    def test_what_no_route_takes_has_one_too(self, app):
+    def test_unrouted_requests_have_a_request_id_too(self, app):
         answer = ask(app, "/nowhere")
         assert answer.status == 404
         assert answer.headers["x-request-id"]
@@ -193,7 +193,7 @@ class TestBugs:
         assert (answer.status, answer.body) == (200, b"")
         assert lines()[0]["error"] == "ValueError"
 
-    def test_a_client_that_went_is_told_of_nowhere_but_in_the_log(self, app, lines):
+    def test_a_disconnected_client_is_only_logged(self, app, lines):
         assert ask(app, "/gone").status is None
         assert (lines()[0]["status"], lines()[0]["level"]) == (499, "info")
 
@@ -225,7 +225,7 @@ class TestAccounts:
         assert metrics.registry.get_sample_value("serfer_http_request_bytes_total", {"route": "other"}) == 5.0
 
     @pytest.mark.parametrize(("method", "path"), [("BREW", "/v1/things/x"), ("GET", "/some/path"), ("GET", "/another")])
-    def test_nobody_outside_can_make_a_series(self, app, metrics, method, path):
+    def test_clients_cannot_create_metric_series(self, app, metrics, method, path):
         ask(app, path, method)
         known = {
             (sample.labels["route"], sample.labels["method"])

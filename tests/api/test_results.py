@@ -121,7 +121,7 @@ def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back(monke
     run(check)
 
 
-def test_a_job_that_shows_no_progress_asks_the_store_hardly_anything(monkeypatch):
+def test_a_job_without_progress_makes_few_store_requests(monkeypatch):
     monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.005)
     monkeypatch.setattr("serfer.api.routes.results._LOOK_S", 0.02)
 
@@ -156,7 +156,7 @@ def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_job_goes_on_after_a_write_that_failed(monkeypatch, written):
+def test_a_job_continues_after_a_failed_write(monkeypatch, written):
     monkeypatch.setattr("serfer.api.routes.results._TICK_S", 0.01)
     failures = []
 

@@ -23,12 +23,12 @@ from tests.api.conftest import png, running
 class Target:
     """A target that answers what it is told."""
 
-    found = None
+    answer = None
 
     async def run(self, _batch, _deadline_s, _asker):
-        if isinstance(self.found, Exception):
-            raise self.found
-        return self.found
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
     async def close(self):
         pass
@@ -46,7 +46,7 @@ def classify(url, **parameters):
 
 
 def test_an_answer_of_an_instance_says_so_and_is_explained(url, target):
-    target.found = InstanceAnswer(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
+    target.answer = InstanceAnswer(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
     body = classify(url, explain=True).json()
     assert (body["target"], body["stages"], body["cost_usd"], body["store"]["puts"]) == ("gpu", [], 2e-6, 0)
     assert body["images"][0]["predictions"][0]["index"] == 6
@@ -61,47 +61,47 @@ def test_an_answer_of_an_instance_says_so_and_is_explained(url, target):
         (OverloadedError("no room", retry_after_s=0.1), "urn:serfer:problem:overloaded", "1"),
     ],
 )
-def test_what_neither_target_takes_is_refused_until_it_may_come_again(url, target, error, kind, wait):
-    target.found = error
+def test_a_query_that_no_target_accepts_is_refused_with_retry_after(url, target, error, kind, wait):
+    target.answer = error
     refused = classify(url)
     assert (refused.status_code, refused.json()["type"], refused.headers["Retry-After"]) == (429, kind, wait)
 
 
 def test_a_refusal_counts_as_shed(target, service, settings):
     telemetry = open_telemetry(service.pipelines)
-    target.found = CeilingError("spent", retry_after_s=10)
+    target.answer = CeilingError("spent", retry_after_s=10)
     counting = Service(service.pipelines, Admission(4, 8), telemetry)
     with running(make_app(counting, settings, None, telemetry)) as url:
         classify(url)
-        told = httpx.get(f"{url}/metrics", timeout=60).text
-    assert 'serfer_queries_total{model="small",outcome="shed",target="none"} 1.0' in told
+        metrics = httpx.get(f"{url}/metrics", timeout=60).text
+    assert 'serfer_queries_total{model="small",outcome="shed",target="none"} 1.0' in metrics
 
 
-def test_metrics_tell_of_the_pool():
+def test_metrics_cover_the_pool():
     counts = {reason: number for number, reason in enumerate(Reason)}
     pool = SimpleNamespace(router=SimpleNamespace(counts=counts), faults=dict.fromkeys(FaultKind, 2), serving=1)
     status = Status(leads=True, wanted=3, on=2, serving=1, serverless_usd=0.5, instances_usd=0.25)
     troubles = {"store": 1, "provisioner": 0, "controller": 0}
     controller = SimpleNamespace(status=status, changes={"started": 4, "stopped": 2}, troubles=troubles)
-    found = {
+    samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in PoolMetrics(SimpleNamespace(pool=pool, controller=controller)).collect()
         for sample in family.samples
     }
-    assert found["serfer_pool_instances", "wanted"] == 3
-    assert found["serfer_pool_instances", "on"] == 2
-    assert found["serfer_pool_instances", "serving"] == 1
-    assert found[("serfer_pool_leading",)] == 1
-    assert found["serfer_pool_hour_usd", "serverless"] == 0.5
-    assert found["serfer_pool_hour_usd", "gpu"] == 0.25
-    assert found["serfer_route_decisions_total", "no_instance"] == 1
-    assert found["serfer_instance_faults_total", "hung"] == 2
-    assert found["serfer_pool_changes_total", "started"] == 4
-    assert found["serfer_pool_troubles_total", "store"] == 1
+    assert samples["serfer_pool_instances", "wanted"] == 3
+    assert samples["serfer_pool_instances", "on"] == 2
+    assert samples["serfer_pool_instances", "serving"] == 1
+    assert samples[("serfer_pool_leading",)] == 1
+    assert samples["serfer_pool_hour_usd", "serverless"] == 0.5
+    assert samples["serfer_pool_hour_usd", "gpu"] == 0.25
+    assert samples["serfer_route_decisions_total", "no_instance"] == 1
+    assert samples["serfer_instance_faults_total", "hung"] == 2
+    assert samples["serfer_pool_changes_total", "started"] == 4
+    assert samples["serfer_pool_troubles_total", "store"] == 1
 
 
 def test_a_watched_query_that_an_instance_answers_ends(url, target):
-    target.found = InstanceAnswer(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
+    target.answer = InstanceAnswer(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
     headers = {"Content-Type": "image/png", "Prefer": "respond-async"}
 
     async def follow():

@@ -119,7 +119,7 @@ def eventually(condition):
         time.sleep(0.02)
 
 
-def test_drain_answers_what_comes_until_balancers_know_and_what_runs_to_its_end():
+def test_draining_answers_new_requests_until_balancers_notice_and_finishes_running_ones():
     with serving(2.0) as server, waiting(server) as running:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
         assert server.status("/readyz") == 200
@@ -151,7 +151,7 @@ def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
         assert connection.getresponse().headers["x-nodelay"] == "1"
 
 
-def test_second_signal_cuts_off_what_runs():
+def test_a_second_signal_aborts_running_requests():
     with serving(600.0) as server, waiting(server) as running:
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.status("/readyz") == 503)

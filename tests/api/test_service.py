@@ -25,7 +25,7 @@ class Pipeline:
         self.begun, self.started, self.health_looks = [], [], []
         self.may_begin = threading.Event()
         self.may_begin.set()
-        self.found = Health()
+        self.next_health = Health()
 
     caches, recipe = False, None
 
@@ -38,7 +38,7 @@ class Pipeline:
     def health(self, *, start=False):
         self.health_looks.append(start)
         future = Future()
-        future.set_result(self.found)
+        future.set_result(self.next_health)
         return future
 
 
@@ -88,7 +88,7 @@ def classify(service, **changes):
 
 
 class TestQueries:
-    def test_whoever_stops_waiting_cancels_the_query(self, service, pipeline, observed):
+    def test_a_cancelled_caller_cancels_the_query(self, service, pipeline, observed):
         async def check():
             task = classify(service)
             await until(lambda: pipeline.begun)
@@ -127,7 +127,7 @@ class TestQueries:
 
         asyncio.run(check())
 
-    def test_a_deadline_that_passes_in_the_queue_is_told_like_any_other(self, service, pipeline, observed):
+    def test_a_deadline_that_passes_in_the_queue_is_a_deadline_error(self, service, pipeline, observed):
         async def check():
             first = classify(service)
             await until(lambda: pipeline.begun)
@@ -189,7 +189,7 @@ class TestQueries:
 
         asyncio.run(check())
 
-    def test_a_deadline_that_has_passed_already_is_told_as_one(self, service, pipeline):
+    def test_a_passed_deadline_is_a_deadline_error(self, service, pipeline):
         async def check():
             for deadline_s in (0.0, -1.0):
                 with pytest.raises(DeadlineError, match="nothing was begun"):
@@ -230,14 +230,14 @@ class TestHealth:
 
         asyncio.run(check())
 
-    def test_a_look_for_which_there_is_no_room_settles_no_doubt(self, service, pipeline):
+    def test_a_throttled_health_check_does_not_clear_a_failure(self, service, pipeline):
         async def check():
             task = classify(service)
             await until(lambda: pipeline.begun)
             pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
             await asyncio.wait((task,))
             assert isinstance(task.exception(), LambdaUnavailableError)
-            for pipeline.found in (Health(busy=True), Health(), Health()):
+            for pipeline.next_health in (Health(busy=True), Health(), Health()):
                 service._looked = float("-inf")
                 assert (await service.health()).ready
             assert pipeline.health_looks == [True, True, False]
@@ -246,13 +246,13 @@ class TestHealth:
 
     def test_looks_at_the_same_time_are_one(self, service, pipeline):
         async def check():
-            found = await asyncio.gather(*(service.health() for _ in range(5)))
-            assert found == [Health()] * 5
+            results = await asyncio.gather(*(service.health() for _ in range(5)))
+            assert results == [Health()] * 5
             assert pipeline.health_looks == [False]
 
         asyncio.run(check())
 
-    def test_what_was_seen_last_is_told_while_somebody_looks_again(self, service, pipeline, monkeypatch):
+    def test_the_last_health_is_returned_while_a_check_runs(self, service, pipeline, monkeypatch):
         async def check():
             assert (await service.health()).ready
             looking = Future()
@@ -272,10 +272,10 @@ class TestHealth:
             pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
             with pytest.raises(LambdaUnavailableError):
                 await task
-            pipeline.found = Health(functions="gone")
+            pipeline.next_health = Health(functions="gone")
             assert await service.health() == Health(functions="gone")
             service._looked = float("-inf")
-            pipeline.found = Health()
+            pipeline.next_health = Health()
             assert (await service.health()).ready
             service._looked = float("-inf")
             await service.health()

@@ -48,8 +48,8 @@ def request(**changes):
     return {"inputs": [tensor]}
 
 
-def refusal(asked, header=None, signature=SIGNATURE):
-    body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+def refusal(document, header=None, signature=SIGNATURE):
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
     with pytest.raises(Problem) as caught:
         decode_request(body, header, signature)
     assert caught.value.status == 400
@@ -58,7 +58,7 @@ def refusal(asked, header=None, signature=SIGNATURE):
     return caught.value.detail
 
 
-def asked(**changes):
+def outputs_request(**changes):
     plain = {"id": None, "form": INPUT, "array": None, "binary": True, "classes": 0, "parameters": RequestParameters()}
     return Inference(**{**plain, **changes})
 
@@ -67,10 +67,10 @@ class TestRequests:
     @given(arrays.arrays(**FLOATS, elements=FINITE), st.booleans(), st.text(st.characters(codec="ascii"), max_size=20))
     def test_every_bit_of_binary_floats_arrives(self, array, wanted, identifier):
         outputs = None if wanted else [InferRequestedOutput("logits", binary_data=False)]
-        found = decode_request(*written(array, "input", outputs=outputs, request_id=identifier), SIGNATURE)
-        assert found.array.tobytes() == array.tobytes()
-        assert (found.array.shape, found.array.dtype, found.form) == (array.shape, np.float32, INPUT)
-        assert (found.binary, found.classes, found.id) == (wanted, 0, identifier or None)
+        decoded = decode_request(*written(array, "input", outputs=outputs, request_id=identifier), SIGNATURE)
+        assert decoded.array.tobytes() == array.tobytes()
+        assert (decoded.array.shape, decoded.array.dtype, decoded.form) == (array.shape, np.float32, INPUT)
+        assert (decoded.binary, decoded.classes, decoded.id) == (wanted, 0, identifier or None)
 
     @given(arrays.arrays(**FLOATS, elements=FINITE), st.booleans())
     def test_every_finite_float_survives_json_flat_or_nested(self, array, nested):
@@ -78,25 +78,25 @@ class TestRequests:
         assert header is None
         if nested:
             body = json.dumps(request(shape=list(array.shape), data=array.tolist())).encode()
-        found = decode_request(body, None, SIGNATURE)
-        assert found.array.tolist() == array.tolist()
-        assert found.array.dtype == np.float32
+        decoded = decode_request(body, None, SIGNATURE)
+        assert decoded.array.tolist() == array.tolist()
+        assert decoded.array.dtype == np.float32
 
     @given(arrays.arrays(np.uint8, (2, 3, 4, 2)), st.booleans())
     def test_pixels_arrive_in_json_and_binary(self, array, binary):
-        found = decode_request(*written(array, "image", binary=binary), SIGNATURE)
-        assert found.array.tolist() == array.tolist()
-        assert (found.array.dtype, found.form) == (np.uint8, IMAGE)
+        decoded = decode_request(*written(array, "image", binary=binary), SIGNATURE)
+        assert decoded.array.tolist() == array.tolist()
+        assert (decoded.array.dtype, decoded.form) == (np.uint8, IMAGE)
 
-    def test_members_that_are_null_or_of_other_clients_are_no_error(self):
+    def test_null_and_unknown_members_are_accepted(self):
         plain = request() | {"model_name": "small", "id": None, "parameters": None, "outputs": None}
         assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).id is None
 
     def test_parameters_are_handed_on(self):
         plain = request() | {"parameters": {"deadline_ms": 5, "timeout": None, "own": "x", "flag": True}}
-        found = decode_request(json.dumps(plain).encode(), None, SIGNATURE).parameters
-        assert (found.deadline_ms, found.timeout) == (5, None)
-        assert found.model_extra == {"own": "x", "flag": True}
+        decoded = decode_request(json.dumps(plain).encode(), None, SIGNATURE).parameters
+        assert (decoded.deadline_ms, decoded.timeout) == (5, None)
+        assert decoded.model_extra == {"own": "x", "flag": True}
 
     @pytest.mark.parametrize(
         ("everything", "own", "binary"), [(True, False, False), (True, None, True), (False, True, True)]
@@ -156,15 +156,15 @@ class TestRefusals:
             ({"unknown\n": 1}, ["inputs[0]", "'unknown'"]),
         ],
     )
-    def test_a_tensor_that_is_not_what_it_should_be_is_refused_by_name(self, changes, words):
-        found = refusal(request(**changes))
+    def test_an_invalid_tensor_is_refused_by_name(self, changes, words):
+        message = refusal(request(**changes))
         for word in words:
-            assert word in found
+            assert word in message
 
     @pytest.mark.parametrize("value", [256, -1, 1.0, True, 10**30])
-    def test_what_is_no_pixel_is_refused(self, value):
-        found = refusal(request(name="image", datatype="UINT8", shape=[1, 3, 4, 2], data=[*[0] * 23, value]))
-        assert "UINT8" in found
+    def test_an_invalid_pixel_is_refused(self, value):
+        message = refusal(request(name="image", datatype="UINT8", shape=[1, 3, 4, 2], data=[*[0] * 23, value]))
+        assert "UINT8" in message
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -190,17 +190,17 @@ class TestRefusals:
             ({"inptus": []}, ["'inptus'"]),
         ],
     )
-    def test_a_request_that_is_not_what_it_should_be_is_refused_by_name(self, changes, words):
-        found = refusal(request() | changes)
+    def test_an_invalid_request_is_refused_by_name(self, changes, words):
+        message = refusal(request() | changes)
         for word in words:
-            assert word in found
+            assert word in message
 
     @pytest.mark.parametrize("body", [b"", b"[", b"[]", b"1", b"null", b"\xff\xfe", b"[" * 500, b'{"id": NaN}', b"{}x"])
-    def test_what_is_no_request_in_json_is_refused(self, body):
+    def test_invalid_json_requests_are_refused(self, body):
         assert refusal(body)
 
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-    def test_json_has_no_numbers_that_are_none(self, number):
+    def test_json_contains_no_nan_or_infinity(self, number):
         assert "JSON" in refusal(json.dumps(request()).replace("[0,", f"[{number},").encode())
 
     @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
@@ -262,7 +262,7 @@ class TestRefusals:
         assert "has no binary_data_size" in refusal(head + b"x", len(head))
 
     @given(st.binary(max_size=200), st.none() | st.integers(-5, 205))
-    def test_whatever_comes_is_decoded_or_refused(self, body, header):
+    def test_any_bytes_are_decoded_or_refused(self, body, header):
         refusal(body, header)
 
     @given(st.data())
@@ -278,7 +278,7 @@ class TestRefusals:
 class TestAnswers:
     @given(arrays.arrays(np.float32, (2, 5)), st.none() | st.text(max_size=9))
     def test_every_bit_of_binary_logits_is_read_by_tritons_client(self, logits, identifier):
-        result = read(*encode_answer(asked(id=identifier), logits, NAMED, LOGITS, LABELS))
+        result = read(*encode_answer(outputs_request(id=identifier), logits, NAMED, LOGITS, LABELS))
         assert result.as_numpy("logits").tobytes() == logits.tobytes()
         assert result.as_numpy("logits").shape == (2, 5)
         assert result.get_response().get("id") == identifier
@@ -286,7 +286,7 @@ class TestAnswers:
 
     @given(arrays.arrays(np.float32, (2, 5), elements=FINITE))
     def test_every_finite_logit_survives_json(self, logits):
-        body, header = encode_answer(asked(binary=False), logits, NAMED, LOGITS, LABELS)
+        body, header = encode_answer(outputs_request(binary=False), logits, NAMED, LOGITS, LABELS)
         assert header is None
         assert read(body, header).as_numpy("logits").tolist() == logits.tolist()
 
@@ -295,21 +295,21 @@ class TestAnswers:
     def test_logits_that_are_not_finite_are_neither_json_nor_classes(self, number, form):
         logits = np.array([[0, 1, number, 2, 3]], np.float32)
         with pytest.raises(NotFiniteError):
-            encode_answer(asked(**form), logits, NAMED, LOGITS, LABELS)
+            encode_answer(outputs_request(**form), logits, NAMED, LOGITS, LABELS)
 
     @pytest.mark.parametrize("binary", [True, False])
     def test_classes_come_best_first_with_their_labels(self, binary):
         logits = np.array([[1, 5, 10, 4, -2], [0, 0, -1, 0.5, 0]], np.float32)
-        output = read(*encode_answer(asked(classes=2, binary=binary), logits, NAMED, LOGITS, LABELS))
-        found = output.as_numpy("logits")
-        texts = [text.decode() if isinstance(text, bytes) else text for text in found.ravel()]
+        output = read(*encode_answer(outputs_request(classes=2, binary=binary), logits, NAMED, LOGITS, LABELS))
+        classes = output.as_numpy("logits")
+        texts = [text.decode() if isinstance(text, bytes) else text for text in classes.ravel()]
         assert texts == ["10.000000:2:ü", "5.000000:1:b:c", "0.500000:3:d", "0.000000:0:a"]
-        assert found.shape == (2, 2)
+        assert classes.shape == (2, 2)
         assert output.get_output("logits")["datatype"] == "BYTES"
 
     def test_classes_without_labels_have_their_index_alone(self):
         logits = np.array([[1, 5]], np.float32)
-        body, _ = encode_answer(asked(classes=1, binary=False), logits, NAMED, LOGITS, ())
+        body, _ = encode_answer(outputs_request(classes=1, binary=False), logits, NAMED, LOGITS, ())
         assert json.loads(body)["outputs"] == [
             {"name": "logits", "datatype": "BYTES", "shape": [1, 1], "data": ["5.000000:1"]}
         ]
@@ -317,7 +317,7 @@ class TestAnswers:
 
 class TestCodings:
     @given(st.binary(max_size=4000), st.sampled_from(sorted(CODINGS)))
-    def test_what_is_compressed_is_decompressed(self, body, coding):
+    def test_compressed_bodies_are_decompressed(self, body, coding):
         assert decompress(compress(body, coding), coding, len(body)) == body
 
     @pytest.mark.parametrize("coding", CODINGS)
@@ -328,12 +328,12 @@ class TestCodings:
 
     @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data + b"x", lambda _: b"", lambda _: b"x"])
     @pytest.mark.parametrize("coding", CODINGS)
-    def test_what_is_not_so_coded_is_refused(self, coding, spoil):
+    def test_wrongly_compressed_bodies_are_refused(self, coding, spoil):
         with pytest.raises(Problem, match=coding) as caught:
             decompress(spoil(compress(b"some text", coding)), coding, 1000)
         assert caught.value.status == 400
 
-    def test_deflate_is_what_zlib_writes(self):
+    def test_deflate_is_the_zlib_format(self):
         assert decompress(zlib.compress(b"text"), "deflate", 9) == b"text"
 
     @pytest.mark.parametrize(

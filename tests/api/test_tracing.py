@@ -53,32 +53,32 @@ def app(service, settings, observed):
 def spans(exporter):
     """Wait until a request's span has ended, which its client hears of first, and return all by name."""
 
-    def found(name="POST /v1/classify"):
+    def span_named(name="POST /v1/classify"):
         deadline = time.monotonic() + PATIENCE
         while not any(span.name == name for span in exporter.get_finished_spans()):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return {span.name: span for span in exporter.get_finished_spans()}
 
-    return found
+    return span_named
 
 
 class TestRequests:
     def test_a_query_is_a_tree_under_its_request(self, http, spans):
         before = time.time_ns()
         http.post("/v1/classify", content=png(), headers={**IMAGE, "X-Request-Id": "mine"}).raise_for_status()
-        found, after = spans(), time.time_ns()
-        server, query = found["POST /v1/classify"], found["query"]
+        recorded, after = spans(), time.time_ns()
+        server, query = recorded["POST /v1/classify"], recorded["query"]
         assert server.kind is SpanKind.SERVER
         assert server.attributes["http.route"] == "/v1/classify"
         assert server.attributes["http.response.status_code"] == 200
         assert server.attributes["serfer.request_id"] == "mine"
         assert query.parent.span_id == server.context.span_id
         assert {
-            name for name, span in found.items() if span.parent and span.parent.span_id == query.context.span_id
+            name for name, span in recorded.items() if span.parent and span.parent.span_id == query.context.span_id
         } == {*("queue", "decode", "stage-0", "stage-1", "stage-2")}
         assert (query.attributes["serfer.model"], query.attributes["serfer.target"]) == ("small", "serverless")
-        for span in found.values():
+        for span in recorded.values():
             assert before <= span.start_time <= span.end_time <= after
 
     def test_every_task_hangs_under_its_stage(self, http, exporter, spans):
@@ -93,13 +93,13 @@ class TestRequests:
         assert {task.attributes["serfer.outcome"] for task in tasks} == {"answered"}
         assert {task.attributes["serfer.cold"] for task in tasks} == {False}
 
-    def test_a_callers_trace_goes_on(self, http, spans):
+    def test_a_callers_trace_is_continued(self, http, spans):
         http.get("/healthz", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
         span = spans("GET /healthz")["GET /healthz"]
         assert f"{span.context.trace_id:032x}" == TRACE
         assert f"{span.parent.span_id:016x}" == PARENT
 
-    def test_what_a_caller_does_not_sample_costs_no_spans(self, http, exporter, spans):
+    def test_unsampled_requests_have_no_spans(self, http, exporter, spans):
         http.post("/v1/classify", content=png(), headers={**IMAGE, "traceparent": f"00-{TRACE}-{PARENT}-00"})
         http.get("/healthz")
         spans("GET /healthz")
@@ -111,13 +111,13 @@ class TestRequests:
         spans("GET /readyz")
         assert len({span.context.trace_id for span in exporter.get_finished_spans()}) == 2
 
-    def test_an_answer_for_later_belongs_to_the_request_that_asked(self, http, spans):
-        asked = http.post("/v1/classify", content=png(), headers={**IMAGE, "Prefer": "respond-async"})
+    def test_an_asynchronous_query_belongs_to_its_requests_trace(self, http, spans):
+        response = http.post("/v1/classify", content=png(), headers={**IMAGE, "Prefer": "respond-async"})
         deadline = time.monotonic() + PATIENCE
-        while http.get(asked.headers["Location"]).json()["status"] != "done":
+        while http.get(response.headers["Location"]).json()["status"] != "done":
             assert time.monotonic() < deadline
-        found = spans()
-        assert found["query"].parent.span_id == found["POST /v1/classify"].context.span_id
+        recorded = spans()
+        assert recorded["query"].parent.span_id == recorded["POST /v1/classify"].context.span_id
 
     def test_a_failure_is_an_error_without_words(self, http, spans, service, monkeypatch):
         async def unavailable(_begin, _left_s):
@@ -130,7 +130,7 @@ class TestRequests:
         assert span.attributes["error.type"] == "StoreUnavailableError"
         assert "secret" not in span.to_json()
 
-    def test_a_path_that_nobody_knows_is_not_named(self, http, spans):
+    def test_an_unknown_path_is_not_named(self, http, spans):
         http.get("/secret")
         assert "secret" not in spans("GET")["GET"].to_json()
 
@@ -141,7 +141,7 @@ def attempts():
     return [Attempt(0, 1.0, 1.1, 1.2, lost), Attempt(1, 1.3, 1.4), Attempt(2, 1.5, 1.6, 1.8, report)]
 
 
-def test_every_attempt_of_a_task_is_told(tracing, exporter):
+def test_every_attempt_of_a_task_has_a_span(tracing, exporter):
     run = StageRun(1.0, [TileRun(attempts())], 1.8)
     report = SimpleNamespace(
         plan="digest",
@@ -166,7 +166,7 @@ def test_every_attempt_of_a_task_is_told(tracing, exporter):
 
 
 class TestOpening:
-    def test_nothing_is_imported_where_nobody_collects(self):
+    def test_nothing_is_imported_without_a_collector(self):
         code = """
 import sys
 import serfer.api.app
@@ -184,7 +184,7 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
         assert name.encode() in taken
         assert b"GET /x" in taken
 
-    def test_a_collector_that_is_away_stops_nobody(self, monkeypatch):
+    def test_an_unreachable_collector_does_not_block_requests(self, monkeypatch):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
         tracing = open_tracing()

@@ -37,7 +37,7 @@ def request(content_type, body=b"", *, headers=(), piece=1000, then=None):
 
 
 def images(*arguments, limits=LIMITS, **settings):
-    return [(found.name, found.data) for found in asyncio.run(read_images(request(*arguments, **settings), limits))]
+    return [(image.name, image.data) for image in asyncio.run(read_images(request(*arguments, **settings), limits))]
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def test_known_formats_are_let_through(start):
 
 
 @pytest.mark.parametrize("data", [b"x", b"<svg/>", b"%PDF-1.7", b"RIFF\0\0\0\0WAVE", b"RIFF", b"PNG", b"\0" * 99])
-def test_other_content_is_no_image_whatever_it_is_called(data):
+def test_other_content_is_not_an_image_under_any_name(data):
     with refused(415, "image 0", "JPEG"):
         images("image/png", data)
     with refused(415, "holiday.jpg"):
@@ -105,7 +105,7 @@ def test_other_content_is_no_image_whatever_it_is_called(data):
 
 
 @pytest.mark.parametrize("kind", [None, "", "text/plain", "application/octet-stream", "image/svg+xml", "image/*", "é"])
-def test_other_types_are_refused_with_what_is_accepted(kind):
+def test_other_media_types_are_refused_with_the_accepted_ones(kind):
     with refused(415, *ACCEPTED) as caught:
         images(kind, JPEG)
     assert caught.value.headers["Accept"] == ", ".join(ACCEPTED)
@@ -147,7 +147,7 @@ def test_a_slow_body_is_given_up_and_its_connection_too():
     assert caught.value.headers == {"Connection": "close"}
 
 
-def test_a_client_that_goes_away_is_no_problem_of_the_request():
+def test_a_disconnect_is_not_a_problem_of_the_request():
     with pytest.raises(ClientDisconnect):
         images("image/png", PNG, then="gone")
 
@@ -180,7 +180,7 @@ def test_unknown_parts_are_refused_by_name():
         images(*form(("image", None, PNG), ("url", None, b"http://localhost/")))
 
 
-def test_a_boundary_inside_an_image_is_only_one_at_a_lines_begin():
+def test_a_boundary_counts_only_at_the_start_of_a_line():
     data = PNG + b"--b0undary--\r\n--b0undar\r\n-b0undary\n--b0undary"
     assert images(*form(("image", None, data))) == [("image 0", data)]
 
@@ -217,7 +217,7 @@ def test_a_form_that_is_cut_short_is_refused(cut):
         ("multipart/form-data; boundary=b", b"--b\r\nA: " + b"b" * 9000 + b"\r\n\r\nx\r\n--b--"),
     ],
 )
-def test_what_is_no_form_is_refused(kind, body):
+def test_an_invalid_form_is_refused(kind, body):
     with refused(400):
         images(kind, body)
 
@@ -267,7 +267,7 @@ def test_validation_stops_at_the_first_wrong_member(given):
 @pytest.mark.parametrize(
     "text", ["iVB", "iVBO=", "=iVBO", "iV=BO", "iVBO\n", "iV BO", "iVB_", "iVBOA", "iVA=iVBO", "Ünic", "\ud800AAA"]
 )
-def test_what_is_not_strictly_base64_is_refused(text):
+def test_invalid_base64_is_refused(text):
     with refused(422, "images[0]", "base64"):
         images(*listed({"data": text}))
 
@@ -283,12 +283,12 @@ def test_large_json_is_read_too():
 
 @given(st.text(max_size=600))
 @example("\ud800\x07 \u202ecat\x00.png")
-def test_names_come_back_without_what_cannot_be_printed(name):
-    [(found, _)] = images(*listed({"data": b64(PNG), "name": name}))
-    assert 0 < len(found) <= 255
-    assert found.isprintable()
+def test_names_are_returned_without_unprintable_characters(name):
+    [(cleaned, _)] = images(*listed({"data": b64(PNG), "name": name}))
+    assert 0 < len(cleaned) <= 255
+    assert cleaned.isprintable()
     if name.isprintable() and 0 < len(name) <= 255:
-        assert found == name
+        assert cleaned == name
 
 
 def test_neither_names_nor_images_show_in_a_repr():
@@ -301,10 +301,10 @@ def test_neither_names_nor_images_show_in_a_repr():
     st.lists(st.tuples(st.none() | st.text("ab .-ü", min_size=1), st.binary()), min_size=1, max_size=3),
     st.integers(1, 50),
 )
-def test_a_form_of_any_bytes_in_any_pieces_comes_back_whole(parts, piece):
+def test_a_form_of_any_bytes_in_any_pieces_is_read_whole(parts, piece):
     sent = [("image", name, PNG + data) for name, data in parts]
-    found = images(*form(*sent, boundary="0f2c7e"), piece=piece)
-    assert [data for _, data in found] == [data for _, _, data in sent]
+    read = images(*form(*sent, boundary="0f2c7e"), piece=piece)
+    assert [data for _, data in read] == [data for _, _, data in sent]
 
 
 @given(st.sampled_from(["form", "json", "raw"]), st.data())

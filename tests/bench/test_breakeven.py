@@ -12,19 +12,19 @@ def measured(one, two, split):
 
 
 def test_ratios_say_how_many_times_faster_the_split_is():
-    found = measured(100.0, 60.0, 50.0)
-    assert found.speedup == pytest.approx(2.0)
-    assert found.against_large == pytest.approx(1.2)
-    assert found.as_dict()["speedup"] == found.speedup
+    result = measured(100.0, 60.0, 50.0)
+    assert result.speedup == pytest.approx(2.0)
+    assert result.against_large == pytest.approx(1.2)
+    assert result.as_dict()["speedup"] == result.speedup
 
 
-def test_tables_name_what_was_measured_and_its_spread():
-    found = [measured(100.0, 60.0, 50.0), measured(10.0, 6.0, 20.0)]
-    for text in (results(found).text(), results(found).markdown()):
+def test_tables_name_the_measurements_and_their_spread():
+    measurements = [measured(100.0, 60.0, 50.0), measured(10.0, 6.0, 20.0)]
+    for text in (results(measurements).text(), results(measurements).markdown()):
         assert "2.00x" in text
         assert "0.50x" in text
         assert "at most +25%" in text
-    assert results(found).markdown().startswith("| network |")
+    assert results(measurements).markdown().startswith("| network |")
 
 
 def test_only_the_package_limit_is_lifted():

@@ -49,7 +49,7 @@ class FakeDriver:
 
 
 class TestAccount:
-    def test_what_faults_account_for_is_allowed_and_five_percent(self):
+    def test_allowed_invocations_are_those_of_faults_and_five_percent(self):
         budget = InvocationBudget(queries=10, invocations=90, retries=20, hedges=5, restarts=1)
         assert InvocationBudget().limit(9) == 0
         assert budget.limit(9) == int(1.05 * (90 + 20 + 5 + 9))
@@ -62,7 +62,7 @@ class TestAccount:
 
 
 class TestCrowd:
-    def test_it_passes_answers_on_and_adds_up_what_they_took(self):
+    def test_it_returns_answers_and_sums_their_times(self):
         driver = FakeDriver()
         clients = Clients(driver.submit, 3)
         answers = [clients.submit(None) for _ in range(3)]
@@ -111,7 +111,7 @@ class TestTwoDrivers:
         assert all(answer.result(0).logits is LOGITS for answer in answers)
         assert (pair.unanswered, pair.duplicates) == (0, 0)
 
-    def test_what_a_dead_driver_owes_the_other_one_answers(self, pair, drivers):
+    def test_queries_of_a_dead_driver_are_answered_by_the_other(self, pair, drivers):
         second, first = pair.submit(None), pair.submit(None)
         drivers[1].answer(0, reply())
         assert "1 queries sent again, 1 never answered" in pair.kill_first(0.0)
@@ -119,7 +119,7 @@ class TestTwoDrivers:
         assert first.result(0).logits is second.result(0).logits is LOGITS
         assert (pair.unanswered, pair.duplicates, pair.conflicting) == (1, 0, 0)
 
-    def test_a_query_that_comes_when_the_first_is_dead_is_answered(self, pair, drivers):
+    def test_a_query_after_the_first_drivers_death_is_answered(self, pair, drivers):
         pair.submit(None)
         late = pair.submit(None)
         drivers[0].kill()
@@ -166,15 +166,15 @@ class TestOutcome:
         return judge("x", criteria, replace(self.GOOD, **observed), left, processes, 1.0).problems
 
     def test_a_good_one_has_no_problems(self):
-        found = judge("x", self.DEMANDS, self.GOOD, NOTHING, 0, 1.0)
-        assert (found.problems, found.lost, found.wrong, found.shown["verdict"]) == ((), 0, 0, "ok")
-        assert (found.p50_ms, found.p99_ms, found.served_p99_ms) == pytest.approx((1495.0, 1980.1, 100.0))
+        outcome = judge("x", self.DEMANDS, self.GOOD, NOTHING, 0, 1.0)
+        assert (outcome.problems, outcome.lost, outcome.wrong, outcome.shown["verdict"]) == ((), 0, 0, "ok")
+        assert (outcome.p50_ms, outcome.p99_ms, outcome.served_p99_ms) == pytest.approx((1495.0, 1980.1, 100.0))
 
-    def test_lost_and_wrong_are_told_apart(self):
+    def test_lost_and_wrong_answers_are_counted_separately(self):
         sent = (*self.GOOD.sent, Sent(100, 0, 0, 1, "DeadlineError", "late"), Sent(101, 0, 0, 1, WRONG, "off"))
-        found = judge("x", self.DEMANDS, replace(self.GOOD, sent=sent), NOTHING, 0, 1.0)
-        assert (found.queries, found.lost, found.wrong) == (102, 1, 1)
-        assert "2 queries without a right answer, the first DeadlineError: late" in found.shown["verdict"]
+        outcome = judge("x", self.DEMANDS, replace(self.GOOD, sent=sent), NOTHING, 0, 1.0)
+        assert (outcome.queries, outcome.lost, outcome.wrong) == (102, 1, 1)
+        assert "2 queries without a right answer, the first DeadlineError: late" in outcome.shown["verdict"]
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -196,13 +196,13 @@ class TestOutcome:
         assert self.problems(left=Left(9, 0, 179.0), criteria=stay) == ()
         assert self.problems(left=Left(9, 1, 179.0), criteria=stay) == ("1 keys without a time to live",)
 
-    def test_what_there_was_no_time_for_is_lost(self):
-        found = skipped("x", 7)
-        assert (found.lost, found.problems) == (7, ("there was no time left for it: allow more --seconds",))
+    def test_skipped_queries_count_as_lost(self):
+        outcome = skipped("x", 7)
+        assert (outcome.lost, outcome.problems) == (7, ("there was no time left for it: allow more --seconds",))
 
 
 class TestChoice:
-    def test_calm_comes_first_and_the_others_as_asked(self):
+    def test_calm_runs_first_and_the_others_in_the_given_order(self):
         assert [one.name for one in scenarios.chosen("twice, killed,twice", "push", None)] == [
             "calm",
             "twice",
@@ -226,7 +226,7 @@ class TestChoice:
             ((None, "pull", None), "--driver is push or poll, not 'pull'"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, choice, words):
+    def test_invalid_choices_are_refused(self, choice, words):
         with pytest.raises(UsageError, match=words):
             scenarios.chosen(*choice)
 
@@ -239,9 +239,9 @@ def eight(settings):
 def test_a_plan_is_made_to_hand_on_through_the_store_and_stays_whole(directory, eight):
     before = (directory / "plan.json").read_bytes()
     stored = chaos_plan(None, directory, eight, lambda _: None)
-    found = load_plan(stored)
-    check_artefacts(found, stored)
-    assert inline_stages(found, 1, 1 << 22) == (False, False, True)
+    plan = load_plan(stored)
+    check_artefacts(plan, stored)
+    assert inline_stages(plan, 1, 1 << 22) == (False, False, True)
     assert (directory / "plan.json").read_bytes() == before
     assert all(path.stat().st_nlink == 1 for path in directory.rglob("*") if path.is_file()), "onnx refuses links"
     assert through_store(stored, eight) == stored
@@ -257,29 +257,29 @@ def suite(directory, eight):
 
 
 def test_without_time_nothing_is_started_and_all_is_lost(suite):
-    [found] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(3, seconds=0.0))
-    assert (found.lost, found.seconds) == (3, 0.0)
+    [outcome] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(3, seconds=0.0))
+    assert (outcome.lost, outcome.seconds) == (3, 0.0)
 
 
 def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
-    [found] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(8, workers=4))
-    assert found.problems == ()
-    assert (found.queries, found.lost, found.wrong, found.keys, found.processes) == (8, 0, 0, 0, 0)
-    assert 8 * 8 <= found.invocations <= found.allowed
+    [outcome] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(8, workers=4))
+    assert outcome.problems == ()
+    assert (outcome.queries, outcome.lost, outcome.wrong, outcome.keys, outcome.processes) == (8, 0, 0, 0, 0)
+    assert 8 * 8 <= outcome.invocations <= outcome.allowed
 
 
-def test_a_driver_that_is_killed_loses_no_query_and_nobody_gets_two_answers(suite):
+def test_a_killed_driver_loses_no_query_and_answers_none_twice(suite):
     scenario = scenarios.SCENARIOS["driver"].driven_by("push")
-    [found] = scenarios.measure([scenario], suite(24, workers=4))
-    assert found.problems == ()
-    assert "never answered by the driver that died" in found.remark
+    [outcome] = scenarios.measure([scenario], suite(24, workers=4))
+    assert outcome.problems == ()
+    assert "never answered by the driver that died" in outcome.remark
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in scenarios.SCENARIOS if name != scenarios.CALM])
 def test_no_fault_loses_a_query(suite, name):
-    for found in scenarios.measure([scenarios.SCENARIOS[name].driven_by("push")], suite(48)):
-        assert found.problems == ()
+    for outcome in scenarios.measure([scenarios.SCENARIOS[name].driven_by("push")], suite(48)):
+        assert outcome.problems == ()
 
 
 def test_the_command_fails_where_a_scenario_does_and_shows_all_of_them(monkeypatch, directory):

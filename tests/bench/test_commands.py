@@ -23,13 +23,13 @@ def test_a_burst_through_threads_beside_the_unsplit_network(directory, tmp_path)
     options = ("--queries", 12, "--rounds", 2, "--workers", "inprocess", "--system", "serfer", "--system", "unsplit")
     shown = bench("burst", "--plan", directory, *options, "--out", tmp_path / "out").output
     assert "small: a burst of 12" in shown
-    found = read_result(tmp_path / "out")
-    assert found.systems == ("serfer", "unsplit")
-    assert [(one.sent, one.answered) for one in found.rounds] == [(12, 12)] * 4
-    serfer = found.of("serfer")[0]
+    result = read_result(tmp_path / "out")
+    assert result.systems == ("serfer", "unsplit")
+    assert [(one.sent, one.answered) for one in result.rounds] == [(12, 12)] * 4
+    serfer = result.of("serfer")[0]
     assert serfer.bytes_per_query > 0 == serfer.polls_per_query
     assert serfer.usd_per_query > 0
-    assert found.of("unsplit")[0].usd_per_query is None
+    assert result.of("unsplit")[0].usd_per_query is None
     with (tmp_path / "out" / "queries.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 48
     assert (tmp_path / "out" / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -38,16 +38,18 @@ def test_a_burst_through_threads_beside_the_unsplit_network(directory, tmp_path)
 def test_one_function_is_the_same_network_in_one_task(directory, monkeypatch, tmp_path):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))
     options = ("--workers", "inprocess", "--system", "function", "--rounds", 1)
-    found = json.loads(bench("burst", "--plan", directory, "--queries", 3, *options, "--json").output)
-    assert [(one["system"], one["answered"], one["bytes_per_query"]) for one in found["rounds"]] == [("function", 3, 0)]
+    document = json.loads(bench("burst", "--plan", directory, "--queries", 3, *options, "--json").output)
+    assert [(one["system"], one["answered"], one["bytes_per_query"]) for one in document["rounds"]] == [
+        ("function", 3, 0)
+    ]
 
 
 def test_fair_release_answers_the_middle_of_a_burst_earlier(directory):
     """In tasks' order of arrival, every query waits for all others' first stages."""
     orders = ("--order", "oldest", "--order", "arrival")
     options = ("--workers", "null", "--service-ms", 5, "--concurrency", 4, "--rounds", 1, *orders)
-    found = json.loads(bench("burst", "--plan", directory, "--queries", 60, *options, "--json").output)
-    fair, unfair = found["rounds"]
+    document = json.loads(bench("burst", "--plan", directory, "--queries", 60, *options, "--json").output)
+    fair, unfair = document["rounds"]
     assert (fair["system"], unfair["system"]) == ("serfer, oldest first", "serfer, order of arrival")
     middle, late = (one["latency"]["p50"] / one["latency"]["max"] for one in (fair, unfair))
     assert middle < 0.9 * late
@@ -56,8 +58,8 @@ def test_fair_release_answers_the_middle_of_a_burst_earlier(directory):
 
 def test_thousands_of_queries_through_null_workers_leave_nothing_open(directory):
     options = ("--workers", "null", "--service-ms", 0, "--concurrency", 50, "--rounds", 1)
-    found = json.loads(bench("burst", "--plan", directory, "--queries", 1000, *options, "--json").output)
-    [one] = found["rounds"]
+    document = json.loads(bench("burst", "--plan", directory, "--queries", 1000, *options, "--json").output)
+    [one] = document["rounds"]
     assert (one["answered"], one["retries"], one["failures"]) == (1000, 0, [])
     assert one["end"]["descriptors"] <= one["start"]["descriptors"]
 
@@ -65,8 +67,8 @@ def test_thousands_of_queries_through_null_workers_leave_nothing_open(directory)
 def test_a_uniform_load_compared_with_itself(directory, tmp_path):
     options = ("--workers", "null", "--rps", 200, "--seconds", 0.2, "--pattern", "poisson", "--rounds", 3)
     bench("uniform", "--plan", directory, *options, "--out", tmp_path)
-    found = read_result(tmp_path)
-    assert [one.sent for one in found.rounds] == [40] * 3
+    result = read_result(tmp_path)
+    assert [one.sent for one in result.rounds] == [40] * 3
     lines = [json.loads(line) for line in bench("compare", tmp_path, tmp_path, "--json").output.splitlines()]
     assert {line["verdict"] for line in lines} == {"no difference shown"}
     assert "p50 latency" in bench("compare", tmp_path, tmp_path / "result.json").output
@@ -90,12 +92,12 @@ def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(directory
         (("--out", "/proc/nowhere"), InputError, "--out '/proc/nowhere' is not a directory"),
     ],
 )
-def test_what_contradicts_itself_is_refused(directory, arguments, error, words):
+def test_contradicting_options_are_refused(directory, arguments, error, words):
     with pytest.raises(error, match=words):
         bench("burst", "--plan", directory, *arguments)
 
 
-def test_a_directory_that_is_no_plan_is_refused(tmp_path):
+def test_a_directory_without_a_plan_is_refused(tmp_path):
     with pytest.raises(PlanError, match="not a plan directory"):
         bench("burst", "--plan", tmp_path, "--workers", "null")
 

@@ -25,30 +25,30 @@ def load(shift=0.0, noise=0.01, seed=0, rounds=8, system="serfer", count=100):
     return result(*(slower(log(system, k, count), 1 + shift + random.normal(0, noise)) for k in range(rounds)))
 
 
-def named(found, figure):
-    [one] = [one for one in found if one.figure == figure]
+def named(differences, figure):
+    [one] = [one for one in differences if one.figure == figure]
     return one
 
 
 def test_the_interval_is_students():
-    found = difference("x", "y", [(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)], 0.95)  # differences 1, 2, 3
+    shift = difference("x", "y", [(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)], 0.95)  # differences 1, 2, 3
     reach = 4.302652729911275 / math.sqrt(3)
-    assert (found.low, found.high) == (pytest.approx(2 - reach), pytest.approx(2 + reach))
-    assert (found.before, found.after, found.verdict) == (2.0, 4.0, "no difference shown")
+    assert (shift.low, shift.high) == (pytest.approx(2 - reach), pytest.approx(2 + reach))
+    assert (shift.before, shift.after, shift.verdict) == (2.0, 4.0, "no difference shown")
     wider = difference("x", "y", [(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)], 0.99)
-    assert wider.low < found.low
+    assert wider.low < shift.low
 
 
-def test_a_shift_beyond_the_noise_is_real_and_its_sign_is_told():
-    found = compare(load(), load(shift=0.2, seed=1))
-    latency, rate = named(found, "p50 latency, ms"), named(found, "answers a second")
+def test_a_shift_beyond_the_noise_is_significant_with_its_sign():
+    comparison = compare(load(), load(shift=0.2, seed=1))
+    latency, rate = named(comparison, "p50 latency, ms"), named(comparison, "answers a second")
     assert (latency.real, latency.verdict) == (True, "more")
     assert latency.low < 200 < latency.high
     assert (rate.real, rate.verdict) == (True, "less")
-    assert named(found, "bytes a query").verdict == "no difference shown"
+    assert named(comparison, "bytes a query").verdict == "no difference shown"
 
 
-def test_noise_is_no_difference_about_as_often_as_promised():
+def test_noise_is_seldom_significant():
     real = sum(
         named(compare(load(seed=2 * seed, count=4), load(seed=2 * seed + 1, count=4)), "p50 latency, ms").real
         for seed in range(100)
@@ -57,10 +57,10 @@ def test_noise_is_no_difference_about_as_often_as_promised():
 
 
 def test_one_round_says_nothing():
-    found = named(compare(load(rounds=1), load(shift=5, rounds=1)), "p50 latency, ms")
-    assert found.verdict == "too few rounds to say"
-    assert "too few rounds to say" in results([found], 0.95).text()
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["low"] is None
+    comparison = named(compare(load(rounds=1), load(shift=5, rounds=1)), "p50 latency, ms")
+    assert comparison.verdict == "too few rounds to say"
+    assert "too few rounds to say" in results([comparison], 0.95).text()
+    assert json.loads(json.dumps(comparison.as_dict(), allow_nan=False))["low"] is None
 
 
 def test_rounds_are_paired_by_number_and_those_without_a_partner_left_out():
@@ -68,12 +68,12 @@ def test_rounds_are_paired_by_number_and_those_without_a_partner_left_out():
     assert any("different numbers of rounds" in line for line in warnings(load(rounds=8), load(rounds=5)))
 
 
-def test_a_round_without_any_answer_is_no_pair_of_latencies():
+def test_a_round_without_answers_gives_no_pair_of_latencies():
     broken = result(*(log(number=k, failing={*range(100)} if k == 0 else ()) for k in range(3)))
     whole = result(*(log(number=k) for k in range(3)))
-    found = compare(whole, broken)
-    assert named(found, "p50 latency, ms").pairs == 2
-    assert named(found, "failed queries").after == pytest.approx(100 / 3)
+    comparison = compare(whole, broken)
+    assert named(comparison, "p50 latency, ms").pairs == 2
+    assert named(comparison, "failed queries").after == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize("work", [{"model": "vgg16"}, {"queries": 7}, {"concurrency": 2}, {"workers": "null (5 ms)"}])
@@ -90,12 +90,12 @@ def test_results_without_a_common_system_are_refused_unless_each_has_one():
         compare(one, both)
 
 
-def test_other_machines_and_versions_are_told():
+def test_other_machines_and_versions_give_warnings():
     one = load()
     machine = replace(one.stamp.machine, processors=64)
     versions = tuple(replace(each, version="0") for each in one.stamp.versions)
-    told = warnings(one, replace(one, stamp=replace(one.stamp, machine=machine, versions=versions)))
-    assert "different machines" in told[0]
-    assert "64 x" in told[0]
-    assert len(told) == 1 + len(versions)
+    messages = warnings(one, replace(one, stamp=replace(one.stamp, machine=machine, versions=versions)))
+    assert "different machines" in messages[0]
+    assert "64 x" in messages[0]
+    assert len(messages) == 1 + len(versions)
     assert warnings(one, one) == []

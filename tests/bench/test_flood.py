@@ -27,10 +27,10 @@ def serving(check, *replies):
                 while head := await reader.readuntil(b"\r\n\r\n"):
                     length = next((int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-L")), 0)
                     await reader.readexactly(length)
-                    said = left.pop(0) if len(left) > 1 else left[0]
-                    if said is None:
+                    response = left.pop(0) if len(left) > 1 else left[0]
+                    if response is None:
                         break
-                    writer.write(said)
+                    writer.write(response)
             except (asyncio.IncompleteReadError, ConnectionError):
                 pass
             finally:
@@ -42,7 +42,7 @@ def serving(check, *replies):
     return asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
-def found(**changes):
+def outcome(**changes):
     fine = Flood(500, 20.0, 5000.0, 10.0, {200: 180, 429: 5000, 504: 3}, 180, 1.0, 2.0, 1.0, 2.0, 80, 0, 900.0, 1.5)
     return Flood(**{**vars(fine), **changes})
 
@@ -57,14 +57,16 @@ def test_every_reply_counts_and_so_do_connections_that_were_closed_without_one()
     assert counts[200] > 1
 
 
-def test_what_was_missed_is_named():
-    assert found().faults() == []
-    assert "2 of 180 answers came after the deadline" in found(in_time=178).faults()
-    assert "7.5 answers a second in time, of 10.0 without the flood" in found(statuses={200: 150}, in_time=150).faults()
-    assert "other statuses: {0: 2, 503: 1}" in found(statuses={0: 2, 200: 180, 503: 1}).faults()
-    assert "1 of 80 health checks failed" in found(failed_checks=1).faults()
-    assert "as fast as before never" in found(normal_after_s=None).faults()
-    assert "as fast as before after 2.5 s" in found(normal_after_s=2.5).faults()
+def test_missed_criteria_are_named():
+    assert outcome().faults() == []
+    assert "2 of 180 answers came after the deadline" in outcome(in_time=178).faults()
+    assert (
+        "7.5 answers a second in time, of 10.0 without the flood" in outcome(statuses={200: 150}, in_time=150).faults()
+    )
+    assert "other statuses: {0: 2, 503: 1}" in outcome(statuses={0: 2, 200: 180, 503: 1}).faults()
+    assert "1 of 80 health checks failed" in outcome(failed_checks=1).faults()
+    assert "as fast as before never" in outcome(normal_after_s=None).faults()
+    assert "as fast as before after 2.5 s" in outcome(normal_after_s=2.5).faults()
 
 
 @pytest.mark.parametrize("answer", [reply(503), reply(429, "Retry-After: 0")])

@@ -62,7 +62,7 @@ def every_plan(gillis, at=0):
 
 def brute_force(gillis):
     """Return seconds and dollars of the fastest plan, and of those the cheapest, over all memories of all functions."""
-    found = []
+    plans = []
     for offers in every_plan(gillis):
         for row, master in enumerate(MEMORY):
             if sum(offer.held for offer in offers) > gillis.capacity(master):
@@ -72,8 +72,8 @@ def brute_force(gillis):
                 ns = np.add.outer(ns, offer.ns[row]).ravel()
                 usd = np.add.outer(usd, offer.usd if len(offer.usd) else np.zeros(1)).ravel()
             best = np.lexsort((usd, ns))[0]
-            found.append(gillis.priced(master, int(ns[best]), float(usd[best])))
-    return min(found, key=lambda price: (round(price[0] * 1e9), price[1]))
+            plans.append(gillis.priced(master, int(ns[best]), float(usd[best])))
+    return min(plans, key=lambda price: (round(price[0] * 1e9), price[1]))
 
 
 def test_the_dynamic_programme_finds_the_best_of_all_plans():
@@ -94,7 +94,7 @@ def test_the_dynamic_programme_finds_the_best_of_all_plans():
     assert min(masters, workers, tight) > 4
 
 
-def test_what_the_master_holds_is_bounded_over_all_groups():
+def test_the_masters_memory_is_bounded_over_all_groups():
     random = np.random.default_rng(4)
     graph = network(random)
     most = weight_bytes(graph, 0, len(graph.nodes))
@@ -137,7 +137,7 @@ def test_a_fork_by_hand():
     assert (forks[True].held, forks[False].held) == (weight_bytes(graph, 0, forks[True].stop), 0)
 
 
-def test_memory_bounds_what_the_master_and_the_workers_run():
+def test_memory_bounds_the_parts_of_master_and_workers():
     graph = chain()
     weights = sum(weight.nbytes for weight in graph.weights.values())
     assert weights < 2**20

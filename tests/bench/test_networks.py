@@ -46,7 +46,7 @@ def test_the_table_has_every_network_and_most_are_tiled_up_to_their_global_pooli
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", MEASURED, ids=lambda network: f"{network.library}-{network.name}")
-def test_a_network_does_what_its_row_says(network):
+def test_each_network_behaves_as_its_row_states(network):
     row = measure(network)
     assert networks_table([row]).markdown().splitlines()[2] in ROWS
     assert row.reason or is_exact(row), row.error

@@ -27,31 +27,33 @@ def test_threads_without_orchestration_give_the_unsplit_answer(directory, pixels
 
 
 def test_a_burst_over_functions_that_do_nothing_loses_no_query(directory):
-    found = measure(directory, queries=30)
-    assert found.lost == 0
-    assert found.tasks == 30 * sum(rows * cols for rows, cols in GRIDS)
-    assert min(found.driver_rate, found.client_rate, found.driver_ms, found.client_ms, found.boto3_ms) > 0
-    assert "0 queries lost" in results(found).text()
+    measured = measure(directory, queries=30)
+    assert measured.lost == 0
+    assert measured.tasks == 30 * sum(rows * cols for rows, cols in GRIDS)
+    assert (
+        min(measured.driver_rate, measured.client_rate, measured.driver_ms, measured.client_ms, measured.boto3_ms) > 0
+    )
+    assert "0 queries lost" in results(measured).text()
 
 
 @pytest.mark.slow
 def test_the_pipeline_is_timed_against_threads_and_over_more_workers(directory, tmp_path, monkeypatch):
     monkeypatch.setattr(orchestration, "bench_plan", lambda *_: directory)
     mine = Settings(cache_dir=tmp_path)
-    found = orchestration.measure("small", mine, rounds=3)
-    assert found.ratio > 0
-    assert found.least <= found.ratio <= found.greatest
-    assert (found.polls, found.workers) == (0, 2)
-    assert found.bytes_per_query > 0
+    measured = orchestration.measure("small", mine, rounds=3)
+    assert measured.ratio > 0
+    assert measured.least <= measured.ratio <= measured.greatest
+    assert (measured.polls, measured.workers) == (0, 2)
+    assert measured.bytes_per_query > 0
     more = orchestration.measure_scaling("small", mine, rounds=3)
     assert more.least <= more.speedup <= more.greatest
-    assert found.shown["plan"] == more.shown["plan"] == "small"
+    assert measured.shown["plan"] == more.shown["plan"] == "small"
 
 
 def test_fixed_plans_are_of_networks_that_the_zoo_has():
     assert all(zoo.find(plan.model) and len(plan.grids) == len(plan.cuts) + 1 for plan in PLANS.values())
 
 
-def test_a_fixed_plan_that_is_not_there_is_told(tmp_path):
+def test_an_unknown_fixed_plan_is_refused(tmp_path):
     with pytest.raises(UsageError, match="alexnet"):
         bench_plan("lenet", Settings(cache_dir=tmp_path))

@@ -42,14 +42,14 @@ def small(seed=0):
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])
 def test_ours_is_never_worse_than_gillis(seed):
-    found = versus.compare(small(seed), SMALL)
-    assert {one.which for one in found.versus} == {"fastest", "one vCPU", "frontier"}
-    assert not [one for one in found.versus if one.loses]
-    assert any(one.speedup > 1.05 for one in found.versus)
+    comparison = versus.compare(small(seed), SMALL)
+    assert {one.which for one in comparison.versus} == {"fastest", "one vCPU", "frontier"}
+    assert not [one for one in comparison.versus if one.loses]
+    assert any(one.speedup > 1.05 for one in comparison.versus)
 
 
 @pytest.mark.parametrize("seed", [0, 4])
-def test_what_a_master_that_computes_part_of_each_group_is_worth_is_little(seed):
+def test_a_computing_master_saves_little(seed):
     """One invocation fewer in each group, and a cheap master that waits: a way to run that our plans do not have."""
     lost = [one for one in versus.compare(small(seed), SMALL).versus if one.loses]
     assert lost
@@ -70,11 +70,11 @@ def case(gillis, faster, cheaper):
         (case((100, 2e-6), None, (50, 2.1e-6)), True, False),
     ],
 )
-def test_what_is_worse_in_anything_is_a_loss(one, loses, wins):
+def test_a_plan_worse_in_any_respect_is_a_loss(one, loses, wins):
     assert (one.loses, one.wins) == (loses, wins)
 
 
-def test_losses_are_listed_with_what_was_lost():
+def test_losses_are_listed_with_their_size():
     lost = case((100, 2e-6), (103, 1e-6), None)
     point = Point(200, 1e-6, "one")
     result = Comparisons((versus.Comparison("net", 224, (point, point), (lost,)),), "a machine", 0.2)
@@ -85,7 +85,7 @@ def test_losses_are_listed_with_what_was_lost():
     assert json.loads(json.dumps(result.cases[0].as_dict()))["versus"][0]["saving"] is None
 
 
-def test_the_store_is_paid_for_by_what_plans_that_need_it_save():
+def test_results_name_the_query_rate_from_which_the_store_pays():
     ours = replace(Point(100, 1e-6, "ours"), stored=True)
     one = Versus("one vCPU", Point(100, 2e-6, "theirs"), ours, ours)
     result = Comparisons((versus.Comparison("net", 224, (ours, ours), (one,)),), "a machine", 0.2)
@@ -93,10 +93,10 @@ def test_the_store_is_paid_for_by_what_plans_that_need_it_save():
 
 
 def test_the_break_even_says_from_where_on_splitting_wins():
-    found = breakeven.race(small())
-    assert found.fastest.ms <= found.large.ms
-    assert found.at_cost.usd <= found.large.usd
-    races = [replace(found, size=size, fastest=Point(ms, 1e-6, "p"), at_cost=None) for size, ms in ((1, 99), (2, 50))]
+    race = breakeven.race(small())
+    assert race.fastest.ms <= race.large.ms
+    assert race.at_cost.usd <= race.large.usd
+    races = [replace(race, size=size, fastest=Point(ms, 1e-6, "p"), at_cost=None) for size, ms in ((1, 99), (2, 50))]
     races = [replace(one, large=Point(100, 1e-6, "large")) for one in races]
     assert [one.verdict for one in races] == ["even", breakeven.DEARER]
     text = breakeven.results(breakeven.BreakEven(tuple(races), "a machine")).text()
@@ -104,6 +104,6 @@ def test_the_break_even_says_from_where_on_splitting_wins():
 
 
 @pytest.mark.parametrize("command", ["planner", "breakeven"])
-def test_a_store_that_is_none_is_refused(command):
+def test_an_unknown_store_is_refused(command):
     result = CliRunner().invoke(app, ["bench", command, "--store", "tape"])
     assert "redis or s3" in str(result.exception)

@@ -49,22 +49,22 @@ def result(*logs, **work):
 
 
 def test_a_rounds_numbers():
-    found = make_round(log(), Totals(3000, 1000, 200, 0.5, 4, 2, 1), HELD, HELD)
-    assert (found.sent, found.answered, found.failures) == (100, 100, ())
-    assert (found.latency.p50, found.latency.max) == (pytest.approx(50.5), pytest.approx(100.0))
-    assert found.latency.p50 < found.latency.p90 < found.latency.p95 < found.latency.p99 < found.latency.max
-    assert found.lag_ms == pytest.approx(0.5)
-    assert found.seconds == pytest.approx(1.09)
-    assert found.throughput == pytest.approx(100 / 1.09)
-    assert (found.bytes_per_query, found.polls_per_query, found.usd_per_query) == (40, 2, 0.005)
-    assert (found.cold, found.retries, found.hedges) == (4, 2, 1)
+    round_ = make_round(log(), Totals(3000, 1000, 200, 0.5, 4, 2, 1), HELD, HELD)
+    assert (round_.sent, round_.answered, round_.failures) == (100, 100, ())
+    assert (round_.latency.p50, round_.latency.max) == (pytest.approx(50.5), pytest.approx(100.0))
+    assert round_.latency.p50 < round_.latency.p90 < round_.latency.p95 < round_.latency.p99 < round_.latency.max
+    assert round_.lag_ms == pytest.approx(0.5)
+    assert round_.seconds == pytest.approx(1.09)
+    assert round_.throughput == pytest.approx(100 / 1.09)
+    assert (round_.bytes_per_query, round_.polls_per_query, round_.usd_per_query) == (40, 2, 0.005)
+    assert (round_.cold, round_.retries, round_.hedges) == (4, 2, 1)
 
 
 def test_failures_are_counted_by_error_and_leave_latencies_alone():
-    found = make_round(log(failing={3, 98, 99}), Totals(), HELD, HELD)
-    assert (found.sent, found.answered) == (100, 97)
-    assert [(one.error, one.count, one.example) for one in found.failures] == [("Oops", 3, "at 3")]
-    assert found.latency.max == pytest.approx(98.0)
+    round_ = make_round(log(failing={3, 98, 99}), Totals(), HELD, HELD)
+    assert (round_.sent, round_.answered) == (100, 97)
+    assert [(one.error, one.count, one.example) for one in round_.failures] == [("Oops", 3, "at 3")]
+    assert round_.latency.max == pytest.approx(98.0)
     nothing = make_round(log(count=2, failing={0, 1}), Totals(), HELD, HELD)
     assert (nothing.latency, nothing.throughput, nothing.answered) == (None, 0.0, 0)
     assert rows(result(log(count=2, failing={0, 1})))[0][1] == "-"
@@ -106,7 +106,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
         ('{"format": 1}', "lacks 'rounds'"),
     ],
 )
-def test_a_file_that_is_no_result_is_refused_by_name(tmp_path, text, words):
+def test_an_invalid_result_file_is_refused_by_name(tmp_path, text, words):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(InputError, match=rf"x\.json.*{words}"):
@@ -122,7 +122,7 @@ def test_a_result_that_was_altered_is_refused_with_the_place(tmp_path):
         read_result(tmp_path)
 
 
-def test_a_missing_file_and_a_place_that_is_no_directory_are_refused(tmp_path):
+def test_a_missing_file_and_an_invalid_directory_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"result\.json cannot be read: No such file"):
         read_result(tmp_path)
     (tmp_path / "file").write_text("")
@@ -130,24 +130,24 @@ def test_a_missing_file_and_a_place_that_is_no_directory_are_refused(tmp_path):
         check_directory(tmp_path / "file")
 
 
-def test_people_see_every_system_what_failed_and_where_it_was_measured():
-    found = result(log(failing={5}), log("unsplit"))
-    assert [dict(zip(HEAD, row, strict=True))["failed"] for row in rows(found)] == ["1", "0"]
-    told = "\n".join(remarks(found))
+def test_the_summary_names_systems_failures_and_machine():
+    loaded = result(log(failing={5}), log("unsplit"))
+    assert [dict(zip(HEAD, row, strict=True))["failed"] for row in rows(loaded)] == ["1", "0"]
+    text = "\n".join(remarks(loaded))
     for words in ("1 x Oops: at 5", "alexnet: a burst of 100", "8 to warm up", "descriptors 11 to 11", "Python 3."):
-        assert words in told
-    assert [line.partition(":")[0] for line in summaries(found)] == ["serfer", "unsplit"]
+        assert words in text
+    assert [line.partition(":")[0] for line in summaries(loaded)] == ["serfer", "unsplit"]
 
 
 def test_the_picture_has_a_line_for_each_round_in_its_systems_colour():
     logs = [log(), log("unsplit"), log("serfer", 1, failing={*range(100)})]
-    found = result(*logs)
+    loaded = result(*logs)
     charts = Uniform(5, 20).charts(logs)
-    figure = charts_figure("title", charts, summaries(found), found.stamp.lines)
+    figure = charts_figure("title", charts, summaries(loaded), loaded.stamp.lines)
     _, shares = figure.axes
     assert len({line.get_color() for line in shares.lines}) == len(shares.lines) == 2
 
 
-def test_a_pattern_that_nobody_knows_is_refused():
+def test_an_unknown_pattern_is_refused():
     with pytest.raises(UsageError, match="even or poisson, not 'bursty'"):
         Uniform(1, 1, "bursty")

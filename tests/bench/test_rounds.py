@@ -63,6 +63,6 @@ def test_held_descriptors_and_memory(tmp_path):
     assert before.driver_bytes > 1 << 20
 
 
-def test_what_one_system_does_not_report_stays_unknown():
+def test_unreported_counts_stay_unknown():
     assert Totals(5, 6, 7, 0.5, 3, 2, 1) - Totals(1, 1, 1, 0.25, 1, 1, 1) == Totals(4, 5, 6, 0.25, 2, 1, 0)
     assert Totals(5) - Totals(2) == Totals(3)

@@ -49,8 +49,8 @@ def whole(plan, directory):
 
 def check_answers(system, whole):
     """Have queries of one image and of several answered, more of them than may be in flight."""
-    asked = [PIXELS[:1], PIXELS, PIXELS[1:2]]
-    for pixels, future in [(pixels, system.submit(pixels)) for pixels in asked]:
+    batches = [PIXELS[:1], PIXELS, PIXELS[1:2]]
+    for pixels, future in [(pixels, system.submit(pixels)) for pixels in batches]:
         logits = future.result(PATIENCE)
         assert (logits.shape, logits.dtype) == ((len(pixels), CLASSES), np.float32)
         assert difference(logits, whole(pixels)).exact
@@ -208,7 +208,7 @@ class TestPollDriver:
         assert functions.tiles() == [first, second, third, fourth, third, *later]
         assert driver.counts.exists == POLLS_BEFORE_RETRY == 10_000
 
-    def test_what_is_missing_has_everything_before_it_read_again(self, plan, directory):
+    def test_a_missing_value_makes_earlier_ones_be_read_again(self, plan, directory):
         functions, calm = Functions(plan, directory, lost={2}), Functions(plan, directory)
         late, early = self.driver(plan, functions), self.driver(plan, calm)
         late.run(PIXELS[:1])
@@ -273,9 +273,9 @@ def carried(plan, place):
 
 
 class TestInFlight:
-    @pytest.mark.parametrize(("chosen", "tasks", "found"), [(None, 4, 4), (3, 4, 3), (None, 16, 1), (1, 5, 1)])
-    def test_as_many_queries_as_are_never_refused(self, chosen, tasks, found):
-        assert queries_at_once(chosen, tasks, Settings(local_concurrency=16)) == found
+    @pytest.mark.parametrize(("chosen", "tasks", "expected"), [(None, 4, 4), (3, 4, 3), (None, 16, 1), (1, 5, 1)])
+    def test_as_many_queries_as_are_never_refused(self, chosen, tasks, expected):
+        assert queries_at_once(chosen, tasks, Settings(local_concurrency=16)) == expected
 
     @pytest.mark.parametrize(("chosen", "tasks"), [(5, 4), (None, 17), (0, 4)])
     def test_more_or_none_are_an_error(self, chosen, tasks):
@@ -295,15 +295,15 @@ class TestFormats:
             assert np.array_equal(second.array, whole[:1])
 
     @pytest.mark.parametrize("value", [b"", b"\x01\0\0\0\xc1", encode([View.of(np.ones((2, 2), np.float32))])[:-1]])
-    def test_an_object_that_is_none_is_refused(self, value):
+    def test_an_invalid_object_is_refused(self, value):
         with pytest.raises(InputError, match="holds no tensors"):
             decode(value)
 
     @pytest.mark.parametrize("array", [PIXELS, PIXELS[:, 3:, 2:], np.ones((2, 3), np.float32)])
     def test_a_payload_carries_arrays_as_they_are(self, array):
-        found = from_json(json.loads(json.dumps(to_json(array))))
-        assert found.dtype == array.dtype
-        assert np.array_equal(found, array)
+        restored = from_json(json.loads(json.dumps(to_json(array))))
+        assert restored.dtype == array.dtype
+        assert np.array_equal(restored, array)
 
     @pytest.mark.parametrize(
         "change", [{"dtype": "object"}, {"shape": [7]}, {"shape": ["x"]}, {"data": "?"}, {"data": 1}]

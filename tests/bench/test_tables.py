@@ -43,7 +43,7 @@ def test_a_report_is_published_in_one_of_three_forms(capsys, flags, start):
         assert json.loads(shown) == {"a": 1}
 
 
-def test_only_what_exceeds_its_limit_fails():
+def test_only_values_above_their_limit_fail():
     require_at_most(2.0, None, "x")
     require_at_most(2.0, 2.0, "x")
     with pytest.raises(SerferError, match=r"x, more than 1\.9"):

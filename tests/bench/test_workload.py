@@ -50,7 +50,7 @@ def answered(logits=RIGHT):
 class TestRun:
     """Queries that are tasks of the runner's own event loop."""
 
-    def test_queries_are_sent_at_their_arrivals_whatever_became_of_those_before(self):
+    def test_queries_are_sent_at_their_arrivals_regardless_of_earlier_ones(self):
         time, sent = Time(), []
 
         async def query(number):
@@ -78,7 +78,7 @@ class TestRun:
         assert [end.scheduled for end in ends] == [0, 0, 0]
         assert ends[-1].latency == pytest.approx(3)
 
-    def test_what_is_accepted_is_the_result_and_a_refused_one_fails_the_query(self):
+    def test_an_accepted_answer_is_the_result_and_a_refused_one_fails_the_query(self):
         async def query(number):
             return number
 
@@ -167,7 +167,7 @@ class TestQueries:
         assert ends[0].message == "no driver"
         assert "(1, 2)" in ends[4].message
 
-    def test_what_never_answers_is_given_up_cancelled_and_counted(self):
+    def test_an_unanswered_query_is_cancelled_and_counted(self):
         futures = []
 
         def submit(_pixels):

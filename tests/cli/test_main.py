@@ -22,8 +22,8 @@ def serfer(capsys, monkeypatch):
 
     def run(*arguments, interrupt=None):
         code = _exit_code(app, list(arguments), interrupt or _Interrupt())
-        said = capsys.readouterr()
-        return SimpleNamespace(code=code, out=said.out, err=said.err)
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=code, out=captured.out, err=captured.err)
 
     return run
 
@@ -60,15 +60,15 @@ def test_no_command_is_imported_to_list_them(arguments, variables, own):
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"]])
 def test_h_is_help(serfer, command):
-    asked = serfer(*command, "-h")
-    assert asked.code == 0
-    assert asked.out == serfer(*command, "--help").out
+    short = serfer(*command, "-h")
+    assert short.code == 0
+    assert short.out == serfer(*command, "--help").out
 
 
 @pytest.mark.parametrize("command", ["classify", "split", "warm"])
 def test_help_names_every_model_of_the_zoo(serfer, command):
-    told = " ".join(serfer(command, "--help").out.split())
-    assert all(name in told.replace("- ", "-") for name in ZOO)
+    text = " ".join(serfer(command, "--help").out.split())
+    assert all(name in text.replace("- ", "-") for name in ZOO)
 
 
 def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
@@ -80,15 +80,15 @@ def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
     assert (end.value.code, capsys.readouterr().out) == (0, "classify\n")
 
 
-def test_a_library_that_is_missing_is_named_with_what_to_install(serfer, monkeypatch, tmp_path):
+def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)  # import raises ModuleNotFoundError
     monkeypatch.setitem(sys.modules, "PIL", None)
     for name in [name for name in sys.modules if name.startswith(("splitter.build", "splitter.network.source"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda *_: 0)
-    found = serfer("split", "net.onnx", "--out", str(tmp_path / "plan"))
-    assert (found.code, found.out) == (4, "")
-    assert found.err == "serfer: onnx is not installed, and this needs it: pip install 'serfer[split]'\n"
+    result = serfer("split", "net.onnx", "--out", str(tmp_path / "plan"))
+    assert (result.code, result.out) == (4, "")
+    assert result.err == "serfer: onnx is not installed, and this needs it: pip install 'serfer[split]'\n"
 
 
 @pytest.mark.parametrize("turned_into", [ImportError("initialization failed"), ModelError("net.py:make failed")])
@@ -105,10 +105,10 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(s
 
     monkeypatch.setattr("serfer.doctor.machine.examine", examine)
     try:
-        found = serfer("doctor", interrupt=interrupt)
+        result = serfer("doctor", interrupt=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (found.code, found.err) == (130, "serfer: interrupted\n")
+    assert (result.code, result.err) == (130, "serfer: interrupted\n")
 
 
 def test_a_bug_is_still_a_traceback(serfer, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_bug_is_still_a_traceback(serfer, monkeypatch):
         serfer("doctor")
 
 
-def test_a_first_split_says_what_it_does_where_no_terminal_is_watched(monkeypatch, capsys, tmp_path):
+def test_a_first_split_logs_progress_without_a_terminal(monkeypatch, capsys, tmp_path):
     def zoo_plan(name, _settings, progress):
         progress(f"splitting {name}, once")
         return tmp_path

@@ -29,16 +29,16 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_what_was_measured_is_written(measured, tmp_path, capsys, quick):
+def test_measurements_are_written(measured, tmp_path, capsys, quick):
     costs.profile(file=tmp_path / "mine.json", quick=quick, as_json=True)
     assert parse_profiles((tmp_path / "mine.json").read_text()) == shipped_profiles()
-    told = capsys.readouterr()
-    assert json.loads(told.out) == json.loads(dump_profiles(shipped_profiles()))
-    assert "mine.json" in told.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == json.loads(dump_profiles(shipped_profiles()))
+    assert "mine.json" in captured.err
     assert [len(arguments) for arguments in measured] == [2 if quick else 0]
 
 
-def test_people_see_how_good_it_is(measured, tmp_path, capsys):
+def test_the_output_shows_the_fits_quality(measured, tmp_path, capsys):
     costs.profile(file=tmp_path / "mine.json")
     shown = capsys.readouterr().out
     assert measured == [()]
@@ -54,7 +54,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(measured, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_takes_the_place_of_what_was_there(tmp_path):
+def test_a_file_replaces_an_earlier_one(tmp_path):
     check_place(tmp_path / "x")
     for data in (b"one", b"two"):
         write_whole(tmp_path / "x", data)
@@ -68,7 +68,7 @@ def test_a_file_takes_the_place_of_what_was_there(tmp_path):
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
-def test_a_safety_that_is_no_share_is_refused(value):
+def test_a_safety_outside_0_to_1_is_refused(value):
     with pytest.raises(UsageError, match="--safety is a share from 0 up"):
         share("--safety", value)
 

@@ -3,7 +3,7 @@ import signal
 from serfer.cli.shared.terminal import uninterrupted
 
 
-def test_what_may_not_be_interrupted_leaves_signals_as_they_were():
+def test_uninterrupted_restores_signal_handlers():
     """A command that runs within another program must not make it, or what it starts, deaf to SIGTERM."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]

@@ -109,13 +109,13 @@ class Waited:
         self._inner = inner
 
     def __getattr__(self, name):
-        found = getattr(self._inner, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
+        attribute = getattr(self._inner, name)
+        if not inspect.iscoroutinefunction(attribute):
+            return attribute
 
-        @functools.wraps(found)
+        @functools.wraps(attribute)
         def call(*arguments, **options):
-            result = asyncio.run(found(*arguments, **options))
+            result = asyncio.run(attribute(*arguments, **options))
             return Waited(result) if hasattr(result, "cancel") else result
 
         return call
@@ -207,7 +207,7 @@ def test_a_given_key_is_sent(open_):
 
 
 @pytest.mark.parametrize(
-    ("told", "waited"),
+    ("header", "waited"),
     [
         ("7", 7.05),
         ("0", 0.05),
@@ -218,8 +218,8 @@ def test_a_given_key_is_sent(open_):
         ("9" * 400, 0.05),
     ],
 )
-def test_retry_after_is_obeyed_in_seconds_and_as_a_date(open_, time, told, waited):
-    client, _ = open_(problem(429, retry_after=told), answer())
+def test_retry_after_is_respected_in_seconds_and_as_a_date(open_, time, header, waited):
+    client, _ = open_(problem(429, retry_after=header), answer())
     client.classify(b"x")
     assert time.waits == [waited]
 
@@ -232,16 +232,16 @@ def test_without_retry_after_waits_double_up_to_a_bound(open_, time):
     assert len(service.requests) == 9
 
 
-@pytest.mark.parametrize("told", ["60", "59", formatdate(NOW + 3600, usegmt=True)])
-def test_who_would_have_to_wait_past_the_timeout_is_told_at_once(open_, time, told):
-    client, service = open_(problem(429, retry_after=told), timeout_s=59.0)
+@pytest.mark.parametrize("header", ["60", "59", formatdate(NOW + 3600, usegmt=True)])
+def test_a_retry_past_the_timeout_fails_at_once(open_, time, header):
+    client, service = open_(problem(429, retry_after=header), timeout_s=59.0)
     with pytest.raises(ServiceUnavailableError, match="because") as caught:
         client.classify(b"x")
     assert (time.waits, len(service.requests)) == ([], 1)
-    assert caught.value.retry_after_s == pytest.approx(float(told) if told.isdigit() else 3600)
+    assert caught.value.retry_after_s == pytest.approx(float(header) if header.isdigit() else 3600)
 
 
-def test_no_try_outlasts_what_is_left_of_the_timeout(open_, time):
+def test_each_try_is_bounded_by_the_remaining_timeout(open_, time):
     took = iter([4.0, 4.0, 1.8])
 
     def slow(_):
@@ -270,7 +270,7 @@ def test_no_try_outlasts_what_is_left_of_the_timeout(open_, time):
     ],
     ids=repr,
 )
-def test_what_may_pass_is_tried_again(open_, fault):
+def test_transient_errors_are_retried(open_, fault):
     client, service = open_(fault, fault, answer())
     assert client.classify(b"x").model == "small"
     assert len(service.requests) == 3
@@ -299,7 +299,7 @@ def test_after_the_last_retry_the_last_error_is_raised_with_its_cause(open_):
         (504, ServiceDeadlineError, 1),
     ],
 )
-def test_what_another_try_cannot_mend_is_not_tried_again(open_, code, kind, exit_code):
+def test_permanent_errors_are_not_retried(open_, code, kind, exit_code):
     client, service = open_(problem(code, "no\nsuch\x1b[31m thing", retry_after="1"))
     with pytest.raises(kind) as caught:
         client.classify(b"x")
@@ -353,7 +353,7 @@ def test_a_service_that_moved_is_not_followed(open_):
     assert len(service.requests) == 1
 
 
-def test_what_is_newer_is_passed_over(open_):
+def test_unknown_newer_fields_are_ignored(open_):
     images = [{**REPORT["images"][0], "caption": "a cat"}]
     client, _ = open_(answer(document={**REPORT, "images": images, "carbon": 1.0}))
     assert client.classify(b"x").images[0].name == "a.png"
@@ -373,7 +373,7 @@ def test_what_is_newer_is_passed_over(open_):
         ("\xff", "no JSON"),
     ],
 )
-def test_an_answer_that_is_no_report_is_refused_by_name(open_, body, fault):
+def test_an_invalid_report_is_refused_by_name(open_, body, fault):
     client, service = open_(httpx.Response(200, content=body.encode("latin-1")))
     with pytest.raises(ServiceError, match=fault) as caught:
         client.classify(b"x")
@@ -397,7 +397,7 @@ def test_an_answer_is_not_unpacked(open_):
 
 
 @pytest.mark.parametrize("mute", [b"", b"{}", b"[1]", b'{"detail": 3}', b'{"detail": "' + b"x" * 100_000])
-def test_a_problem_that_says_nothing_is_told_by_its_status(open_, mute):
+def test_a_problem_without_detail_is_reported_by_its_status(open_, mute):
     headers = {"Content-Type": "application/problem+json", "X-Request-Id": "abc"}
     client, _ = open_(httpx.Response(422, headers=headers, content=mute))
     with pytest.raises(RequestRefusedError) as caught:
@@ -451,9 +451,9 @@ def test_a_job_that_does_not_end_in_time_is_left_running(open_, time):
 
 def test_a_job_says_how_far_it_is(open_):
     client, _ = open_(answer(202, status("queued")), answer(document=status("running")))
-    found = client.submit(b"x").status()
-    assert (found.status, found.ended, found.result, found.problem) == ("running", False, None, None)
-    assert found.stages[0].tiles == (1, 0, 0, 0)
+    job = client.submit(b"x").status()
+    assert (job.status, job.ended, job.result, job.problem) == ("running", False, None, None)
+    assert job.stages[0].tiles == (1, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_a_job_that_is_kept_no_longer_is_an_error(open_):
 
 
 @pytest.mark.parametrize("gone", [httpx.Response(204), problem(404)], ids=repr)
-def test_a_job_is_cancelled_even_when_it_is_gone(open_, gone):
+def test_cancelling_a_missing_job_succeeds(open_, gone):
     client, service = open_(answer(202, status("queued")), gone)
     client.submit(b"x").cancel()
     assert (service.requests[-1].method, service.requests[-1].url.raw_path) == ("DELETE", b"/prod/v1/results/job%2F1")
@@ -503,7 +503,7 @@ def test_models_are_listed(open_):
 
 
 @pytest.mark.parametrize(("code", "ready"), [(200, True), (503, False)])
-def test_a_service_is_asked_once_whether_it_is_ready(open_, code, ready):
+def test_readiness_is_queried_once(open_, code, ready):
     client, service = open_(answer(code, {"ready": ready}))
     assert client.ready() is ready
     assert len(service.requests) == 1
@@ -518,7 +518,7 @@ def test_a_service_is_asked_once_whether_it_is_ready(open_, code, ready):
         ({"images": []}, "at least one image"),
     ],
 )
-def test_what_contradicts_itself_is_not_sent(open_, options, word):
+def test_contradicting_arguments_are_not_sent(open_, options, word):
     client, service = open_(answer())
     with pytest.raises(UsageError, match=word):
         client.classify(**{"images": b"x", **options})

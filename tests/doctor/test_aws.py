@@ -80,9 +80,9 @@ class Stubs:
             self._stubbers[service].activate()
         return self._clients[service]
 
-    def answers(self, service, operation, answer, asked=None):
+    def answers(self, service, operation, answer, request=None):
         self._client(service)
-        self._stubbers[service].add_response(operation, answer, asked)
+        self._stubbers[service].add_response(operation, answer, request)
 
     def refuses(self, service, operation, code="AccessDenied", message="no"):
         self._client(service)
@@ -110,11 +110,11 @@ def named(checks):
 
 
 def test_without_credentials_it_says_how_to_get_some(tmp_path):
-    found = named(examine_aws(FACTS, build(tmp_path / "b"), None))
-    assert (found["limits"].ok, found["region"].found, found["services"].ok) == (True, "us-east-1", True)
-    assert (found["credentials"].ok, found["credentials"].found) == (False, "none")
-    assert "AWS_PROFILE" in found["credentials"].remedy
-    assert "concurrency" not in found
+    checks = named(examine_aws(FACTS, build(tmp_path / "b"), None))
+    assert (checks["limits"].ok, checks["region"].found, checks["services"].ok) == (True, "us-east-1", True)
+    assert (checks["credentials"].ok, checks["credentials"].found) == (False, "none")
+    assert "AWS_PROFILE" in checks["credentials"].remedy
+    assert "concurrency" not in checks
 
 
 def test_without_a_region_it_says_how_to_give_one():
@@ -123,56 +123,56 @@ def test_without_a_region_it_says_how_to_give_one():
     assert "--region" in last.remedy
 
 
-def test_a_profile_that_is_none_is_told(monkeypatch):
+def test_an_unknown_profile_is_reported(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     [*_, last] = examine_aws(FACTS, region="us-east-1")
     assert (last.ok, "nobody" in last.found) == (False, True)
 
 
-def test_a_region_that_is_none_is_told_before_aws_is_asked(tmp_path):
-    found = named(examine_aws(FACTS, build(tmp_path / "b"), "us-east-9"))
-    assert "did you mean us-east-" in found["services"].remedy
-    assert "did you mean us-east-" in found["limits"].remedy
+def test_an_unknown_region_is_reported_without_calling_aws(tmp_path):
+    checks = named(examine_aws(FACTS, build(tmp_path / "b"), "us-east-9"))
+    assert "did you mean us-east-" in checks["services"].remedy
+    assert "did you mean us-east-" in checks["limits"].remedy
 
 
-def test_what_breaks_a_limit_is_told(tmp_path):
+def test_exceeded_limits_are_reported(tmp_path):
     place = build(tmp_path / "b", store="s3express")
     record = json.loads((place / RECORD).read_text())
     record["options"]["zone"] = "use1-az2"
     (place / RECORD).write_text(json.dumps(record))
-    found = named(examine_aws(FACTS, place))
-    assert (found["limits"].ok, "--zone use1-az2" in found["limits"].remedy) == (False, True)
+    checks = named(examine_aws(FACTS, place))
+    assert (checks["limits"].ok, "--zone use1-az2" in checks["limits"].remedy) == (False, True)
 
 
-def test_a_directory_that_is_no_build_is_refused(tmp_path):
+def test_a_directory_without_a_build_is_refused(tmp_path):
     with pytest.raises(InputError, match="serfer package"):
         examine_aws(FACTS, tmp_path)
 
 
 @pytest.mark.usefixtures("moto")
 def test_an_account_that_can_be_reached_is_looked_at(tmp_path):
-    found = named(examine_aws(FACTS, build(tmp_path / "b")))
-    assert found["credentials"].found.startswith("account 123456789012")
-    assert found["stack demo-dev"].found == "the name is free"
-    assert found["S3"].ok
-    assert found["API Gateway"].ok
-    assert {"concurrency", "code storage", "permissions", "stack demo-prod"} <= set(found)
+    checks = named(examine_aws(FACTS, build(tmp_path / "b")))
+    assert checks["credentials"].found.startswith("account 123456789012")
+    assert checks["stack demo-dev"].found == "the name is free"
+    assert checks["S3"].ok
+    assert checks["API Gateway"].ok
+    assert {"concurrency", "code storage", "permissions", "stack demo-prod"} <= set(checks)
 
 
 @pytest.mark.usefixtures("moto")
-def test_a_stack_of_somebody_else_is_in_the_way(tmp_path):
+def test_a_foreign_stack_of_the_same_name_is_reported(tmp_path):
     formation = boto3.client("cloudformation", region_name="us-east-1")
     body = json.dumps({"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}})
     formation.create_stack(StackName="demo-dev", TemplateBody=body)
     tags = [{"Key": "serfer:stack", "Value": "demo-prod"}]
     formation.create_stack(StackName="demo-prod", TemplateBody=body, Tags=tags)
-    found = named(examine_aws(FACTS, build(tmp_path / "b")))
-    assert (found["stack demo-dev"].ok, "--name" in found["stack demo-dev"].remedy) == (False, True)
-    assert found["stack demo-prod"].found == "ours, CREATE_COMPLETE: it would be updated"
+    checks = named(examine_aws(FACTS, build(tmp_path / "b")))
+    assert (checks["stack demo-dev"].ok, "--name" in checks["stack demo-dev"].remedy) == (False, True)
+    assert checks["stack demo-prod"].found == "ours, CREATE_COMPLETE: it would be updated"
 
 
 @pytest.mark.usefixtures("moto")
-def test_a_build_that_would_delete_what_a_stack_serves_is_told(tmp_path):
+def test_a_build_that_would_delete_the_served_plan_is_reported(tmp_path):
     """The doctor said that such a stack "would be updated", and the update deleted the functions in use."""
     formation = boto3.client("cloudformation", region_name="us-east-1")
     place, served = build(tmp_path / "b"), "0" * 12
@@ -184,13 +184,13 @@ def test_a_build_that_would_delete_what_a_stack_serves_is_told(tmp_path):
             "Outputs": {name: {"Value": value} for name, value in outputs.items()},
         }
         formation.create_stack(StackName=stack, TemplateBody=json.dumps(body))
-    found = named(examine_aws(FACTS, place))
-    assert found["stack demo-dev"].found == f"ours, CREATE_COMPLETE, serves the plan {served}"
-    assert (found["stack demo-dev"].ok, "--previous-of demo-dev" in found["stack demo-dev"].remedy) == (False, True)
-    assert found["stack demo-prod"].ok
+    checks = named(examine_aws(FACTS, place))
+    assert checks["stack demo-dev"].found == f"ours, CREATE_COMPLETE, serves the plan {served}"
+    assert (checks["stack demo-dev"].ok, "--previous-of demo-dev" in checks["stack demo-dev"].remedy) == (False, True)
+    assert checks["stack demo-prod"].ok
 
 
-def test_credentials_that_aws_refuses_are_told(monkeypatch):
+def test_refused_credentials_are_reported(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -199,7 +199,7 @@ def test_credentials_that_aws_refuses_are_told(monkeypatch):
     assert (last.name, last.ok, last.found) == ("credentials", False, "EndpointConnectionError")
 
 
-def test_concurrency_is_held_against_what_is_reserved(stubs, loaded):
+def test_reserved_concurrency_must_fit_the_accounts(stubs, loaded):
     stubs.answers("lambda", "get_account_settings", settings_of(1000, 1000))
     stubs.answers("lambda", "get_account_settings", settings_of(1000, 1000))
     few, many = loaded(reserved_concurrency=10), loaded(reserved_concurrency=500)
@@ -210,8 +210,8 @@ def test_concurrency_is_held_against_what_is_reserved(stubs, loaded):
 
 def test_a_new_accounts_concurrency_is_too_little_for_wide_stages(stubs, loaded):
     stubs.answers("lambda", "get_account_settings", settings_of(10, 1))
-    found = doctor_aws._concurrency(stubs.account, loaded())
-    assert (found.ok, "widest stage takes 2" in found.found, "--max-tiles 1" in found.remedy) == (False, True, True)
+    check = doctor_aws._concurrency(stubs.account, loaded())
+    assert (check.ok, "widest stage takes 2" in check.found, "--max-tiles 1" in check.remedy) == (False, True, True)
 
 
 def test_drivers_that_are_functions_share_the_concurrency_with_their_stages(stubs, loaded):
@@ -231,7 +231,7 @@ def test_drivers_that_are_functions_share_the_concurrency_with_their_stages(stub
     assert (fleet.ok, "5 queries run at once" in fleet.found) == (True, True)
 
 
-def test_parameters_that_sam_is_told_count(stubs, tmp_path):
+def test_parameter_overrides_of_samconfig_are_respected(stubs, tmp_path):
     place = build(tmp_path / "own")
     config = place / SAMCONFIG
     config.write_text(config.read_text().replace('Serving="current"', 'Serving="current" ThrottleBurst="3"'))
@@ -250,9 +250,9 @@ def test_memory_that_new_accounts_do_not_have_is_a_finding(stubs, tmp_path, tota
     large = sealed(replace(plan, stages=(replace(plan.stages[0], memory_mb=3538), *plan.stages[1:])))
     stubs.answers("lambda", "get_account_settings", settings_of(total, total))
     place = build(tmp_path / "large", large)
-    found = doctor_aws._memory(stubs.account, Build.load(place))
-    assert (found.ok, "stage-0 has 3,538 MB" in found.found) == (ok, True)
-    assert "--memory 3008" in (found.found if ok else found.remedy)
+    check = doctor_aws._memory(stubs.account, Build.load(place))
+    assert (check.ok, "stage-0 has 3,538 MB" in check.found) == (ok, True)
+    assert "--memory 3008" in (check.found if ok else check.remedy)
     assert doctor_aws._memory in doctor_aws._needed(Build.load(place))
     limits = doctor_aws._limits(Build.load(place), FACTS, None)
     assert (limits.ok, "3,538" in limits.found) == (True, False)
@@ -269,10 +269,10 @@ def test_a_pool_fits_into_the_quota_of_gpu_instances(stubs, loaded, most, ok):
     pooled = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
     kinds = {"InstanceTypes": [{"InstanceType": "g6.xlarge", "VCpuInfo": {"DefaultVCpus": 4}}]}
     stubs.answers("ec2", "describe_instance_types", kinds, {"InstanceTypes": ["g6.xlarge"]})
-    asked = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
-    stubs.answers("service-quotas", "get_service_quota", {"Quota": {"Value": most}}, asked)
-    found = doctor_aws._gpus(stubs.account, pooled)
-    assert (found.ok, found.found) == (
+    request = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
+    stubs.answers("service-quotas", "get_service_quota", {"Quota": {"Value": most}}, request)
+    check = doctor_aws._gpus(stubs.account, pooled)
+    assert (check.ok, check.found) == (
         ok,
         f"{most:.0f} vCPUs of G instances at once, 4 g6.xlarge would take 16",
     )
@@ -285,39 +285,39 @@ def quota_of(name, value):
 
 
 @pytest.mark.parametrize(("most", "ok"), [(5.0, True), (2.0, False)])
-def test_a_quota_has_room_for_what_comes(stubs, most, ok):
+def test_a_quota_has_to_fit_the_new_resources(stubs, most, ok):
     stubs.answers("service-quotas", "list_service_quotas", quota_of("VPCs per Region", most))
     stubs.answers("ec2", "describe_vpcs", {"Vpcs": [{"VpcId": "a"}, {"VpcId": "b"}]})
-    found = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
-    assert (found.ok, found.found) == (ok, f"2 of {most:.0f} there, 1 more to come")
-    assert "Service Quotas" in found.remedy
+    check = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
+    assert (check.ok, check.found) == (ok, f"2 of {most:.0f} there, 1 more to come")
+    assert "Service Quotas" in check.remedy
 
 
-def test_a_quota_that_nobody_tells_is_no_fault(stubs):
+def test_an_unknown_quota_is_not_a_failure(stubs):
     stubs.answers("service-quotas", "list_service_quotas", {"Quotas": []})
     stubs.answers("service-quotas", "list_aws_default_service_quotas", {"Quotas": []})
     stubs.answers("ec2", "describe_vpcs", {"Vpcs": []})
-    found = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
-    assert (found.ok, found.found) == (True, "0 there; their quota could not be checked")
+    check = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
+    assert (check.ok, check.found) == (True, "0 there; their quota could not be checked")
 
 
-def test_what_may_not_be_asked_could_not_be_checked(stubs, loaded):
+def test_a_forbidden_call_means_not_checked(stubs, loaded):
     stubs.refuses("lambda", "get_account_settings", "AccessDeniedException")
-    found = doctor_aws._concurrency(stubs.account, loaded())
-    assert (found.ok, found.found) == (True, "could not be checked: GetAccountSettings is not allowed")
+    check = doctor_aws._concurrency(stubs.account, loaded())
+    assert (check.ok, check.found) == (True, "could not be checked: GetAccountSettings is not allowed")
 
 
-def test_what_aws_answers_with_an_error_is_told(stubs):
+def test_aws_errors_are_reported(stubs):
     stubs.refuses("s3", "list_buckets", "NotSignedUp")
     look = doctor_aws._reached(*doctor_aws._REACHED["AWS::S3::"])
-    found = look(stubs.account, None)
-    assert (found.ok, found.found, "may use S3" in found.remedy) == (False, "NotSignedUp", True)
+    check = look(stubs.account, None)
+    assert (check.ok, check.found, "may use S3" in check.remedy) == (False, "NotSignedUp", True)
 
 
-def simulated(said, allowed):
+def simulated(requests, allowed):
     results = [
         {"EvalActionName": name, "EvalDecision": "allowed" if name in allowed else "implicitDeny"}
-        for name in said["Action"]
+        for name in requests["Action"]
     ]
     return {"EvaluationResults": results, "IsTruncated": False}
 
@@ -344,24 +344,24 @@ class Simulator:
         return {"EvaluationResults": results}
 
 
-def permissions(stubs, monkeypatch, found, allows):
+def permissions(stubs, monkeypatch, packaged, allows):
     simulator = Simulator(allows)
     monkeypatch.setattr(Account, "client", lambda *_: simulator)
-    return doctor_aws._permissions(stubs.account, found), simulator.resources
+    return doctor_aws._permissions(stubs.account, packaged), simulator.resources
 
 
 def test_permissions_are_simulated_for_every_stack_that_is_deployed(stubs, loaded, monkeypatch):
-    found = loaded()
-    check, resources = permissions(stubs, monkeypatch, found, lambda *_: True)
-    assert (check.ok, check.found) == (True, f"all {len(actions(found.types))} actions are allowed")
+    packaged = loaded()
+    check, resources = permissions(stubs, monkeypatch, packaged, lambda *_: True)
+    assert (check.ok, check.found) == (True, f"all {len(actions(packaged.types))} actions are allowed")
     for stack in ("demo-dev", "demo-prod"):
         assert f"arn:aws:cloudformation:us-east-1:123456789012:stack/{stack}/check" in resources
-    check, _ = permissions(stubs, monkeypatch, found, lambda name, *_: name != "lambda:CreateFunction")
+    check, _ = permissions(stubs, monkeypatch, packaged, lambda name, *_: name != "lambda:CreateFunction")
     assert check.found == "not allowed: lambda:CreateFunction for demo-dev; lambda:CreateFunction for demo-prod"
     assert "--deployer-policy" in check.remedy
 
 
-def test_what_is_allowed_on_dev_alone_is_not_enough_for_prod(stubs, loaded, monkeypatch):
+def test_permissions_for_dev_alone_do_not_cover_prod(stubs, loaded, monkeypatch):
     def allows(name, resource, _context):
         return name != "logs:CreateLogGroup" or "/demo-dev/" in resource
 
@@ -381,8 +381,8 @@ def test_roles_have_to_be_passed_to_every_service_that_assumes_one(stubs, loaded
 
 def test_permissions_that_may_not_be_simulated_could_not_be_checked(stubs, loaded):
     stubs.refuses("iam", "simulate_principal_policy")
-    found = doctor_aws._permissions(stubs.account, loaded())
-    assert (found.ok, found.found) == (True, "could not be checked: SimulatePrincipalPolicy is not allowed")
+    check = doctor_aws._permissions(stubs.account, loaded())
+    assert (check.ok, check.found) == (True, "could not be checked: SimulatePrincipalPolicy is not allowed")
 
 
 def test_the_policies_of_a_roles_session_are_the_roles(monkeypatch):
@@ -402,22 +402,24 @@ def test_the_policies_of_a_roles_session_are_the_roles(monkeypatch):
 
 def test_a_budget_needs_its_tag_only_where_it_is_set(stubs, loaded):
     stubs.answers("ce", "list_cost_allocation_tags", {"CostAllocationTags": []})
-    found = doctor_aws._cost_tag(stubs.account, loaded())
-    assert (found.ok, "not active" in found.found) == (True, True)
+    check = doctor_aws._cost_tag(stubs.account, loaded())
+    assert (check.ok, "not active" in check.found) == (True, True)
 
 
-def test_the_deployers_policies_name_what_can_be_named(tmp_path):
+def test_the_deployers_policies_name_resources_where_possible(tmp_path):
     place = build(tmp_path / "b", drivers="fleet", store="valkey")
-    said = json.loads(CliRunner().invoke(app, ["doctor", "--aws", "--build", str(place), "--deployer-policy"]).output)
-    found = [statement for document in said for statement in document["Statement"]]
-    for statement in found:
+    policies = json.loads(
+        CliRunner().invoke(app, ["doctor", "--aws", "--build", str(place), "--deployer-policy"]).output
+    )
+    allowed = [statement for document in policies for statement in document["Statement"]]
+    for statement in allowed:
         assert not any(action.endswith("*") for action in statement["Action"])
         if statement["Sid"] in {"Lambda", "Iam", "IamPass", "S3", "Logs", "Cloudformation"}:
             assert all(re.search("demo-(dev|prod)|aws-sam-cli|transform", name) for name in statement["Resource"])
     assert "iam:PassRole" in actions(Build.load(place).types)
 
 
-def test_the_deployers_policies_are_those_of_the_stacks_that_sam_is_told_of(tmp_path):
+def test_the_deployers_policies_cover_the_stacks_of_samconfig(tmp_path):
     place = build(tmp_path / "b")
     config = place / SAMCONFIG
     boundary = "arn:aws:iam::123456789012:policy/bound"
@@ -433,8 +435,8 @@ def test_the_deployers_policies_are_those_of_the_stacks_that_sam_is_told_of(tmp_
 
 def test_every_action_is_one_that_some_type_needs():
     template = make_template(options(drivers="fleet", store="redis", engine="stepfunctions"), [small_plan()])
-    found = actions(said["Type"] for said in template["Resources"].values())
-    assert len(found) == len(set(found)) > 100
+    needed = actions(resource["Type"] for resource in template["Resources"].values())
+    assert len(needed) == len(set(needed)) > 100
 
 
 def test_options_for_aws_go_with_it():

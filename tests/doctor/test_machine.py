@@ -22,12 +22,12 @@ def checks(tmp_path):
 
 
 def test_all_is_well_where_the_tests_run(tmp_path):
-    found = checks(tmp_path)
-    assert [check for check in found.values() if not check.ok] == []
+    results = checks(tmp_path)
+    assert [check for check in results.values() if not check.ok] == []
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_what_is_missing_has_a_remedy(tmp_path, monkeypatch):
+def test_failed_checks_have_a_remedy(tmp_path, monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -38,20 +38,20 @@ def test_what_is_missing_has_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.version_info", version(3, 10, 0, "final", 0))
     monkeypatch.setattr(doctor, "_NEEDED_BYTES", 1 << 60)
     (tmp_path / "cache").write_text("a file in the way")
-    found = checks(tmp_path)
-    bad = {name for name, check in found.items() if not check.ok}
+    results = checks(tmp_path)
+    bad = {name for name, check in results.items() if not check.ok}
     assert {"python", "platform", "torch", "redis-server", "cache", "space"} <= bad
     assert "processors" not in bad
-    assert all(found[name].remedy for name in bad)
-    assert found["torch"].remedy == "run make setup, or pip install 'serfer[split]'"
-    assert "File exists" in found["cache"].found
+    assert all(results[name].remedy for name in bad)
+    assert results["torch"].remedy == "run make setup, or pip install 'serfer[split]'"
+    assert "File exists" in results["cache"].found
 
 
-def test_the_room_that_dependencies_leave_is_said(tmp_path, monkeypatch):
-    found = checks(tmp_path)["function package"]
-    assert found.ok
+def test_the_size_of_dependencies_is_reported(tmp_path, monkeypatch):
+    check = checks(tmp_path)["function package"]
+    assert check.ok
     for words in ("98,420,269 bytes", "of 262,144,000", "reserve 98,420,269"):
-        assert words in found.found
+        assert words in check.found
     monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda _settings, _progress: 90_000_000)
     assert "plans reserve 94,000,000" in checks(tmp_path)["function package"].found
     monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda _settings, _progress: 262_144_000)
@@ -65,11 +65,11 @@ def test_dependencies_that_cannot_be_measured_are_a_line_not_a_traceback(tmp_pat
             raise error
 
         monkeypatch.setattr("serfer.wiring.local.dependency_bytes", refuse)
-        found = checks(tmp_path)["function package"]
-        assert (found.ok, found.found) == (False, str(error))
+        check = checks(tmp_path)["function package"]
+        assert (check.ok, check.found) == (False, str(error))
 
 
-def test_a_newer_python_is_said_to_be_untested(tmp_path, monkeypatch):
+def test_a_newer_python_is_reported_as_untested(tmp_path, monkeypatch):
     version = namedtuple("version", "major minor micro releaselevel serial")  # noqa: PYI024 - as sys.version_info
     monkeypatch.setattr("sys.version_info", version(3, 99, 0, "final", 0))
     python = checks(tmp_path)["python"]
@@ -79,6 +79,6 @@ def test_a_newer_python_is_said_to_be_untested(tmp_path, monkeypatch):
 
 def test_the_machine_of_the_profiles_is_named(tmp_path):
     assert "vCPU" in checks(tmp_path)["profiles"].found
-    [found] = [each for each in examine(Settings(cache_dir=tmp_path, profiles_file=tmp_path / "none")) if not each.ok]
-    assert (found.name, "SERFER_PROFILES_FILE" in found.remedy) == ("profiles", True)
-    assert "none' cannot be read" in found.found
+    [failed] = [each for each in examine(Settings(cache_dir=tmp_path, profiles_file=tmp_path / "none")) if not each.ok]
+    assert (failed.name, "SERFER_PROFILES_FILE" in failed.remedy) == ("profiles", True)
+    assert "none' cannot be read" in failed.found

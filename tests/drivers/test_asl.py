@@ -79,7 +79,7 @@ def test_cfn_lint_takes_every_definition_for_a_state_machine():
     linted = ManualArgs(regions=["us-east-1"])
     assert api.lint(json.dumps({"Resources": machines}), config=linted) == []
     del machines["Machine0"]["Properties"]["Definition"]["States"]["stage-0"]["Resource"]
-    assert [found.rule.id for found in api.lint(json.dumps({"Resources": machines}), config=linted)] == ["E3601"]
+    assert [finding.rule.id for finding in api.lint(json.dumps({"Resources": machines}), config=linted)] == ["E3601"]
 
 
 @pytest.mark.skipif(not shutil.which("node") or not VALIDATOR.exists(), reason="npm was not there for `make setup`")
@@ -108,19 +108,19 @@ def test_the_text_is_always_the_same_and_small(shape):
     assert len(texts.pop()) < MOST_DEFINITION_BYTES // 10
 
 
-def test_functions_may_be_what_a_template_will_put_in():
+def test_function_names_may_be_template_placeholders():
     plan = wide_plan((6, 2, 1), (3, 1, 1))
     names = [[f"${{Function{stage}x{part}}}" for part in range(3 if stage == 0 else 1)] for stage in range(3)]
     workers = Workers(plan, names=names)
     workers.run()
-    assert Counter(function for function, _, _ in workers.asked) == {
+    assert Counter(function for function, _, _ in workers.invoked) == {
         **dict.fromkeys(names[0], 2),
         names[1][0]: 2,
         names[2][0]: 1,
     }
 
 
-def test_times_are_whole_seconds_and_a_functions_own_timeout_comes_first():
+def test_timeouts_are_whole_seconds_above_the_functions_own():
     definition = machine(wide_plan((2, 1)), task_timeout_s=10.5, timeout_s=120)
     task = definition["States"]["stage-0"]["ItemProcessor"]["States"]["stage-0-tile"]
     assert (definition["TimeoutSeconds"], task["TimeoutSeconds"]) == (120, 16)
@@ -155,15 +155,15 @@ class Workers:
         self.plan, self.script, self.report = plan, script or {}, report
         self.names, self.clean_up = names, clean_up
         self.machine = Machine(compile_plan(plan, names, express=True, retry=RETRY), self.invoke, seed)
-        self.asked, self.cleaned, self.tries = [], [], Counter()
+        self.invoked, self.cleaned, self.tries = [], [], Counter()
 
     def run(self):
         return self.machine.run(dict(INPUT))
 
     def invoke(self, function, payload):
-        if asked := decode_clean_up(payload):
+        if clean_up := decode_clean_up(payload):
             assert function == self.names[-1][0]
-            self.cleaned.append(asked)
+            self.cleaned.append(clean_up)
             if self.clean_up:
                 raise StateError(self.clean_up, "no cause")
             return {}
@@ -174,7 +174,7 @@ class Workers:
         assert function == self.names[task.stage][self.plan.stages[task.stage].tiles[task.tile].function]
         tries = self.tries[place]
         self.tries[place] += 1
-        self.asked.append((function, *place))
+        self.invoked.append((function, *place))
         failures = self.script.get(place, ())
         if tries < len(failures):
             cause = json.dumps({"errorMessage": f"on {{}} purpose at {place}", "errorType": failures[tries]})
@@ -184,17 +184,17 @@ class Workers:
 
 def run_machine(tiles, script):
     """Drive the run machine through the same; return what it invoked, in order, and its error."""
-    run, asked, now = Run(tiles, deadline=1e9, seed=1, retry=RETRY), [], 0.0
+    run, invoked, now = Run(tiles, deadline=1e9, seed=1, retry=RETRY), [], 0.0
     actions, tries = run.start(now), Counter()
     while True:
         wakes = [action.time for action in actions if isinstance(action, WakeAt)]
         invokes = [action for action in actions if isinstance(action, Invoke)]
         for action in actions:
             if isinstance(action, Finish):
-                return asked, action.error
+                return invoked, action.error
         actions = []
         for stage, tile, attempt in [(one.stage, one.tile, one.attempt) for one in invokes]:
-            asked.append((stage, tile))
+            invoked.append((stage, tile))
             failures = script.get((stage, tile), ())
             if tries[stage, tile] < len(failures):
                 name = failures[tries[stage, tile]]
@@ -244,8 +244,8 @@ def test_it_forks_joins_retries_and_fails_as_the_run_machine_does(query, seed):
         output, failure = workers.run(), None
     except StateError as end:
         output, failure = None, end
-    asked = [place for _, *place in workers.asked]
-    stages = [stage for stage, _ in itertools.groupby(stage for stage, _ in asked)]
+    invoked = [place for _, *place in workers.invoked]
+    stages = [stage for stage, _ in itertools.groupby(stage for stage, _ in invoked)]
     assert stages == list(range(len(stages))), "a stage began before the one before it had ended, or again after it"
     assert stages[-1] == expected[-1][0]
     assert workers.machine.names[-1] == ("clean-up" if failure is None else "failed")
@@ -254,10 +254,10 @@ def test_it_forks_joins_retries_and_fails_as_the_run_machine_does(query, seed):
     ]
     if error is None:
         assert failure is None
-        assert Counter(map(tuple, asked)) == Counter(expected)
+        assert Counter(map(tuple, invoked)) == Counter(expected)
         check_output(output, tiles, script)
     else:
-        check_failure(failure, error, script, Counter(map(tuple, asked)), Counter(expected))
+        check_failure(failure, error, script, Counter(map(tuple, invoked)), Counter(expected))
 
 
 def check_output(output, tiles, script):
@@ -273,11 +273,11 @@ def check_output(output, tiles, script):
     assert parsed.cleaned
 
 
-def check_failure(failure, error, script, asked, expected):
+def check_failure(failure, error, script, invoked, expected):
     place = next(place for place, names in script.items() if not bearable(names) or GONE in names)
     assert failure.name == script[place][-1]
     assert failure.cause.startswith("stage {}, tile {}: {{".format(*place))
-    assert asked[place] == expected[place] == len(script[place])
+    assert invoked[place] == expected[place] == len(script[place])
     assert f"stage {place[0]}, tile {place[1]}" in str(error)
     known = json.loads(json.loads(failure.cause.partition(": ")[2])["Cause"])
     assert known["errorMessage"] == f"on {{}} purpose at {place}"
@@ -332,7 +332,7 @@ def test_an_output_that_no_machine_of_ours_ends_with_is_refused(change, complain
 
 
 @pytest.mark.parametrize("text", ["", "{", "7", "[]", "[" * 100_000, '{"stages": 7}'])
-def test_an_output_that_is_no_object_is_refused(text):
+def test_an_output_that_is_not_an_object_is_refused(text):
     with pytest.raises(InputError, match="not one of this plan"):
         parse_output(text, (2, 1))
 

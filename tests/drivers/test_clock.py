@@ -43,7 +43,7 @@ def test_timers_fire_in_order_and_not_once_cancelled(run):
     assert run(main) == [1, 3]
 
 
-def test_a_timeout_cancels_what_runs_inside(run):
+def test_a_timeout_cancels_the_awaited_work(run):
     async def main(clock):
         with pytest.raises(TimeoutError):
             async with timeout_at(clock, clock.time() + 0.01) as limit:

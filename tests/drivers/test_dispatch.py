@@ -42,7 +42,7 @@ class TestABatch:
         others = [attempt(1, age=1, **{size: 601}), attempt(2, age=2, **{size: 600}), attempt(3, age=3, **{size: 1})]
         assert batch_of(attempt(0, **{size: 400}), others) == [0, 2]
 
-    def test_goes_without_those_that_have_not_the_time(self):
+    def test_waiting_queries_without_time_are_left_out(self):
         """An image takes a second, the rest of the plan ten: at 88.5 s a query of one has 1.5 s to wait for others."""
         others = [attempt(1, age=1, deadline=100.0), attempt(2, age=2, deadline=99.0), attempt(3, age=3)]
         assert batch_of(attempt(0), others, image_s=1.0, now=88.5) == [0, 1]
@@ -61,7 +61,7 @@ class TestWaitingGroups:
         assert groups.take(first, Bounds(9, 9, 9), 0.0) == [first]
         assert len(groups) == 1
 
-    def test_who_left_stays_behind(self):
+    def test_cancelled_queries_are_left_out(self):
         groups, first, other = WaitingGroups(), attempt(0), attempt(1)
         for one in (first, other):
             groups.join("group", one, Demand(1, 0, 0))
@@ -87,7 +87,7 @@ DEMANDS = st.builds(
     st.lists(DEMANDS, max_size=12),
     st.builds(Bounds, st.integers(1, 8), st.integers(1, 8), st.just(100), st.sampled_from([0.0, 0.5, 3.0])),
 )
-def test_a_shared_invocation_keeps_to_its_bounds_and_leaves_out_only_what_does_not_fit(first, others, bounds):
+def test_a_shared_invocation_is_as_large_as_its_bounds_allow(first, others, bounds):
     now = 7.0
     chosen = fill(first, others, bounds, now)
     assert chosen == sorted(set(chosen))
@@ -106,7 +106,7 @@ def test_a_shared_invocation_keeps_to_its_bounds_and_leaves_out_only_what_does_n
 
 
 @given(st.lists(DEMANDS, min_size=1, max_size=12), st.integers(1, 8), st.sampled_from([0.0, 0.5, 3.0]))
-def test_everybody_goes_once(demands, most, image_s):
+def test_every_query_is_dispatched_once(demands, most, image_s):
     groups = WaitingGroups()
     everybody = [attempt(age, age=age) for age in range(len(demands))]
     for one, demand in zip(everybody, demands, strict=True):

@@ -25,7 +25,7 @@ def invoke(handler, *, times=1, threads=2, timeout_s=PATIENCE):
     return asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
-def test_a_task_runs_in_a_thread_and_its_report_comes_back():
+def test_a_task_runs_in_a_thread_and_returns_its_report():
     names = []
 
     def handler(task):
@@ -74,7 +74,7 @@ def test_a_task_that_takes_too_long_is_given_up():
 @pytest.mark.parametrize(
     ("bug", "kind"), [(ZeroDivisionError("oops\ntwice"), "failed in code"), (MemoryError(), "out of memory")]
 )
-def test_whatever_a_worker_raises_is_a_failure_as_in_lambda(bug, kind):
+def test_worker_exceptions_are_failures_as_in_lambda(bug, kind):
     def handler(_task):
         raise bug
 
@@ -108,7 +108,7 @@ class TestShared:
             "gone",
         )
 
-    def test_what_the_worker_raises_is_the_failure_of_all(self):
+    def test_a_worker_exception_fails_all_shared_queries(self):
         def shared(_tasks):
             raise MemoryError
 

@@ -47,8 +47,8 @@ def url(directory):
     """A service of one model, as a driver or an instance serves it."""
     with serfer.open(directory, store="memory://", workers="inprocess") as pipeline:
         service = Service({"small": pipeline}, Admission(4, 8), Observed())
-        with running(make_app(service, Settings())) as found:
-            yield found
+        with running(make_app(service, Settings())) as address:
+            yield address
 
 
 def ask(url, plan, *, array=PIXELS, model="small", key="", timeout_s=30.0, patience_s=60.0, times=1):
@@ -58,8 +58,8 @@ def ask(url, plan, *, array=PIXELS, model="small", key="", timeout_s=30.0, patie
         async with open_http(key) as http:
             client = InstanceClient(url, model, plan, http)
             for _ in range(times):
-                found = await client.infer(array, timeout_s, patience_s)
-            return found
+                result = await client.infer(array, timeout_s, patience_s)
+            return result
 
     return asyncio.run(run())
 
@@ -80,14 +80,14 @@ class Canned:
                 body = await reader.readexactly(int(length[1])) if length else b""
                 what = head.split(b" HTTP/", 1)[0].decode()
                 self.requests.append((what, head, body))
-                said = self.answers.get(what, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-                said = said.pop(0) if isinstance(said, list) else said
-                if said is None:
+                response = self.answers.get(what, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                response = response.pop(0) if isinstance(response, list) else response
+                if response is None:
                     await reader.read()  # until the client goes away
                     break
-                writer.write(said)
+                writer.write(response)
                 await writer.drain()
-                if b"Connection: close" in said or not said:
+                if b"Connection: close" in response or not response:
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -113,8 +113,8 @@ def ask_canned(answers, plan, *, times=1, array=PIXELS, patience_s=60.0):
         async with canned(answers) as (server, url), open_http() as http:
             client = InstanceClient(url, "m", plan, http)
             for _ in range(times):
-                found = await client.infer(array, 1.0, patience_s, "mine-1")
-            return found, server
+                result = await client.infer(array, 1.0, patience_s, "mine-1")
+            return result, server
 
     return asyncio.run(run())
 
@@ -141,11 +141,11 @@ LOGITS = np.arange(2 * CLASSES, dtype=np.float32).reshape(2, CLASSES)
 
 
 @pytest.mark.parametrize("array", [PIXELS, batch(3)], ids=["pixels", "floats"])
-def test_a_service_of_ours_answers_what_the_network_computes(url, directory, plan, array):
-    found = ask(url, plan, array=array, times=2)
-    assert isinstance(found, Inferred), found
-    assert np.allclose(found.logits, unsplit(plan, directory)(array), atol=1e-4)
-    assert (found.batch, found.computed_ms) == (None, None)  # it has functions, not batches
+def test_our_service_returns_the_networks_output(url, directory, plan, array):
+    results = ask(url, plan, array=array, times=2)
+    assert isinstance(results, Inferred), results
+    assert np.allclose(results.logits, unsplit(plan, directory)(array), atol=1e-4)
+    assert (results.batch, results.computed_ms) == (None, None)  # it has functions, not batches
 
 
 def test_a_model_of_another_name_is_found_where_it_is_the_only_one(url, plan):
@@ -153,17 +153,17 @@ def test_a_model_of_another_name_is_found_where_it_is_the_only_one(url, plan):
 
 
 def test_a_server_that_takes_floats_alone_gets_normalised_pixels(plan):
-    found, server = ask_canned({INFERS: inferred(LOGITS, parameters={"batch": 3, "computed_ms": 4.5})}, plan, times=2)
-    assert np.array_equal(found.logits, LOGITS)
-    assert (found.batch, found.computed_ms) == (3, 4.5)
+    results, server = ask_canned({INFERS: inferred(LOGITS, parameters={"batch": 3, "computed_ms": 4.5})}, plan, times=2)
+    assert np.array_equal(results.logits, LOGITS)
+    assert (results.batch, results.computed_ms) == (3, 4.5)
     assert [what for what, *_ in server.requests] == [ABOUT, INFERS, INFERS]  # it is asked once what it takes
     assert server.connections == 1
     _, head, body = server.requests[-1]
     assert b"X-Request-Id: mine-1\r\n" in head
     length = int(re.search(rf"(?i){HEADER}: (\d+)".encode(), head)[1])
-    said = json.loads(body[:length])
-    assert said["inputs"][0]["shape"] == [2, 3, SIZE, SIZE]
-    assert said["parameters"] == {"timeout": 1_000_000}  # microseconds, as Triton has it
+    header = json.loads(body[:length])
+    assert header["inputs"][0]["shape"] == [2, 3, SIZE, SIZE]
+    assert header["parameters"] == {"timeout": 1_000_000}  # microseconds, as Triton has it
     values = np.frombuffer(body[length:], "<f4").reshape(2, 3, SIZE, SIZE)
     assert np.array_equal(values, normalised(plan, PIXELS))
 
@@ -175,12 +175,12 @@ def test_a_query_after_the_connections_were_closed_is_a_fault_as_others_are(plan
             await http.close()
             return await client.infer(PIXELS, 1.0, 5.0)
 
-    found = asyncio.run(run())
-    assert found.kind is FaultKind.UNREACHABLE
-    assert "\n" not in found.message
+    results = asyncio.run(run())
+    assert results.kind is FaultKind.UNREACHABLE
+    assert "\n" not in results.message
 
 
-def test_the_loop_goes_on_while_a_large_request_is_put_together(plan, monkeypatch):
+def test_the_loop_runs_while_a_large_request_is_built(plan, monkeypatch):
     threads = []
 
     def noted(*arguments):
@@ -197,16 +197,16 @@ def test_the_loop_goes_on_while_a_large_request_is_put_together(plan, monkeypatc
 
 def test_a_large_request_arrives_whole(plan):
     images = batch(100)  # 1.4 MB
-    found, server = ask_canned({INFERS: inferred(np.ones((100, CLASSES)))}, plan, array=images)
-    assert isinstance(found, Inferred)
+    results, server = ask_canned({INFERS: inferred(np.ones((100, CLASSES)))}, plan, array=images)
+    assert isinstance(results, Inferred)
     assert server.requests[-1][2].endswith(images.tobytes())
 
 
-def test_a_connection_that_was_closed_meanwhile_is_no_fault(plan):
+def test_a_closed_kept_connection_is_retried(plan):
     closed = inferred(LOGITS).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     answers = {INFERS: [inferred(LOGITS), b"", closed]}  # the second question meets the end of its connection
-    found, server = ask_canned(answers, plan, times=2)
-    assert isinstance(found, Inferred)
+    results, server = ask_canned(answers, plan, times=2)
+    assert isinstance(results, Inferred)
     assert server.connections == 2
 
 
@@ -223,12 +223,12 @@ def test_a_connection_that_was_closed_meanwhile_is_no_fault(plan):
     ],
 )
 def test_each_status_has_its_kind_of_fault(plan, status, kind):
-    found, _ = ask_canned({INFERS: answer("{}", "Location: http://127.0.0.1:1/", status=f"{status} X")}, plan)
-    assert (found.kind, str(status) in found.message) == (kind, True)
+    results, _ = ask_canned({INFERS: answer("{}", "Location: http://127.0.0.1:1/", status=f"{status} X")}, plan)
+    assert (results.kind, str(status) in results.message) == (kind, True)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         answer(json.dumps({"outputs": [{"name": "y", "datatype": "FP32", "shape": [2, 7], "data": [0.0] * 14}]})),
         inferred(LOGITS, name="z"),
@@ -249,9 +249,9 @@ def test_each_status_has_its_kind_of_fault(plan, status, kind):
         b"10000\r\n" + b"x" * 65536 + b"\r\nffff\r\n" + b"x" * 65535,
     ],
 )
-def test_an_invalid_answer_is_a_fault(plan, said):
-    found, _ = ask_canned({INFERS: said}, plan)
-    assert found.kind is FaultKind.INVALID, found
+def test_an_invalid_answer_is_a_fault(plan, response):
+    results, _ = ask_canned({INFERS: response}, plan)
+    assert results.kind is FaultKind.INVALID, results
 
 
 @pytest.mark.parametrize(
@@ -267,23 +267,24 @@ def test_an_invalid_answer_is_a_fault(plan, said):
         answer("", status="404 Not Found"),
     ],
 )
-def test_a_model_that_does_not_suit_the_plan_is_wrong_and_asked_about_again(plan, about):
-    found, server = ask_canned({ABOUT: about, INFERS: inferred(LOGITS)}, plan, times=2)
-    assert found.kind is FaultKind.INVALID
+def test_a_mismatched_model_is_a_fault_and_queried_again(plan, about):
+    results, server = ask_canned({ABOUT: about, INFERS: inferred(LOGITS)}, plan, times=2)
+    assert results.kind is FaultKind.INVALID
     assert [what for what, *_ in server.requests].count(ABOUT) == 2
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"\r\n\r\n\r\n", b"HTTP/1.1 OK", b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"]
+    "response",
+    [b"", b"\r\n\r\n\r\n", b"HTTP/1.1 OK", b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"],
 )
-def test_what_speaks_no_http_is_unreachable(plan, said):
-    found, _ = ask_canned({INFERS: said + b"Connection: close"}, plan)
-    assert found.kind is FaultKind.UNREACHABLE, found
+def test_a_server_without_http_is_unreachable(plan, response):
+    results, _ = ask_canned({INFERS: response + b"Connection: close"}, plan)
+    assert results.kind is FaultKind.UNREACHABLE, results
 
 
 def test_a_closed_port_is_unreachable(plan, unused_tcp_port_):
-    found = ask(f"http://127.0.0.1:{unused_tcp_port_}", plan)
-    assert found.kind is FaultKind.UNREACHABLE
+    results = ask(f"http://127.0.0.1:{unused_tcp_port_}", plan)
+    assert results.kind is FaultKind.UNREACHABLE
 
 
 @pytest.fixture
@@ -296,11 +297,11 @@ def unused_tcp_port_():
 
 
 def test_an_instance_that_says_nothing_is_given_up(plan):
-    found, _ = ask_canned({INFERS: None}, plan, patience_s=0.2)
-    assert found.kind is FaultKind.NO_RESPONSE
+    results, _ = ask_canned({INFERS: None}, plan, patience_s=0.2)
+    assert results.kind is FaultKind.NO_RESPONSE
 
 
-def test_readiness_is_what_the_server_says(url, plan):
+def test_readiness_is_the_servers(url, plan):
     async def run():
         ready = "GET /v2/health/ready"
         async with open_http() as http, canned({ready: answer("", status="503 X")}) as (_, other):
@@ -311,7 +312,7 @@ def test_readiness_is_what_the_server_says(url, plan):
     assert asyncio.run(run()) == [True, False, False]
 
 
-def test_an_instance_with_keys_is_asked_with_one(directory, plan, tmp_path):
+def test_requests_carry_the_instances_key(directory, plan, tmp_path):
     key = add_key(tmp_path / "keys", "driver", None)
     with serfer.open(directory, store="memory://", workers="inprocess") as pipeline:
         service = Service({"small": pipeline}, Admission(4, 8), Observed())
@@ -323,6 +324,6 @@ def test_an_instance_with_keys_is_asked_with_one(directory, plan, tmp_path):
 
 def test_a_request_says_how_large_it_is():
     body, length = encode_request(PIXELS, "image", "logits", 0.0)
-    said = json.loads(body[:length])
-    assert said["inputs"][0]["parameters"]["binary_data_size"] == len(body) - length == PIXELS.size
-    assert said["parameters"]["timeout"] == 1  # 0 would stand for no limit
+    header = json.loads(body[:length])
+    assert header["inputs"][0]["parameters"]["binary_data_size"] == len(body) - length == PIXELS.size
+    assert header["parameters"]["timeout"] == 1  # 0 would stand for no limit

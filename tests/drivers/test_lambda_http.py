@@ -179,7 +179,7 @@ async def report_response(_request):
 
 
 @pytest.mark.parametrize(("names", "sent"), [({}, "f"), ({"f": "demo-0-0"}, "demo-0-0"), ({"f": "g:live"}, "g%3Alive")])
-def test_what_is_sent_is_the_invoke_api_and_its_signature_is_right(names, sent):
+def test_requests_follow_the_invoke_api_and_are_signed(names, sent):
     """Botocore too quotes a qualifier's colon."""
     result, [(method, path, headers, body)], port = answering(report_response, names=names)
     assert result == REPORT
@@ -264,7 +264,7 @@ class TestShared:
         assert report == REPORT
         assert failure == Failure(FailureKind.FAILED_IN_CODE, "MissingKeyError", "gone")
 
-    def test_what_the_service_refuses_it_refuses_to_all(self):
+    def test_a_refused_shared_invocation_fails_all_its_queries(self):
         async def refuse(_request):
             return web.Response(status=429, text="{}")
 

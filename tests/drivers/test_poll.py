@@ -90,7 +90,7 @@ def ask(store, script=None, *, times=1, timeout_s=PATIENCE, backoff=POLLING):
     return clock.run(asyncio.wait_for(main(), PATIENCE))
 
 
-def test_a_task_ends_with_its_report_and_its_reply_is_gone(store):
+def test_a_task_returns_its_report_and_deletes_its_reply(store):
     [report] = ask(store)
     size = len(pack_result(REPORT)) + 4
     looks = len(store.looks)
@@ -110,7 +110,7 @@ def test_polling_backs_off(store):
     assert len(store.looks) == 6, "after 1, 2, 4, 8, 10 and 10 s"
 
 
-def test_a_task_that_begins_while_others_are_awaited_is_polled_in_time(store):
+def test_a_task_started_during_a_poll_is_polled_in_time(store):
     async def main():
         events = Events(store, lambda task, _: "silent" if task.tile == 0 else None)
         invoker = PollInvoker(events, store, Backoff(0.01, PATIENCE, factor=1000.0))
@@ -142,13 +142,13 @@ def test_an_invalid_reply_is_a_failure(store, reply):
     assert (failure.kind, failure.error_type) == (FailureKind.FAILED_IN_CODE, "InputError")
 
 
-def test_polling_goes_on_when_the_store_comes_back():
+def test_polling_resumes_when_the_store_recovers():
     class Shaky(LookedAt):
         def exists(self, keys):
-            found = super().exists(keys)
+            exists = super().exists(keys)
             if len(self.looks) < 4:
                 raise StoreUnavailableError("gone")
-            return found
+            return exists
 
     assert isinstance(ask(Shaky())[0], Report)
 

@@ -12,7 +12,7 @@ def run(main):
     return asyncio.run(asyncio.wait_for(main, 10))
 
 
-def test_the_oldest_goes_first_and_within_an_age_the_first_come():
+def test_the_oldest_query_is_first_then_first_come_first_served():
     async def main():
         slots, served = PrioritySemaphore(1), []
 
@@ -34,7 +34,7 @@ def test_the_oldest_goes_first_and_within_an_age_the_first_come():
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
-def test_never_more_at_once_than_allowed_and_every_slot_comes_back(limit, work):
+def test_slots_are_bounded_and_all_released(limit, work):
     async def main():
         slots, busy, most = PrioritySemaphore(limit), 0, 0
 

@@ -378,7 +378,7 @@ def test_crops_in_the_store_are_deleted_when_the_query_is_cancelled_while_they_a
     assert store.keys == set()
 
 
-def test_a_store_that_is_gone_when_the_query_ends_spoils_no_answer(store):
+def test_a_store_failure_at_clean_up_keeps_the_answer(store):
     class Gone(WatchedStore):
         def delete(self, keys):
             assert keys
@@ -614,7 +614,7 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
     clock.run(main())
 
 
-def test_closing_cancels_what_is_under_way_and_leaves_nothing(store):
+def test_closing_cancels_running_queries_and_leaves_nothing(store):
     async def main():
         reached, never = asyncio.Event(), asyncio.Event()
 
@@ -652,7 +652,7 @@ class TestLostPieces:
         return script
 
     @pytest.mark.parametrize("error", ["MissingKeyError", "AlteredPieceError"])
-    def test_a_query_whose_pieces_are_gone_or_altered_restarts_under_another_name(self, store, error):
+    def test_a_query_with_missing_or_altered_values_restarts_under_a_new_id(self, store, error):
         workers = Workers(store, self.losing(2, error=error))
         answer = ask(workers, store)
         assert answer.outputs == [written(workers.sent[-1])]
@@ -680,7 +680,7 @@ class TestLostPieces:
         assert (len(altered), answer.overheads.restarts) == (1, 1)
         assert store.keys == set()
 
-    def test_an_answer_that_is_gone_before_it_is_read_is_made_again(self):
+    def test_an_answer_missing_from_the_store_is_recomputed(self):
         class Forgetful(WatchedStore):
             forget = True
 
@@ -702,7 +702,7 @@ class TestLostPieces:
         assert "no value under 'k'" in str(caught.value)
         assert store.keys == set()
 
-    def test_what_was_spent_before_counts(self, store):
+    def test_retries_before_a_restart_are_counted(self, store):
         lost = self.losing(1, stage=2)
         failed = failing(FailureKind.TIMED_OUT, 1)
 

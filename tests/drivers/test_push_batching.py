@@ -173,7 +173,7 @@ def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
     assert store.keys == set()
 
 
-def test_what_was_throttled_may_share_again(store):
+def test_throttled_queries_may_share_again(store):
     async def fail(_tasks):
         return Failure(FailureKind.THROTTLED, "TooManyRequestsException", "x") if len(workers.groups) == 1 else None
 
@@ -258,7 +258,7 @@ def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store)
     assert store.keys == set()
 
 
-def test_a_query_whose_deadline_passes_while_it_waits_goes_nowhere(store):
+def test_a_query_past_its_deadline_is_not_invoked(store):
     async def main():
         async def script(task, _number):
             if task.stage == 0 and task.tile == 0:
@@ -328,7 +328,7 @@ def test_an_invoker_without_shared_invocations_is_refused(store):
     cancelled={1, 5, 6},
     seed=304,
 )
-def test_whatever_happens_every_query_ends_with_its_own_answer_or_an_error_and_every_slot_comes_back(
+def test_every_query_ends_with_its_answer_or_an_error_and_releases_its_slots(
     concurrency, stages, most, inline, batches, cancelled, seed
 ):
     chances = random.Random(seed)  # noqa: S311 - no secret

@@ -61,7 +61,7 @@ def test_without_bundles_every_tile_has_its_own_invocation(store):
     assert all(len(group) == 1 for group in workers.together)
 
 
-def test_what_no_payload_could_carry_goes_alone(store):
+def test_a_task_too_large_for_a_shared_payload_is_invoked_alone(store):
     workers = Bundles(store)
     ask(workers, store, (2, 1, 1), inline_limit=15)  # a crop has 10 bytes
     assert all(len(group) == 1 for group in workers.together)

@@ -94,10 +94,10 @@ class Service:
         self.lock = threading.Lock()
 
     def work(self, _function, payload):
-        if asked := decode_clean_up(payload):
-            stages = range(len(self.plan.stages) - asked.keep_answer)
-            keys = [output_key(asked.query, stage, tile) for stage in stages for tile in range(9)]
-            self.store.delete([input_key(asked.query, tile) for tile in range(9)] + keys)
+        if clean_up := decode_clean_up(payload):
+            stages = range(len(self.plan.stages) - clean_up.keep_answer)
+            keys = [output_key(clean_up.query, stage, tile) for stage in stages for tile in range(9)]
+            self.store.delete([input_key(clean_up.query, tile) for tile in range(9)] + keys)
             return {}
         task = decode_task(payload)
         failures = self.script.get((task.stage, task.tile), [])
@@ -167,11 +167,11 @@ def ask(service, store, kind="standard", deadline_s=PATIENCE, clock=None):
     clock = clock or FakeClock()
 
     async def main():
-        asked = driver(service, store, kind, clock=clock)
+        engine = driver(service, store, kind, clock=clock)
         try:
-            return await asked.run(CROPS, 2, deadline_s)
+            return await engine.run(CROPS, 2, deadline_s)
         finally:
-            await asked.close()
+            await engine.close()
             assert service.closed
 
     run = asyncio.run if clock is LOOP_CLOCK else clock.run
@@ -205,7 +205,7 @@ def test_times_lie_within_the_query_one_stage_after_the_other(store, kind):
     assert answer.ended > answer.started
 
 
-def test_what_a_state_machine_tells_makes_a_report_and_a_trace(store):
+def test_an_executions_output_makes_a_report_and_a_trace(store):
     answer = ask(Service(store, {(1, 2): ["ValueError", "ValueError"]}), store)
     assert answer.overheads.retries == 2
     [*failed, last] = answer.stages[1].tiles[2].attempts
@@ -221,7 +221,7 @@ def test_what_a_state_machine_tells_makes_a_report_and_a_trace(store):
 
 @KINDS
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("name", "error", "message"),
     [
         ("ValueError", TaskFailedError, "failed in code: "),
         ("Sandbox.Timedout", TaskFailedError, "timed out: "),
@@ -233,10 +233,10 @@ def test_what_a_state_machine_tells_makes_a_report_and_a_trace(store):
         ("StoreUnavailableError", StoreUnavailableError, ""),
     ],
 )
-def test_a_task_that_fails_for_good_ends_the_query_with_its_own_error(store, kind, name, error, said):
+def test_a_task_that_fails_for_good_ends_the_query_with_its_own_error(store, kind, name, error, message):
     with pytest.raises(error) as raised:
         ask(Service(store, {(1, 2): [name] * 3}), store, kind)
-    assert str(raised.value) == f"{said}stage 1, tile 2: {name}: on purpose"
+    assert str(raised.value) == f"{message}stage 1, tile 2: {name}: on purpose"
     assert type(raised.value) is error
     assert store.keys == set()
 
@@ -275,12 +275,12 @@ def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
     service.hang.clear()
 
     async def main():
-        asked = driver(service, store, kind)
+        engine = driver(service, store, kind)
         with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
-            await asked.run(CROPS, 2, 0.05)
+            await engine.run(CROPS, 2, 0.05)
         assert store.keys, "keys are deleted after the last one who may write them"
         service.hang.set()
-        await asked.close()
+        await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert len(service.stopped) == (kind == "standard")
@@ -293,14 +293,14 @@ def test_cancelling_a_query_stops_its_execution(store, kind):
     service.hang.clear()
 
     async def main():
-        asked = driver(service, store, kind)
-        query = asyncio.create_task(asked.run(CROPS, 2, PATIENCE))
+        engine = driver(service, store, kind)
+        query = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
         await asyncio.to_thread(service.reached.wait, PATIENCE)
         query.cancel()
         with pytest.raises(asyncio.CancelledError):
             await query
         service.hang.set()
-        await asked.close()
+        await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert service.stopped == [*service.executions]
@@ -321,29 +321,29 @@ def test_an_execution_that_is_given_up_while_it_is_being_started_is_stopped_too(
     service.start_execution = slowly
 
     async def main():
-        asked = driver(service, store)
-        query = asyncio.create_task(asked.run(CROPS, 2, PATIENCE))
+        engine = driver(service, store)
+        query = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
         await asyncio.to_thread(service.reached.wait, PATIENCE)
         query.cancel()
         with pytest.raises(asyncio.CancelledError):
             await query
         going_on.set()
-        await asked.close()
+        await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert service.stopped == [*service.executions] != []
     assert store.keys == set()
 
 
-def test_closing_ends_what_is_under_way(store):
+def test_closing_stops_running_executions(store):
     service = Service(store)
     service.hang.clear()
 
     async def main():
-        asked = driver(service, store)
-        queries = [asyncio.create_task(asked.run(CROPS, 2, PATIENCE)) for _ in range(3)]
+        engine = driver(service, store)
+        queries = [asyncio.create_task(engine.run(CROPS, 2, PATIENCE)) for _ in range(3)]
         await asyncio.to_thread(service.reached.wait, PATIENCE)
-        await asked.close()
+        await engine.close()
         assert all(query.cancelled() for query in queries)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
@@ -356,9 +356,9 @@ def test_no_more_executions_at_once_than_allowed_and_all_are_answered(store, kin
     service, clock = Service(store), FakeClock()
 
     async def main():
-        asked = driver(service, store, kind, concurrency=2, clock=clock)
-        answers = await asyncio.gather(*[asked.run(CROPS, 2, PATIENCE) for _ in range(6)])
-        await asked.close()
+        engine = driver(service, store, kind, concurrency=2, clock=clock)
+        answers = await asyncio.gather(*[engine.run(CROPS, 2, PATIENCE) for _ in range(6)])
+        await engine.close()
         return answers
 
     answers = clock.run(asyncio.wait_for(main(), PATIENCE))
@@ -373,10 +373,10 @@ def test_a_standard_execution_is_polled_until_it_has_ended(store):
     service.polls_before_end = 3
 
     async def main():
-        asked = driver(service, store, clock=clock)
-        await asked.run(CROPS, 2, PATIENCE)
-        await asked.close()
-        return asked.polls
+        engine = driver(service, store, clock=clock)
+        await engine.run(CROPS, 2, PATIENCE)
+        await engine.close()
+        return engine.polls
 
     assert clock.run(asyncio.wait_for(main(), PATIENCE)) == 4
     expected_s = sum(stage.predicted_ms for stage in PLAN.stages) / 1000
@@ -394,8 +394,8 @@ def test_a_standard_execution_is_polled_until_it_has_ended(store):
 )
 def test_an_execution_that_ends_otherwise_says_how(store, status, error, text):
     service = Service(store)
-    said = {"error": "States.Runtime", "cause": "no place, no JSON\nand more"} if status == "FAILED" else {}
-    service.execute = lambda _text: {"status": status, "startDate": NOW, "stopDate": NOW, **said}
+    reason = {"error": "States.Runtime", "cause": "no place, no JSON\nand more"} if status == "FAILED" else {}
+    service.execute = lambda _text: {"status": status, "startDate": NOW, "stopDate": NOW, **reason}
     with pytest.raises(error, match=text) as raised:
         ask(service, store)
     assert "\n" not in str(raised.value)
@@ -422,7 +422,7 @@ def test_a_function_that_answers_without_a_report_has_failed(store, kind):
 
 
 @KINDS
-def test_what_step_functions_refuses_is_said_in_one_line(store, kind):
+def test_step_functions_errors_are_one_line(store, kind):
     service = Service(store)
 
     def refuse(**_given):
@@ -468,7 +468,7 @@ def test_a_store_that_stays_away_ends_the_query():
         ask(Service(store), store)
 
 
-def test_there_is_no_other_kind_of_state_machine(store):
+def test_unknown_kinds_of_state_machine_are_refused(store):
     with pytest.raises(UsageError, match="standard or express, not 'rapid'"):
         driver(Service(store), store, "rapid")
 
@@ -478,12 +478,12 @@ def test_a_deadline_may_pass_while_the_query_waits_for_its_turn(store):
     service.hang.clear()
 
     async def main():
-        asked = driver(service, store, concurrency=1)
-        first = asyncio.create_task(asked.run(CROPS, 2, PATIENCE))
+        engine = driver(service, store, concurrency=1)
+        first = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
         await asyncio.to_thread(service.reached.wait, PATIENCE)
         with pytest.raises(DeadlineError):
-            await asked.run(CROPS, 2, 0.02)
-        await asked.close()
+            await engine.run(CROPS, 2, 0.02)
+        await engine.close()
         with suppress(asyncio.CancelledError):
             await first
 

@@ -56,7 +56,7 @@ class FakeInstance:
         self.net = net
 
     async def infer(self, array, timeout_s, patience_s, _request):
-        self.net.asked.append((self.url, len(array), timeout_s, patience_s))
+        self.net.requests.append((self.url, len(array), timeout_s, patience_s))
         await self.net.gate.wait()
         fault = self.net.faults.get(self.url)
         if fault is not None:
@@ -69,12 +69,12 @@ class FakeInstance:
 
 
 class Net:
-    """The instances that there are, by URL, which of them fail and how, and what they were asked."""
+    """The instances that there are, by URL, which of them fail and how, and what they were requests."""
 
     def __init__(self):
         self.up = set()
         self.faults = {}
-        self.asked = []
+        self.requests = []
         self.gate = asyncio.Event()
         self.gate.set()
 

@@ -10,22 +10,22 @@ PATIENCE_S = 60
 async def until(pool, holds):
     """Return the members as soon as something holds of them."""
     deadline = time.monotonic() + PATIENCE_S
-    while not holds(found := await pool.members()):
-        assert time.monotonic() < deadline, found
+    while not holds(members := await pool.members()):
+        assert time.monotonic() < deadline, members
         await asyncio.sleep(0.02)
-    return found
+    return members
 
 
 async def serving(pool, count):
     """Return the members once `count` serve and nothing else is there."""
-    return await until(pool, lambda found: [one.state for one in found] == ["serving"] * count)
+    return await until(pool, lambda members: [one.state for one in members] == ["serving"] * count)
 
 
 async def emptied(pool):
     """Stop all, and wait until they are gone."""
     for one in await pool.members():
         await pool.stop(one.name)
-    assert await until(pool, lambda found: not found) == []
+    assert await until(pool, lambda members: not members) == []
 
 
 class ProvisionerContract:
@@ -48,16 +48,16 @@ class ProvisionerContract:
             await emptied(pool)
             await pool.close()
 
-    def test_what_is_started_is_counted_at_once_and_serves_at_an_address_of_its_own(self):
+    def test_started_instances_are_counted_at_once_and_serve_at_their_own_addresses(self):
         async def run():
             async with self.pool() as pool:
                 await pool.start(1)
                 assert len(await pool.members()) == 1
                 await pool.start(2)
                 assert len(await pool.members()) == 3
-                found = await serving(pool, 3)
-                assert len({one.name for one in found}) == len({one.url for one in found}) == 3
-                assert all(one.url.startswith("http://") for one in found)
+                members = await serving(pool, 3)
+                assert len({one.name for one in members}) == len({one.url for one in members}) == 3
+                assert all(one.url.startswith("http://") for one in members)
 
         asyncio.run(run())
 
@@ -70,7 +70,7 @@ class ProvisionerContract:
         if self.MOST is not None:
             asyncio.run(run())
 
-    def test_another_controller_finds_what_one_started_that_is_gone(self):
+    def test_another_controller_finds_instances_of_an_ended_one(self):
         async def run():
             async with self.pool() as pool:
                 await pool.start(2)
@@ -80,7 +80,7 @@ class ProvisionerContract:
                 for name in names:
                     await other.stop(name)
                 assert not names & {
-                    one.name for one in await until(other, lambda found: not names & {each.name for each in found})
+                    one.name for one in await until(other, lambda members: not names & {each.name for each in members})
                 }
                 await other.close()
 

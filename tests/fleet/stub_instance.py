@@ -23,8 +23,8 @@ def main():
     if "--deaf" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        said = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
-        sys.stdout.write(f"loading\n{json.dumps(said)}\n")
+        ready = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
+        sys.stdout.write(f"loading\n{json.dumps(ready)}\n")
         sys.stdout.flush()
         server.serve_forever()
 

@@ -193,7 +193,7 @@ def test_a_leader_that_died_while_one_drained_is_followed_by_one_that_stops_it()
     run(scene)
 
 
-def test_a_driver_that_comes_later_knows_of_what_is_on():
+def test_a_later_driver_learns_of_running_instances():
     async def scene():
         made = Drivers()
         made.add("a")
@@ -275,8 +275,8 @@ def test_a_failing_provisioner_is_tried_again_and_logged_once(caplog):
 
     with caplog.at_level("INFO", "serfer.fleet"):
         run(scene)
-    told = [record.serfer for record in caplog.records if record.msg == "pool trouble"]
-    assert told == [{"of": "provisioner", "message": "UnavailableError: ec2 refuses"}]
+    logged = [record.serfer for record in caplog.records if record.msg == "pool trouble"]
+    assert logged == [{"of": "provisioner", "message": "UnavailableError: ec2 refuses"}]
     assert [record.msg for record in caplog.records].count("pool trouble is over") == 1
 
 
@@ -313,12 +313,12 @@ def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
         await one.tick()
         assert one.pool.serving == 1
         assert await one.pool.run(ONE, 30)
-        assert [url for url, *_ in made.net.asked] == ["http://good"]
+        assert [url for url, *_ in made.net.requests] == ["http://good"]
 
     run(scene)
 
 
-def test_a_store_that_hangs_holds_up_neither_the_loop_nor_what_comes_after_the_end():
+def test_a_hanging_store_blocks_neither_the_loop_nor_shutdown():
     async def scene():
         made = Drivers()
         one = made.add("a")
@@ -378,7 +378,7 @@ def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_f
     assert len(paid._known) <= 3600
 
 
-def test_what_other_drivers_pay_counts_for_the_ceiling():
+def test_other_drivers_spending_counts_towards_the_ceiling():
     async def scene():
         made = Drivers()
         one, other = (made.add(name, max_usd_per_hour=25e-4) for name in "ab")

@@ -56,7 +56,7 @@ def walk(drivers, clock, seconds):
         clock.now += TICK_S
 
 
-def test_one_candidate_leads_and_goes_on_leading(coordination, key):
+def test_one_candidate_becomes_and_remains_leader(coordination, key):
     clock = Clock()
     seen = [leading for _, leading in walk(candidates(coordination, key, clock), clock, 40)]
     assert seen == [["a"]] * 40
@@ -97,7 +97,7 @@ def test_of_candidates_that_tick_at_the_same_moment_one_leads(coordination, key)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_two_never_lead_at_once_whatever_each_reads_when(seed):
+def test_two_candidates_never_lead_at_once_under_any_interleaving(seed):
     """Clocks that have nothing in common, lost responses, and silences, reads and writes of any length."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     clocks = [Clock(chance.uniform(0, 1e6)) for _ in range(3)]

@@ -61,15 +61,15 @@ def test_queries_go_to_the_instance_with_the_least_to_do_and_to_the_functions_wh
     async def scene():
         made = Made(members=("a", "b"))
         made.net.gate.clear()
-        asked = [asyncio.create_task(made.ask()) for _ in range(200)]
+        pending = [asyncio.create_task(made.ask()) for _ in range(200)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        sent = [url for url, *_ in made.net.asked]
+        sent = [url for url, *_ in made.net.requests]
         assert sent[:4] == [A, B, A, B]
         assert abs(sent.count(A) - sent.count(B)) <= 1
         assert made.pool.take_stats().busy == ("a", "b")
         made.net.gate.set()
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*pending)
         assert sum(answer is not None for answer in answers) == len(sent) < 200
         assert made.router.counts[Reason.FULL] == 200 - len(sent)
 
@@ -83,19 +83,19 @@ def test_other_drivers_are_taken_to_send_as_much():
             made = Made()
             made.pool.drivers = drivers
             made.net.gate.clear()
-            asked = [asyncio.create_task(made.ask()) for _ in range(200)]
+            pending = [asyncio.create_task(made.ask()) for _ in range(200)]
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            sent.append(len(made.net.asked))
+            sent.append(len(made.net.requests))
             made.net.gate.set()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*pending)
         assert 3 * sent[1] < sent[0] < 5 * sent[1]
 
     run(scene)
 
 
 @pytest.mark.parametrize("kind", list(FaultKind))
-def test_what_an_instance_fails_goes_through_the_functions_in_time(kind):
+def test_queries_that_fail_on_an_instance_run_on_functions_in_time(kind):
     async def scene():
         made = Made()
         made.net.fail(A, kind)
@@ -105,7 +105,7 @@ def test_what_an_instance_fails_goes_through_the_functions_in_time(kind):
         gone = kind in (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
         assert made.pool.serving == (0 if gone else 1)  # what is gone gets no more queries
         await made.ask()
-        assert len(made.net.asked) == (1 if gone else 2)
+        assert len(made.net.requests) == (1 if gone else 2)
 
     run(scene)
 
@@ -125,13 +125,13 @@ def test_an_instance_that_is_silent_hangs_however_short_each_query_waits_for_it(
         made = Made()
         made.net.fail(A, FaultKind.NO_RESPONSE)
         made.net.gate.clear()
-        asked = [asyncio.create_task(made.ask(deadline_s=seconds)) for seconds in (0.5, 30.0)]
+        pending = [asyncio.create_task(made.ask(deadline_s=seconds)) for seconds in (0.5, 30.0)]
         await asyncio.sleep(0)
         made.clock.now += 1.1
         made.net.gate.set()
         with pytest.raises(DeadlineError):
-            await asked[0]
-        assert await asked[1] is None
+            await pending[0]
+        assert await pending[1] is None
         assert made.pool.serving == 0
 
     run(scene)
@@ -172,8 +172,8 @@ def test_an_instance_is_given_as_long_as_leaves_the_functions_their_time():
         await made.ask(deadline_s=30.0)
         await made.ask(deadline_s=1.2)
         await made.ask(deadline_s=0.4)
-        (_, _, told, patience), (_, _, _, short), (_, _, _, shortest) = made.net.asked
-        assert told == 0.2  # the objective: beyond it, the functions are asked
+        (_, _, timeout, patience), (_, _, _, short), (_, _, _, shortest) = made.net.requests
+        assert timeout == 0.2  # the objective: beyond it, the functions are asked
         assert patience == pytest.approx(1.0)  # four objectives, and at least a second
         assert short == pytest.approx(0.7)  # the functions take 0.5 s when cold
         assert shortest == pytest.approx(0.2)
@@ -186,13 +186,13 @@ def test_where_the_functions_are_full_an_instance_is_given_all_the_time():
         made = Made()
         made.pool.elsewhere = 100
         made.net.gate.clear()
-        asked = [asyncio.create_task(made.ask()) for _ in range(100)]
+        pending = [asyncio.create_task(made.ask()) for _ in range(100)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert len(made.net.asked) == 100
-        assert made.net.asked[-1][2:] == (30.0, 30.0)
+        assert len(made.net.requests) == 100
+        assert made.net.requests[-1][2:] == (30.0, 30.0)
         made.net.gate.set()
-        assert all(await asyncio.gather(*asked))
+        assert all(await asyncio.gather(*pending))
         assert made.router.counts[Reason.LATE] > 0
 
     run(scene)
@@ -229,7 +229,7 @@ def test_the_ceiling_refuses_and_says_when_there_is_money_again():
     run(scene)
 
 
-def test_what_an_instance_fails_is_refused_where_there_is_no_money_for_the_functions():
+def test_queries_that_fail_on_an_instance_are_refused_over_budget():
     async def scene():
         made = Made(ceiling=1e-5)
         made.net.fail(A)
@@ -244,27 +244,27 @@ def test_a_query_past_its_deadline_is_not_sent_again():
         made = Made()
         made.net.fail(A, FaultKind.NO_RESPONSE)
         made.net.gate.clear()
-        asked = asyncio.create_task(made.ask(deadline_s=5.0))
+        pending = asyncio.create_task(made.ask(deadline_s=5.0))
         await asyncio.sleep(0)
         made.clock.now += 6
         made.net.gate.set()
         with pytest.raises(DeadlineError):
-            await asked
+            await pending
 
     run(scene)
 
 
-def test_an_instance_that_is_used_no_more_still_answers_what_it_has():
+def test_a_removed_instance_still_answers_its_queries():
     async def scene():
         made = Made()
         made.net.gate.clear()
-        asked = asyncio.create_task(made.ask())
+        pending = asyncio.create_task(made.ask())
         await asyncio.sleep(0)
         made.pool.use({})
         assert await made.ask() is None
         assert made.pool.take_stats().busy == ("a",)
         made.net.gate.set()
-        assert (await asked).instance == "a"
+        assert (await pending).instance == "a"
         assert made.pool.take_stats().busy == ()
         made.pool.use({"a": "http://a/"})
         assert (await made.ask()).instance == "a"
@@ -276,10 +276,10 @@ def test_a_cancelled_query_leaves_no_trace():
     async def scene():
         made = Made()
         made.net.gate.clear()
-        asked = asyncio.create_task(made.ask())
+        pending = asyncio.create_task(made.ask())
         await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
         assert made.pool.take_stats().busy == ()
 
     run(scene)
@@ -302,12 +302,12 @@ def test_queries_on_the_functions_are_counted_until_they_end():
         gate = asyncio.Event()
         made, driver = Made(), Driver()
         counted = made.pool.counted(driver)
-        asked = asyncio.create_task(counted.run([], 1, 2.0))
+        pending = asyncio.create_task(counted.run([], 1, 2.0))
         await asyncio.sleep(0)
         assert made.pool.take_stats().in_flight == 1
         gate.set()
         with pytest.raises(DeadlineError):
-            await asked
+            await pending
         assert made.pool.take_stats().in_flight == 0
         await counted.close()
         assert driver.closed

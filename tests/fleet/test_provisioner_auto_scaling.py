@@ -65,8 +65,8 @@ class TestAutoScaling(ProvisionerContract):
 
 def group(moto, name):
     with moto.client("autoscaling") as client:
-        [found] = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
-    return found
+        [described] = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    return described
 
 
 def ids(moto, name):
@@ -102,8 +102,8 @@ def test_instances_are_called_by_their_ids_and_reached_at_their_private_addresse
     [one] = running(work, AutoScalingProvisioner(GROUP, region=REGION, port=9000))
     assert {one.name} == ids(moto, GROUP)
     with moto.client("ec2") as ec2:
-        [said] = ec2.describe_instances(InstanceIds=[one.name])["Reservations"][0]["Instances"]
-    assert one.url == f"http://{said['PrivateIpAddress']}:9000"
+        [described] = ec2.describe_instances(InstanceIds=[one.name])["Reservations"][0]["Instances"]
+    assert one.url == f"http://{described['PrivateIpAddress']}:9000"
 
 
 @pytest.mark.usefixtures("_emptied")
@@ -147,9 +147,9 @@ def test_a_full_group_is_logged_once(caplog):
 
 def test_a_group_that_there_is_not():
     async def work(pool):
-        for asked in (pool.members(), pool.start(1), pool.stop("i-0123456789abcdef0")):
+        for call in (pool.members(), pool.start(1), pool.stop("i-0123456789abcdef0")):
             with pytest.raises(UnavailableError) as caught:
-                await asked
+                await call
             assert str(caught.value) == (
                 "--instances ec2:nowhere: there is no Auto Scaling group of that name in us-east-1: correct it, or set "
                 "AWS_PROFILE or AWS_DEFAULT_REGION"
@@ -248,10 +248,10 @@ def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeyp
 
 
 @pytest.fixture
-def told(monkeypatch):
+def reported(monkeypatch):
     """Return what makes AWS describe a group in so many words, and collects what is asked beside."""
 
-    def told(*instances, desired, **more):
+    def reported(*instances, desired, **more):
         clients = {
             name: SHARED.create_client(name, region_name=REGION, aws_access_key_id="k", aws_secret_access_key="s")  # noqa: S106 - of nobody
             for name in ("autoscaling", "ec2")
@@ -267,7 +267,7 @@ def told(monkeypatch):
             }
             for name, state in instances
         ]
-        found = {
+        described = {
             "AutoScalingGroupName": GROUP,
             "MinSize": 0,
             "MaxSize": 8,
@@ -279,50 +279,50 @@ def told(monkeypatch):
             "Instances": described,
             **more,
         }
-        stubs["autoscaling"].add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [found]})
+        stubs["autoscaling"].add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [described]})
         monkeypatch.setattr(auto_scaling, "_connect", lambda service, _region: clients[service])
         for stub in stubs.values():
             stub.activate()
         return stubs
 
-    return told
+    return reported
 
 
 def addressed(*names):
-    found = [{"InstanceId": name, "PrivateIpAddress": f"10.0.0.{number}"} for number, name in enumerate(names)]
-    return {"Reservations": [{"Instances": found}]}
+    described = [{"InstanceId": name, "PrivateIpAddress": f"10.0.0.{number}"} for number, name in enumerate(names)]
+    return {"Reservations": [{"Instances": described}]}
 
 
-def test_each_state_of_auto_scalings_is_one_of_ours_and_the_warm_pool_is_none(told):
-    stubs = told(
+def test_auto_scaling_states_map_to_ours_without_the_warm_pool(reported):
+    stubs = reported(
         *[("i-1", "Pending"), ("i-2", "Pending:Wait"), ("i-3", "InService"), ("i-4", "Terminating:Wait")],
         *[("i-5", "Standby"), ("i-6", "EnteringStandby"), ("i-7", "Warmed:Stopped"), ("i-8", "Warmed:Pending:Wait")],
         *[("i-9", "Terminated"), ("i-10", "Detaching"), ("i-11", "Warmed:Running"), ("i-12", "Quarantined")],
         desired=3,
     )
     stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-3"))
-    found = {one.name: (one.state, one.url) for one in running(AutoScalingProvisioner.members)}
-    assert {name: state for name, (state, _) in found.items()} == {
+    members = {one.name: (one.state, one.url) for one in running(AutoScalingProvisioner.members)}
+    assert {name: state for name, (state, _) in members.items()} == {
         **dict.fromkeys(("i-1", "i-2"), "booting"),
         "i-3": "serving",
         **dict.fromkeys(("i-4", "i-5", "i-6", "i-10", "i-12"), "draining"),
     }
-    assert found["i-1"][1] == "http://10.0.0.0:8000"
-    assert found["i-2"][1] is None
+    assert members["i-1"][1] == "http://10.0.0.0:8000"
+    assert members["i-2"][1] is None
 
 
-def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(told):
-    stubs = told(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
+def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(reported):
+    stubs = reported(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
     stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
-    found = running(AutoScalingProvisioner.members)
-    assert [(one.name, one.url, one.state) for one in found[2:]] == [
+    members = running(AutoScalingProvisioner.members)
+    assert [(one.name, one.url, one.state) for one in members[2:]] == [
         ("asked-1", None, "booting"),
         ("asked-2", None, "booting"),
     ]
 
 
-def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(told):
-    stubs = told(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
+def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(reported):
+    stubs = reported(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
     stubs["autoscaling"].add_response("set_desired_capacity", {}, {"AutoScalingGroupName": GROUP, "DesiredCapacity": 2})
     assert running(lambda pool: pool.stop("asked-1"))
     stubs["autoscaling"].assert_no_pending_responses()
@@ -335,12 +335,12 @@ def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(tol
         (["InService"], {"desired": 2, "MinSize": 2}),
     ],
 )
-def test_the_capacity_never_falls_below_the_delivered_instances_or_the_minimum(told, states, group):
-    told(*[(f"i-{number}", state) for number, state in enumerate(states)], **group)
+def test_the_capacity_never_falls_below_the_delivered_instances_or_the_minimum(reported, states, group):
+    reported(*[(f"i-{number}", state) for number, state in enumerate(states)], **group)
     assert not running(lambda pool: pool.stop("asked-1"))  # a set_desired_capacity would find no stub
 
 
-def test_capacity_that_aws_cannot_deliver_is_withdrawn_when_the_load_has_gone(monkeypatch):
+def test_undeliverable_capacity_is_withdrawn_when_the_load_ends(monkeypatch):
     """No instance ever comes: two are wanted for 10 s, then none for half an hour."""
     aws = NothingDelivered()
     monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
@@ -378,18 +378,18 @@ class NothingDelivered:
 
 
 @pytest.mark.parametrize("state", ["Terminating", "Terminating:Wait", "Warmed:Stopped", "Terminated"])
-def test_what_ends_already_or_waits_in_the_warm_pool_is_not_stopped(told, state):
-    told(("i-1", state), desired=1)
+def test_ending_and_warm_pool_instances_are_not_stopped(reported, state):
+    reported(("i-1", state), desired=1)
     running(lambda pool: pool.stop("i-1"))
 
 
-def test_an_address_is_requested_once(told):
-    stubs = told(("i-1", "InService"), desired=1)
+def test_an_address_is_requested_once(reported):
+    stubs = reported(("i-1", "InService"), desired=1)
     stubs["ec2"].add_response("describe_instances", addressed("i-1"))
 
     async def work(pool):
         first = await pool.members()
-        again = told(("i-1", "InService"), desired=1)
+        again = reported(("i-1", "InService"), desired=1)
         pool._clients["autoscaling"] = auto_scaling._connect("autoscaling", None)
         assert await pool.members() == first
         again["autoscaling"].assert_no_pending_responses()
@@ -434,7 +434,7 @@ def on_instance(monkeypatch, name, **more):
 
 
 @pytest.mark.usefixtures("_emptied")
-def test_an_instance_takes_itself_out_of_its_group_and_no_other_comes(moto, monkeypatch):
+def test_an_instance_leaves_its_group_without_replacement(moto, monkeypatch):
     [one, other] = [member.name for member in running(_two)]
     with on_instance(monkeypatch, one.encode()):
         assert release_this_instance() is True
@@ -447,7 +447,7 @@ async def _two(pool):
     return await serving(pool, 2)
 
 
-def test_an_instance_that_is_in_no_group_logs_it_and_goes_on(monkeypatch, caplog):
+def test_an_instance_outside_any_group_logs_it_and_continues(monkeypatch, caplog):
     with on_instance(monkeypatch, b"i-0fedcba9876543210"), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(auto_scaling, "_TRIES", 1)
         assert release_this_instance() is False

@@ -76,8 +76,8 @@ def test_a_pool_without_measure_does_not_take_the_whole_machine(pool, caplog):
     with caplog.at_level(logging.WARNING):
         processes = pool(work)
     assert 8 <= processes <= max(8, 2 * os.cpu_count())
-    [told] = [record.getMessage() for record in caplog.records if "wanted" in record.getMessage()]
-    assert "--instances local: 1000000 more instances are wanted" in told
+    [warning] = [record.getMessage() for record in caplog.records if "wanted" in record.getMessage()]
+    assert "--instances local: 1000000 more instances are wanted" in warning
 
 
 def test_an_instance_answers_at_its_reported_address(pool):
@@ -92,7 +92,7 @@ def test_an_instance_answers_at_its_reported_address(pool):
 def test_one_that_died_by_itself_disappears_and_its_last_words_are_logged(pool, registry, caplog):
     async def work(pool):
         await pool.start(1)
-        await until(pool, lambda found: not found)
+        await until(pool, lambda members: not members)
 
     with caplog.at_level(logging.WARNING):
         pool(work, *STUB, "--die")
@@ -117,7 +117,7 @@ def test_an_instance_that_ignores_sigterm_is_killed(pool, registry):
         [one] = await serving(pool, 1)
         pid = recorded(registry)[one.name]
         await pool.stop(one.name)
-        await until(pool, lambda found: not found)
+        await until(pool, lambda members: not members)
         assert identify(pid) is None
 
     pool(work, *STUB, "--deaf", end_s=0.1)
@@ -141,7 +141,7 @@ def test_one_that_boots_slowly_is_there_without_an_address_and_can_be_stopped(po
         [one] = await pool.members()
         assert (one.url, one.state) == (None, "booting")
         await pool.stop(one.name)
-        await until(pool, lambda found: not found)
+        await until(pool, lambda members: not members)
 
     pool(work, boot_delay_s=3600)
 
@@ -170,7 +170,7 @@ asyncio.run(main())
 """
 
 
-def test_what_a_killed_controller_started_is_adopted_and_can_be_stopped(registry):
+def test_instances_of_a_killed_controller_are_adopted_and_can_be_stopped(registry):
     command = [sys.executable, "-c", textwrap.dedent(CONTROLLER), str(registry), *STUB]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:
         assert controller.stdout.readline() == "started\n"

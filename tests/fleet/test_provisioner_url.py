@@ -45,7 +45,7 @@ def test_each_spec_opens_its_kind(tmp_path):
         "static:" + ",".join(f"http://a:{port}" for port in range(1, 300)),
     ],
 )
-def test_what_is_none_is_refused_in_one_line_that_names_the_option(spec):
+def test_an_invalid_url_is_refused_in_one_line_with_the_option(spec):
     with pytest.raises(UsageError, match="--instances") as caught:
         open_provisioner(spec)
     assert "\n" not in str(caught.value)
@@ -70,7 +70,7 @@ def test_what_is_none_is_refused_in_one_line_that_names_the_option(spec):
         ("static:http://a:1/,http://b", "http://c", False),
     ],
 )
-def test_only_what_a_spec_may_mean_is_an_instances_address(spec, url, right):
+def test_only_addresses_that_a_url_allows_are_instances(spec, url, right):
     assert admits(spec, url) is right
 
 

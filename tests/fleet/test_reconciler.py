@@ -42,7 +42,7 @@ class World:
         self.ready = dict.fromkeys(self.ready, True)
 
 
-def test_what_is_missing_is_started_once_and_serves_when_it_is_ready():
+def test_missing_instances_are_started_once_and_serve_when_ready():
     world = World()
     assert world.step(2, 5) == {"i-1": "booting", "i-2": "booting"}
     assert world.started == 2
@@ -50,7 +50,7 @@ def test_what_is_missing_is_started_once_and_serves_when_it_is_ready():
     assert world.step(2) == {"i-1": "serving", "i-2": "serving"}
 
 
-def test_what_boots_goes_first_at_once_and_then_the_youngest():
+def test_booting_instances_are_stopped_first_then_the_youngest():
     world = World()
     world.step(2)
     world.boot()
@@ -83,7 +83,7 @@ def test_an_answer_is_not_waited_for_without_end():
     assert world.ready == {}
 
 
-def test_what_was_to_leave_is_taken_back_before_another_one_is_started():
+def test_leaving_members_are_kept_before_new_ones_start():
     world = World()
     world.step(2)
     world.boot()
@@ -149,8 +149,8 @@ def test_starts_that_bring_no_instance_back_off():
     assert 5 < world.started < 40
 
 
-def test_a_new_leader_goes_on_where_the_one_before_was():
-    told = FleetState(
+def test_a_new_leader_restores_the_published_state():
+    published = FleetState(
         "a",
         (
             FleetMember("i-1", "http://i-1", "serving"),
@@ -161,7 +161,7 @@ def test_a_new_leader_goes_on_where_the_one_before_was():
         "",
     )
     reconciler = Reconciler(BOOT_S)
-    reconciler.adopt(told, 0.0)
+    reconciler.adopt(published, 0.0)
     world = World(reconciler)
     world.ready = {"i-1": True, "i-2": True, "i-3": True}
     assert world.step(2) == {"i-1": "serving", "i-2": "serving", "i-3": "draining"}

@@ -52,7 +52,7 @@ def test_instances_are_compared_by_their_options():
     assert systems(4, 5.0)["window"] == ["--max-batch", "4", "--window-ms", "5.0"]
 
 
-def test_an_instance_that_does_not_start_is_told_of(directory, capfd):
+def test_an_instance_start_failure_is_reported(directory, capfd):
     with (
         pytest.raises(UnavailableError, match="exit code 2"),
         child.serving("instance", directory, ["--max-batch", "0"]),
@@ -62,10 +62,10 @@ def test_an_instance_that_does_not_start_is_told_of(directory, capfd):
 
 
 def test_an_instance_is_started_with_its_options_and_ended(directory):
-    with child.serving("instance", directory, ["--max-batch", "1", "--threads", "1"]) as said:
-        assert (said["max_batch"], said["device"]) == (1, "cpu")
+    with child.serving("instance", directory, ["--max-batch", "1", "--threads", "1"]) as ready:
+        assert (ready["max_batch"], ready["device"]) == (1, "cpu")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(said["url"])
+        httpx.get(ready["url"])
 
 
 def test_the_command_prints_rows_with_their_stamp(serfer_, serving, directory):

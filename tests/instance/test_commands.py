@@ -33,17 +33,17 @@ def tensor(array, name):
 
 
 def test_tritons_own_client_is_answered_in_batches_and_as_the_unsplit_network_does(launch, whole):
-    command, said = launch("--max-batch", "8", "--threads", "1", "--drain-s", "0")
-    assert (said["pid"], said["model"], said["device"], said["precision"]) == (command.pid, "small", "cpu", "fp32")
-    assert (said["max_batch"], said["window_ms"]) == (8, 0.0)
-    asked = [(batch(1, seed), "input") for seed in range(12)] + [(pixels(2, seed), "image") for seed in range(12)]
+    command, ready = launch("--max-batch", "8", "--threads", "1", "--drain-s", "0")
+    assert (ready["pid"], ready["model"], ready["device"], ready["precision"]) == (command.pid, "small", "cpu", "fp32")
+    assert (ready["max_batch"], ready["window_ms"]) == (8, 0.0)
+    queries = [(batch(1, seed), "input") for seed in range(12)] + [(pixels(2, seed), "image") for seed in range(12)]
     wanted = [InferRequestedOutput("logits", binary_data=True)]
-    with InferenceServerClient(said["url"].removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
+    with InferenceServerClient(ready["url"].removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
         assert triton.is_server_ready()
         assert triton.is_model_ready("small")
-        pending = [triton.async_infer("small", tensor(*one), outputs=wanted, timeout=60_000_000) for one in asked]
+        pending = [triton.async_infer("small", tensor(*one), outputs=wanted, timeout=60_000_000) for one in queries]
         answers = [one.get_result() for one in pending]
-    for (array, _), answer in zip(asked, answers, strict=True):
+    for (array, _), answer in zip(queries, answers, strict=True):
         logits = answer.as_numpy("logits")
         assert logits.shape == (len(array), CLASSES)
         assert difference(logits, whole(array)).exact
@@ -53,8 +53,8 @@ def test_tritons_own_client_is_answered_in_batches_and_as_the_unsplit_network_do
 
 
 def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_every_drivers(launch, examples):
-    command, said = launch("--window-ms", "60000", "--max-batch", "4", "--drain-s", "0")
-    with httpx.Client(base_url=said["url"], timeout=PATIENCE) as http, ThreadPoolExecutor(4) as pool:
+    command, ready = launch("--window-ms", "60000", "--max-batch", "4", "--drain-s", "0")
+    with httpx.Client(base_url=ready["url"], timeout=PATIENCE) as http, ThreadPoolExecutor(4) as pool:
         given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
         replies = list(
             pool.map(lambda _: http.post("/v2/models/small/infer", json={"inputs": [given]}).json(), range(4))
@@ -71,31 +71,31 @@ def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_e
     assert command.end().code == 0
 
 
-def test_what_runs_when_it_is_told_to_end_is_answered(launch):
-    command, said = launch("--window-ms", "1500", "--drain-s", "0", "--log-level", "debug")
+def test_running_queries_are_answered_on_shutdown(launch):
+    command, ready = launch("--window-ms", "1500", "--drain-s", "0", "--log-level", "debug")
     with ThreadPoolExecutor(1) as pool:
         given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
-        url = f"{said['url']}/v2/models/small/infer"
+        url = f"{ready['url']}/v2/models/small/infer"
         asking = pool.submit(httpx.post, url, json={"inputs": [given]}, timeout=PATIENCE)
         metrics = ""
         while "serfer_waiting_images 1.0" not in metrics and not asking.done():
-            metrics = httpx.get(f"{said['url']}/metrics", timeout=PATIENCE).text
+            metrics = httpx.get(f"{ready['url']}/metrics", timeout=PATIENCE).text
         command.interrupt(signal.SIGTERM)
         assert asking.result().status_code == 200
     assert command.end().code == 0
 
 
-def test_it_ends_by_itself_when_nobody_asks(launch):
+def test_it_exits_when_idle(launch):
     command, _ = launch("--exit-when-idle-s", "1", "--drain-s", "0")
     result = command.end()
     assert result.code == 0
     assert '"event": "idle"' in result.err
 
 
-def test_half_precision_says_what_it_loses(launch, whole):
-    command, said = launch("--precision", "fp16", "--drain-s", "0")
-    assert (said["precision"], 0 < said["loss"] < 0.01) == ("fp16", True)
-    with InferenceServerClient(said["url"].removeprefix("http://"), network_timeout=PATIENCE) as triton:
+def test_half_precision_reports_its_loss(launch, whole):
+    command, ready = launch("--precision", "fp16", "--drain-s", "0")
+    assert (ready["precision"], 0 < ready["loss"] < 0.01) == ("fp16", True)
+    with InferenceServerClient(ready["url"].removeprefix("http://"), network_timeout=PATIENCE) as triton:
         logits = triton.infer("small", tensor(batch(3), "input")).as_numpy("logits")
     assert np.isfinite(logits).all()
     assert 0 < difference(logits, whole(batch(3))).error < 0.01
@@ -112,8 +112,8 @@ def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
     [table] = tomllib.loads(file.read_text())["instance"]
     assert (table["name"], table["usd_per_hour"]) == ("t3.small", 0.0208)  # from the price data
     assert table in tomllib.loads(result.out[result.out.index("[[instance]]") :])["instance"]
-    found = json.loads(serfer_here("tune", *arguments, "--json", "--usd-per-hour", 2).out)
-    assert ([size for size, _ in found["batches"]], found["machine"]["usd_per_hour"]) == ([1, 2, 4], 2.0)
+    document = json.loads(serfer_here("tune", *arguments, "--json", "--usd-per-hour", 2).out)
+    assert ([size for size, _ in document["batches"]], document["machine"]["usd_per_hour"]) == ([1, 2, 4], 2.0)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
         (("tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
     ],
 )
-def test_wrong_use_is_told_in_one_line(serfer_here, directory, arguments, code, words):
+def test_usage_errors_are_one_line(serfer_here, directory, arguments, code, words):
     command, *rest = arguments
     serfer_here(command, "--plan", directory, *rest).complains(code, *words)
 
 
-def test_what_is_no_plan_is_told_in_one_line(serfer_here, tmp_path):
+def test_an_invalid_plan_is_reported_in_one_line(serfer_here, tmp_path):
     serfer_here("instance", "--plan", tmp_path).complains(3, "plan.json")
     serfer_here("instance", "--plan", tmp_path, "--model", "alexnet").complains(2, "--plan or --model")

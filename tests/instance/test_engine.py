@@ -33,14 +33,14 @@ async def first_of(engine, network):
     return first
 
 
-def test_those_who_come_while_it_computes_are_the_next_batch(engine_of, network, whole):
-    asked = [batch(1, seed) for seed in range(10)]
+def test_queries_that_arrive_during_a_batch_form_the_next(engine_of, network, whole):
+    batches = [batch(1, seed) for seed in range(10)]
 
     async def main():
         engine = engine_of()
         with network.held():
             first = await first_of(engine, network)
-            others = [ask(engine, images) for images in asked]
+            others = [ask(engine, images) for images in batches]
             await queued(engine, 10)
         served = await asyncio.gather(*others)
         assert (await first).batch == 1
@@ -51,19 +51,19 @@ def test_those_who_come_while_it_computes_are_the_next_batch(engine_of, network,
     assert network.sizes == [1, 8, 2]
     assert [one.batch for one in served] == [8] * 8 + [2] * 2
     assert all(one.computed_ms > 0 and one.instance == "it" for one in served)
-    for images, one in zip(asked, served, strict=True):
+    for images, one in zip(batches, served, strict=True):
         assert difference(one.logits, whole(images)).exact
     assert (engine.counts.batches, engine.counts.images, engine.counts.refused) == (3, 11, 0)
 
 
 def test_floats_and_pixels_of_several_queries_share_a_batch_and_each_gets_its_own_answer(engine_of, network, whole):
-    asked = [batch(2, 1), pixels(3, 2), batch(1, 3), pixels(1, 4)]
+    batches = [batch(2, 1), pixels(3, 2), batch(1, 3), pixels(1, 4)]
 
     async def main():
         engine = engine_of()
         with network.held():
             first = await first_of(engine, network)
-            others = [ask(engine, images) for images in asked]
+            others = [ask(engine, images) for images in batches]
             await queued(engine, 7)
         served = await asyncio.gather(*others)
         await first
@@ -72,12 +72,12 @@ def test_floats_and_pixels_of_several_queries_share_a_batch_and_each_gets_its_ow
 
     served = asyncio.run(main())
     assert network.sizes == [1, 7]
-    for images, one in zip(asked, served, strict=True):
+    for images, one in zip(batches, served, strict=True):
         assert len(one.logits) == len(images)
         assert difference(one.logits, whole(images)).exact
 
 
-def test_who_has_gone_is_not_computed(engine_of, network):
+def test_cancelled_queries_are_not_computed(engine_of, network):
     async def main():
         engine = engine_of()
         with network.held():
@@ -94,7 +94,7 @@ def test_who_has_gone_is_not_computed(engine_of, network):
     assert network.sizes == [1, 3]
 
 
-def test_who_goes_while_it_is_computed_leaves_the_others_their_answers(engine_of, network, whole):
+def test_cancelling_one_query_of_a_batch_leaves_the_others(engine_of, network, whole):
     async def main():
         engine = engine_of()
         with network.held():
@@ -115,7 +115,7 @@ def test_who_goes_while_it_is_computed_leaves_the_others_their_answers(engine_of
     assert difference(served.logits, whole(batch(1, 2))).exact
 
 
-def test_a_deadline_that_passes_is_told_at_once_and_the_query_costs_nothing(engine_of, network):
+def test_a_passed_deadline_fails_at_once_without_computing(engine_of, network):
     async def main():
         engine = engine_of()
         with network.held():
@@ -130,7 +130,7 @@ def test_a_deadline_that_passes_is_told_at_once_and_the_query_costs_nothing(engi
     assert network.sizes == [1]
 
 
-def test_who_would_be_late_is_refused_at_once_and_told_when_to_come_again(engine_of, network):
+def test_a_predicted_deadline_miss_is_refused_at_once_with_retry_after(engine_of, network):
     async def main():
         engine = engine_of(profile=Profile(((1, 1000.0), (8, 8000.0))))
         with network.held():
@@ -150,7 +150,7 @@ def test_who_would_be_late_is_refused_at_once_and_told_when_to_come_again(engine
     assert engine.counts.refused == 1
 
 
-def test_those_who_can_no_longer_be_answered_in_time_are_refused_before_they_cost_compute(engine_of, network):
+def test_late_queries_are_refused_before_they_are_computed(engine_of, network):
     async def main():
         engine = engine_of(profile=Profile(((1, 1.0), (8, 4.0))))
         with network.held():
@@ -167,7 +167,7 @@ def test_those_who_can_no_longer_be_answered_in_time_are_refused_before_they_cos
     assert network.sizes == [1, 3]
 
 
-def test_an_engine_with_nothing_to_do_tries_whatever_it_believes(engine_of):
+def test_an_idle_engine_accepts_a_query_despite_its_estimate(engine_of):
     async def main():
         engine = engine_of(profile=Profile(((1, 1e6),)))
         served = await engine.run(batch(), LONG, NO_CONTEXT)
@@ -180,10 +180,10 @@ def test_an_engine_with_nothing_to_do_tries_whatever_it_believes(engine_of):
 def test_a_free_engine_waits_for_its_window(engine_of, network):
     async def main():
         engine = engine_of(window_s=LONG / 2)
-        asked = [ask(engine, batch()) for _ in range(7)]
+        pending = [ask(engine, batch()) for _ in range(7)]
         await queued(engine, 7)
         assert network.sizes == []
-        served = await asyncio.gather(*asked, ask(engine, batch()))  # the eighth makes it full
+        served = await asyncio.gather(*pending, ask(engine, batch()))  # the eighth makes it full
         soon = await engine_of(window_s=0.01).run(batch(), LONG, NO_CONTEXT)
         await engine.close()
         return served, soon
@@ -226,7 +226,7 @@ def test_images_that_wait_are_bounded_in_bytes_but_one_query_always_has_room(eng
     asyncio.run(main())
 
 
-def test_closing_ends_what_waits_and_lets_what_runs_end(engine_of, network):
+def test_closing_fails_waiting_queries_and_finishes_the_running_batch(engine_of, network):
     async def main():
         engine = engine_of()
         with network.held():

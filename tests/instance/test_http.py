@@ -67,7 +67,7 @@ def test_an_answer_says_how_many_images_ran_together_and_for_how_long(served, ne
 
 
 @pytest.mark.parametrize("profile", [Profile(((1, 1_000_000.0),))])
-def test_what_cannot_be_answered_in_time_is_refused_with_429_and_when_to_come_again(served, network):
+def test_a_predicted_deadline_miss_is_429_with_retry_after(served, network):
     url, engine = served
     timeout = 1_500_000_000  # microseconds: an image takes 1,000 s, and one is being computed
     with ThreadPoolExecutor(1) as pool, InferenceServerClient(url.removeprefix("http://")) as triton:
@@ -90,7 +90,7 @@ def test_a_deadline_that_passes_while_it_is_computed_is_504(served, network):
     assert late.status_code == 504, late.text
 
 
-def test_a_client_that_goes_takes_its_query_out_of_the_queue(served, network):
+def test_a_disconnected_clients_query_leaves_the_queue(served, network):
     url, engine = served
     with ThreadPoolExecutor(2) as pool:
         with network.held():

@@ -41,7 +41,7 @@ async def request(watch):
         assert (await client.get("/anything")).status_code == 200
 
 
-def test_every_request_begins_the_count_anew():
+def test_every_request_restarts_the_idle_time():
     clock = Time()
     watch = IdleWatch(app, 10.0, clock)
     clock.events = {105.0: lambda: request(watch), 109.0: lambda: request(watch)}
@@ -72,7 +72,7 @@ def test_nothing_is_idle_while_a_request_runs_however_it_ends():
     asyncio.run(main())
 
 
-def test_what_is_no_request_passes_through():
+def test_other_asgi_messages_pass_through():
     seen = []
 
     async def inner(scope, _receive, _send):
@@ -85,7 +85,7 @@ def test_what_is_no_request_passes_through():
     assert (seen, watch.left_s) == (["lifespan"], 3.0)
 
 
-def test_it_ends_as_after_sigterm_but_goes_on_while_it_may_not_leave_its_group(monkeypatch):
+def test_it_exits_as_on_sigterm_unless_it_may_not_leave_its_group(monkeypatch):
     raised, answers = [], [False, False, True]
     monkeypatch.setattr(instance.signal, "raise_signal", raised.append)
     clock = Time()

@@ -60,7 +60,7 @@ def test_batches_of_any_size_equal_the_unsplit_network_image_by_image(plan, dire
             assert difference(logits[number : number + 1], whole(images[number : number + 1])).exact
 
 
-def test_a_gpu_sees_few_shapes_and_answers_only_what_was_asked():
+def test_gpu_batches_have_few_shapes_and_padding_is_dropped():
     session = Session()
     network = Network(session, "cuda", "fp32", max_batch=24)
     for count in (1, 3, 5, 17, 30):
@@ -77,8 +77,8 @@ def test_a_gpu_sees_few_shapes_and_answers_only_what_was_asked():
 
 def test_half_precision_is_measured_against_fp32_and_not_assumed(plan, directory, whole):
     network = open_network(plan, directory, HALF, max_batch=8)
-    found = compare(plan, directory, network)
-    assert 0 < found.error < 0.01
+    comparison = compare(plan, directory, network)
+    assert 0 < comparison.error < 0.01
     images = batch(5, seed=9)
     own = difference(network.run(images), whole(images))
     assert network.run(images).dtype == np.float32
@@ -97,13 +97,13 @@ def test_a_network_that_computes_something_else_must_not_serve(plan, directory, 
         compare(plan, directory, Wrong())
 
 
-def test_without_cuda_it_says_what_to_install(plan, directory):
+def test_without_cuda_the_error_names_the_package(plan, directory):
     with pytest.raises(UnavailableError, match=r"--device cuda: .* is without CUDA: install onnxruntime-gpu"):
         open_network(plan, directory, Hardware("cuda"), 1)
     assert open_network(plan, directory, Hardware("auto"), 1).device == "cpu"
 
 
-def test_a_gpu_that_onnx_runtime_silently_does_not_use_is_told_of(plan, directory, monkeypatch):
+def test_an_unused_gpu_is_reported(plan, directory, monkeypatch):
     opened = []
 
     def session(_model, device, _threads):
@@ -133,12 +133,12 @@ def test_unknown_words_are_refused_by_option(device, precision, option):
     ("most", "window_ms", "option"),
     [(0, 0.0, "--max-batch"), (1025, 0.0, "--max-batch"), (1, -1.0, "--window-ms"), (1, 1e9, "--window-ms")],
 )
-def test_what_no_batch_can_be_is_refused_by_option(most, window_ms, option):
+def test_invalid_batch_sizes_are_refused_by_option(most, window_ms, option):
     with pytest.raises(UsageError, match=option):
         InstanceChoices(CPU, most, window_ms)
 
 
-def test_what_is_no_network_has_no_half_precision_and_does_not_run(tmp_path):
+def test_an_invalid_network_is_refused_in_both_precisions(tmp_path):
     (tmp_path / "x.onnx").write_bytes(b"no network")
     with pytest.raises(ModelError, match="--precision fp16: this network cannot be converted, use fp32"):
         half_precision(tmp_path / "x.onnx")
@@ -152,18 +152,18 @@ def test_a_directory_that_is_not_whole_is_refused(tmp_path):
 
 
 def test_a_profile_is_the_median_of_each_size_and_ends_where_its_budget_does(plan):
-    now, told = [0.0], []
+    now, lines = [0.0], []
 
     class Slow:
         device, pads, sizes = "cpu", True, doubled_sizes(64)
 
         def run(self, images):
-            told.append(len(images))
-            first = told.count(len(images)) == 1
+            lines.append(len(images))
+            first = lines.count(len(images)) == 1
             now[0] += len(images) * (0.5 if first else 0.1)  # the first of a size warms up
 
-    found = profile(plan, Slow(), 3, budget_s=4.0, clock=lambda: now[0])
-    assert [size for size, _ in found.batches] == [1, 2, 4, 8]  # 16 would take 6.4 s
-    assert [ms for _, ms in found.batches] == pytest.approx([100.0, 200.0, 400.0, 800.0])
-    assert found.stepped
-    assert told == [1, 1, 2, 2, 4, 4, 8, 8] + [1, 2, 4, 8] * 2  # they take turns
+    measured = profile(plan, Slow(), 3, budget_s=4.0, clock=lambda: now[0])
+    assert [size for size, _ in measured.batches] == [1, 2, 4, 8]  # 16 would take 6.4 s
+    assert [ms for _, ms in measured.batches] == pytest.approx([100.0, 200.0, 400.0, 800.0])
+    assert measured.stepped
+    assert lines == [1, 1, 2, 2, 4, 4, 8, 8] + [1, 2, 4, 8] * 2  # they take turns

@@ -32,25 +32,25 @@ def test_the_table_can_be_pasted_into_a_scenario_as_it_is():
     assert [kind.batch_ms(size) for size in (1, 8, 27)] == pytest.approx([6.0, 20.0, 59.583])
 
 
-def test_a_price_that_nobody_knows_is_not_invented():
+def test_an_unknown_price_is_left_out():
     text = TUNED.as_toml(Machine("here", None, 0.0, 180.0))
     assert "--usd-per-hour" in text
     with pytest.raises(InputError, match="lacks 'usd_per_hour'"):
         parse_scenario({"slo_ms": 60, "lambda": LAMBDA, **tomllib.loads(text)})
 
 
-def test_people_read_the_profile_and_what_follows():
+def test_remarks_show_the_profile_and_its_rates():
     assert TUNED.table()[2].split() == ["8", "20.0", "400.0"]
-    told = "\n".join(TUNED.remarks())
-    assert "N_batch 27 images, W_batch 0.4 ms" in told
-    assert "serfer instance --max-batch 27" in told
-    assert "3.0e-04 of the logits' range" in told
+    text = "\n".join(TUNED.remarks())
+    assert "N_batch 27 images, W_batch 0.4 ms" in text
+    assert "serfer instance --max-batch 27" in text
+    assert "3.0e-04 of the logits' range" in text
     largest = Tuned("alexnet", "cuda", "fp32", 1e4, GPU, tune(GPU, 1e4), 0.0)
     assert "the largest measured: --most" in "\n".join(largest.remarks())
 
 
 @pytest.mark.parametrize(("name", "price"), [("", 1.0), ("x" * 65, 1.0), ("a\nb", 1.0), ("x", 0.0), ("x", -1.0)])
-def test_what_no_machine_is_called_or_costs_is_refused(name, price):
+def test_invalid_instance_names_and_prices_are_refused(name, price):
     with pytest.raises(UsageError, match=r"--name|--usd-per-hour"):
         Machine(name, price, 0.0, 180.0)
 
@@ -66,13 +66,13 @@ def test_numbers_that_no_scenario_takes_are_refused(wrong):
 
 
 def test_a_network_is_measured_and_tuned(directory):
-    told = []
-    found = measure(directory, Hardware("cpu", threads=1), 10_000.0, 4, 2, told.append)
-    assert [size for size, _ in found.profile.batches] == [1, 2, 4]
-    assert (found.model, found.device, found.precision) == ("small", "cpu", "fp32")
-    assert found.loss < 1e-4
-    assert any("batch of 4" in line for line in told)
-    assert found.as_dict(Machine("m", None, 0.0, 1.0))["batches"][0][0] == 1
+    lines = []
+    measured = measure(directory, Hardware("cpu", threads=1), 10_000.0, 4, 2, lines.append)
+    assert [size for size, _ in measured.profile.batches] == [1, 2, 4]
+    assert (measured.model, measured.device, measured.precision) == ("small", "cpu", "fp32")
+    assert measured.loss < 1e-4
+    assert any("batch of 4" in line for line in lines)
+    assert measured.as_dict(Machine("m", None, 0.0, 1.0))["batches"][0][0] == 1
 
 
 def test_wrong_input_is_found_before_anything_is_measured(directory, tmp_path):

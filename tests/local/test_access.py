@@ -120,12 +120,12 @@ def test_boto3_with_the_credentials_works_from_any_region(local):
 
 
 def test_descriptions_hold_no_variables_even_for_the_owner(local):
-    said = [
+    described = [
         local.client.list_functions(),
         local.client.get_function(FunctionName="echo"),
         local.client.get_function_configuration(FunctionName="echo"),
     ]
-    assert PASSWORD not in json.dumps(said, default=str)
+    assert PASSWORD not in json.dumps(described, default=str)
     assert PASSWORD not in repr(local.service._functions)
     assert local.service.access.secret not in repr(local.service.access)
 
@@ -155,8 +155,8 @@ def signed_by_botocore(monkeypatch, method, target, headers, body, access=ACCESS
 
 
 def refusal(request, now=NOW):
-    found = Verifier(ACCESS, now.timestamp).refusal(request)
-    return found and found[0]
+    message = Verifier(ACCESS, now.timestamp).refusal(request)
+    return message and message[0]
 
 
 NAMES = st.text("abcXYZ09-_$%:", min_size=1, max_size=12).map(lambda name: name.replace("%", "%3A"))
@@ -171,7 +171,7 @@ VALUES = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")),
     value=VALUES,
     body=st.binary(max_size=100),
 )
-def test_what_botocore_signs_is_verified_and_what_we_sign_is_what_botocore_signs(method, name, query, value, body):
+def test_signatures_are_compatible_with_botocore(method, name, query, value, body):
     with pytest.MonkeyPatch.context() as monkeypatch:
         target = f"/2015-03-31/functions/{name}{'?' + query if query else ''}"
         headers = {"Host": "127.0.0.1:9001", "X-Amz-Invocation-Type": value}
@@ -259,7 +259,7 @@ class TestPeer:
         client.shutdown(socket.SHUT_WR)
         assert is_ours(accepted.getpeername(), accepted.getsockname()), "half closed is still held"
 
-    def test_an_end_that_was_closed_is_no_longer_anyones(self, ends):
+    def test_a_closed_connection_is_not_ours(self, ends):
         client, accepted = ends
         name = accepted.getpeername()
         client.close()

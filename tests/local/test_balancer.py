@@ -65,7 +65,7 @@ sys.stdin.read()
 
 
 class Driver:
-    """A process that answers what it was asked; SIGUSR1 makes it unready, SIGUSR2 lets those go who asked to wait."""
+    """A driver that answers its requests; SIGUSR1 makes it unready, SIGUSR2 ends the requests that wait."""
 
     def __init__(self, port):
         self.port = port
@@ -129,7 +129,7 @@ def answering(balancer, count=6):
 
 
 @contextmanager
-def asked(*arguments, **options):
+def requested(*arguments, **options):
     """Ask in a thread; what is given is a list that has the answer once the block has ended."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(ask(*arguments, **options)))
@@ -145,7 +145,7 @@ def wait_for_end(pid_file):
     os.close(pid_file)
 
 
-def test_no_request_fails_when_a_driver_is_killed_and_the_driver_that_comes_back_is_used_again(drivers, balancer):
+def test_no_request_fails_when_a_driver_is_killed_and_restarted(drivers, balancer):
     statuses, stop = [], threading.Event()
 
     def load():
@@ -169,11 +169,11 @@ def test_no_request_fails_when_a_driver_is_killed_and_the_driver_that_comes_back
     assert set(statuses) == {200}
 
 
-def test_driver_that_drains_gets_nothing_new_and_ends_what_it_has(drivers, balancer):
+def test_a_draining_driver_finishes_its_requests_and_gets_no_new_ones(drivers, balancer):
     first, second = drivers
     second.process.send_signal(signal.SIGUSR1)
     eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
-    with asked(balancer, "/wait", "POST") as answers:
+    with requested(balancer, "/wait", "POST") as answers:
         first.says(b"waiting\n")
         drivers[1].end()
         drivers[1] = second = Driver(second.port)
@@ -203,19 +203,19 @@ def test_refuses_with_a_problem_where_no_driver_is_ready_and_recovers(drivers, b
 
 
 @pytest.mark.parametrize(("key", "status"), [({}, 503), ({"Idempotency-Key": "a"}, 200)])
-def test_what_a_dead_driver_had_is_asked_again_only_with_an_idempotency_key(drivers, balancer, key, status):
+def test_requests_of_a_dead_driver_are_retried_only_with_an_idempotency_key(drivers, balancer, key, status):
     first, second = drivers
     second.process.send_signal(signal.SIGUSR1)
     eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
-    with asked(balancer, "/wait", "POST", b"picture", key) as answers:
+    with requested(balancer, "/wait", "POST", b"picture", key) as answers:
         first.says(b"waiting\n")
         second.end()
         drivers[1] = Driver(second.port)
         drivers[1].process.send_signal(signal.SIGUSR2)
         eventually(lambda: answering(balancer) & {drivers[1].pid}, "the second driver is used")
         first.end()
-    ((found, headers, answer),) = answers
-    assert found == status
+    ((code, headers, answer),) = answers
+    assert code == status
     if key:
         assert (answer["pid"], answer["length"]) == (drivers[1].pid, 7)
     else:
@@ -223,8 +223,8 @@ def test_what_a_dead_driver_had_is_asked_again_only_with_an_idempotency_key(driv
         assert headers["Retry-After"] == "1"
 
 
-def test_posts_beyond_what_drivers_take_are_refused_with_a_problem_and_nothing_else_is(drivers):
-    with Balancer([drivers[0].port], most=1) as server, asked(server, "/wait", "POST", b"picture") as answers:
+def test_only_posts_beyond_capacity_are_refused_with_a_problem(drivers):
+    with Balancer([drivers[0].port], most=1) as server, requested(server, "/wait", "POST", b"picture") as answers:
         drivers[0].says(b"waiting\n")
         status, headers, problem = ask(server, "/v1/classify", "POST", bytes(100_000), {"X-Request-Id": "mine"})
         assert (status, headers["Content-Type"], headers["Retry-After"]) == (429, "application/problem+json", "5")
@@ -236,7 +236,7 @@ def test_posts_beyond_what_drivers_take_are_refused_with_a_problem_and_nothing_e
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_what_was_sent_on_a_kept_connection_is_asked_again_with_a_key_as_long_as_it_fits(drivers, balancer, size):
+def test_requests_on_kept_connections_are_retried_with_a_key_if_they_fit(drivers, balancer, size):
     first, second = drivers
     second.process.send_signal(signal.SIGUSR1)
     eventually(lambda: answering(balancer) == {first.pid}, "only the first driver is used")
@@ -255,7 +255,7 @@ def test_what_was_sent_on_a_kept_connection_is_asked_again_with_a_key_as_long_as
         assert (response.status, json.loads(response.read())["length"]) == (200, size)
 
 
-def test_driver_hears_who_asked_under_which_id(balancer):
+def test_the_driver_gets_client_address_and_request_id(balancer):
     forged = {"X-Forwarded-For": "8.8.8.8", "Forwarded": "for=8.8.8.8", "X-Request-Id": "two words"}
     _, _, answer = ask(balancer, headers=forged)
     headers = {name.lower(): value for name, value in answer["headers"].items()}
@@ -265,7 +265,7 @@ def test_driver_hears_who_asked_under_which_id(balancer):
     assert ask(balancer, headers={"X-Request-Id": "a.B-9_"})[2]["headers"]["x-request-id"] == "a.B-9_"
 
 
-def test_driver_hears_when_the_balancer_took_the_request(balancer):
+def test_the_driver_gets_the_arrival_time(balancer):
     before = time.time()
     headers = {
         name.lower(): value for name, value in ask(balancer, headers={"X-Request-Start": "t=1"})[2]["headers"].items()
@@ -286,8 +286,8 @@ def test_head_that_does_not_come_is_refused(drivers):
             assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
-def test_drain_ends_what_is_under_way_and_takes_nothing_new(drivers):
-    with Balancer([drivers[0].port]) as server, asked(server, "/wait") as answers:
+def test_draining_finishes_running_requests_and_accepts_no_new_ones(drivers):
+    with Balancer([drivers[0].port]) as server, requested(server, "/wait") as answers:
         drivers[0].says(b"waiting\n")
         end = threading.Thread(target=server.drain, args=(PATIENCE,))
         end.start()

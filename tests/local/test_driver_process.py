@@ -24,17 +24,17 @@ class Heard:
     """What a driver said and what was said of it; `next` waits for something new."""
 
     def __init__(self):
-        self.lines, self.said = [], asyncio.Queue()
+        self.lines, self.events = [], asyncio.Queue()
 
     def driver(self, code):
         command = [sys.executable, "-c", code]
-        return DriverProcess("driver 0", command, dict(os.environ), self.lines.append, self.said.put_nowait)
+        return DriverProcess("driver 0", command, dict(os.environ), self.lines.append, self.events.put_nowait)
 
     async def next(self):
-        return await asyncio.wait_for(self.said.get(), PATIENCE)
+        return await asyncio.wait_for(self.events.get(), PATIENCE)
 
 
-def test_driver_that_is_killed_comes_back_at_its_port_until_it_is_stopped():
+def test_a_killed_driver_restarts_at_its_port_until_stopped():
     async def play():
         heard = Heard()
         driver = heard.driver(LISTENS)
@@ -47,7 +47,7 @@ def test_driver_that_is_killed_comes_back_at_its_port_until_it_is_stopped():
         assert driver.pid not in {None, first}
         await driver.stop()
         assert driver.pid is None
-        assert heard.said.empty()
+        assert heard.events.empty()
 
     asyncio.run(play())
 
@@ -94,8 +94,8 @@ def test_driver_that_cannot_be_started_again_is_tried_again_later(monkeypatch):
         monkeypatch.setattr(driver_process, "WorkerProcess", Short)
         driver.kill()
         assert await heard.next() == "driver 0 has ended (signal: killed): it is started again in 0.2 s"
-        said = await heard.next()
-        assert said == "driver 0 could not be started (Too many open files): it is started again in 0.4 s"
+        line = await heard.next()
+        assert line == "driver 0 could not be started (Too many open files): it is started again in 0.4 s"
         monkeypatch.undo()
         assert await heard.next() == "driver 0 is back at http://127.0.0.1:4321"
         await driver.stop()

@@ -19,7 +19,7 @@ def runtime(tmp_path_factory):
     return runtime_directory(tmp_path_factory.mktemp("runtime"))
 
 
-def told(local):
+def reported_counts(local):
     """Ask the service for its counts as other processes do."""
     return json.loads(fetch(local.service.url, "/serfer/counts", local.service.access, 20, 1 << 20))
 
@@ -99,7 +99,7 @@ class TestService:
                     assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 429
                 else:
                     local.invoke("echo", InvocationType=kind)
-            counts = told(local)
+            counts = reported_counts(local)
         assert 0 < counts["throttled"] < 16
         assert 0 < counts["events"] < 16 - counts["throttled"]
 
@@ -109,7 +109,7 @@ class TestService:
             request_id = answer["ResponseMetadata"]["RequestId"]
             for _ in range(2):
                 local.line(f"failing {request_id}")
-            counts = told(local)
+            counts = reported_counts(local)
             assert (counts["events"], counts["doubled"], counts["invocations"]) == (1, 1, {"fail": 2})
 
     def test_a_synchronous_invocation_is_never_doubled(self, runtime):
@@ -120,21 +120,21 @@ class TestService:
     def test_one_environment_in_so_many_is_slow(self, runtime):
         with Local(runtime, probe("toil"), probe("echo"), faults=Faults(slow_one_in=2, slow_factor=20)) as local:
             local.invoke("echo")
-            assert told(local)["slowed"] == 0
+            assert reported_counts(local)["slowed"] == 0
             started = time.perf_counter()
             assert local.invoke("toil", 0.02)[0] == 0.02
             assert time.perf_counter() - started >= 20 * 0.02
-            assert local.service.counts.slowed == told(local)["slowed"] == 1
+            assert local.service.counts.slowed == reported_counts(local)["slowed"] == 1
 
     def test_a_slow_environment_that_cannot_be_loaded_says_why(self, runtime):
         with Local(runtime, probe("broken", directory="broken"), faults=Faults(slow_one_in=1)) as local:
             assert local.error("broken")["errorMessage"] == "broken from the start"
 
-    def test_what_started_failed_or_found_no_room_is_counted_without_faults_too(self, runtime):
+    def test_starts_failures_and_refusals_are_counted_without_faults(self, runtime):
         with Local(runtime, probe("echo"), probe("fail")) as local:
             for name in ("echo", "echo", "fail"):
                 local.invoke(name)
-            counts = told(local)
+            counts = reported_counts(local)
         assert counts == {
             "invocations": {"echo": 2, "fail": 1},
             "failed": 1,

@@ -45,11 +45,11 @@ async def one_reply(reader):
 
 
 def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
-    found = []
+    timings = []
 
     def look(exchange):
         accepted = exchange._connection._transport.get_extra_info("socket")
-        found.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        timings.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         exchange.reply(200)
 
     async def run():
@@ -61,7 +61,7 @@ def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
         writer.close()
 
     asyncio.run(asyncio.wait_for(run(), 10))
-    assert found == [1]
+    assert timings == [1]
 
 
 def post(body, *headers):
@@ -90,7 +90,7 @@ def test_a_body_beyond_the_limit_is_dropped_and_the_connection_kept():
     assert answer.endswith(b"\r\n\r\nnext")
 
 
-def test_a_client_that_asks_first_is_told():
+def test_expect_100_continue_is_answered():
     head, body = post(b"hello", b"Expect: 100-continue").split(b"\r\n\r\n")
     assert talk(head + b"\r\n\r\n", body, replies=2).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
     head = post(b"x" * 2000, b"Expect: 100-continue").split(b"\r\n\r\n")[0]
@@ -114,14 +114,14 @@ def test_a_client_that_wants_one_answer_gets_the_connection_closed():
         (b"GET / HTTP/1.1\r\nA: " + b"x" * HEAD_LIMIT, 431),
     ],
 )
-def test_what_is_not_served_is_refused(request_, status):
+def test_unsupported_requests_are_refused(request_, status):
     answer = talk(request_, until_close=True)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"Connection: close" in answer
 
 
 @pytest.mark.parametrize("header", [b"Origin: https://evil.example", b"Host: evil.example", b"Host: evil.example:80"])
-def test_what_a_web_page_in_a_browser_sends_is_refused(header):
+def test_browser_requests_are_refused(header):
     assert talk(post(b"{}", header), until_close=True).startswith(b"HTTP/1.1 403 ")
 
 
@@ -130,7 +130,7 @@ def test_this_machines_own_names_are_served(host):
     assert talk(post(b"{}", b"Host: " + host)).startswith(b"HTTP/1.1 200 ")
 
 
-def test_without_descriptors_accepting_pauses_says_so_once_and_goes_on(monkeypatch, caplog):
+def test_without_descriptors_accepting_pauses_is_logged_once_and_resumes(monkeypatch, caplog):
     monkeypatch.setattr(http1, "PAUSE_S", 0.0)
     tries, accept = [], socket.socket.accept
 

@@ -29,12 +29,12 @@ def runtime(tmp_path_factory):
 @pytest.fixture
 def layers(tmp_path):
     """Two layers that both have a module named `both`; the second alone has `far`."""
-    found = tmp_path / "near", tmp_path / "far"
-    for layer in found:
+    directories = tmp_path / "near", tmp_path / "far"
+    for layer in directories:
         (layer / "python").mkdir(parents=True)
         (layer / "python" / "both.py").write_text("")
-    (found[1] / "python" / "far.py").write_text("")
-    return found
+    (directories[1] / "python" / "far.py").write_text("")
+    return directories
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ class TestLayers:
         with pytest.raises(InputError, match=r"echo: its package .* with its layers has 262,"):
             LambdaService([function], facts=FACTS, runtime=runtime)
 
-    def test_what_lambda_would_refuse(self, runtime, layers, tmp_path):
+    def test_invocations_that_lambda_refuses(self, runtime, layers, tmp_path):
         for wrong, words in [
             ((tmp_path / "nowhere",), "echo: its directory .*nowhere does not exist"),
             (layers * 3, "echo: 6 layers, Lambda allows 5"),
@@ -79,8 +79,8 @@ class TestInterpreters:
     def test_a_script_that_becomes_python_is_one(self, runtime, wrapped):
         functions = probe("variables", python=wrapped), probe("hoard", python=wrapped, memory_mb=128), probe("echo")
         with Local(runtime, *functions, runtimes={wrapped: runtime}) as local:
-            said = local.invoke("variables")[0]["environ"]
-            assert said["AWS_EXECUTION_ENV"] == f"AWS_Lambda_{OWN}"
+            environ = local.invoke("variables")[0]["environ"]
+            assert environ["AWS_EXECUTION_ENV"] == f"AWS_Lambda_{OWN}"
             described = local.client.get_function_configuration(FunctionName="variables")
             assert described["Runtime"] == OWN
             assert local.error("hoard")["errorType"] == "Runtime.OutOfMemory"  # it is the worker that is watched
@@ -95,7 +95,7 @@ class TestInterpreters:
         with Local(runtime, probe("echo", python=wrapped), runtimes={wrapped: runtime}, faults=faults) as local:
             assert local.invoke("echo", 5)[0]["event"] == 5
 
-    def test_what_cannot_run_functions_is_refused(self, runtime, tmp_path):
+    def test_unsuitable_interpreters_are_refused(self, runtime, tmp_path):
         silent, lost = Path("/bin/true"), tmp_path / "nowhere"
         for python, known, words in [
             (silent, {}, "echo: give the directory of a runtime for /bin/true"),
@@ -117,9 +117,9 @@ def test_a_function_runs_under_the_python_that_lambda_has(runtime):
         for name in ("variables", "fail", "hoard", "leave")
     ]
     with Local(runtime, *functions, runtimes=clients) as local:
-        said = local.invoke("variables")[0]
-        assert said["environ"]["AWS_EXECUTION_ENV"] == "AWS_Lambda_python3.13"
-        assert any(place.endswith("python3.13/lib-dynload") for place in said["path"])
+        variables = local.invoke("variables")[0]
+        assert variables["environ"]["AWS_EXECUTION_ENV"] == "AWS_Lambda_python3.13"
+        assert any(place.endswith("python3.13/lib-dynload") for place in variables["path"])
         assert local.error("fail", "luck")["errorMessage"] == "no luck"
         assert local.error("hoard")["errorType"] == "Runtime.OutOfMemory"
         assert local.error("leave", {"status": 3})["errorType"] == "Runtime.ExitError"

@@ -331,10 +331,10 @@ def test_the_log_tail_is_the_invocations_own(local):
 
     cold, warm, long = tail(0).decode(), tail(1).decode(), tail(50)
     assert "\tInit Duration: " in cold.splitlines()[-1]
-    start, line, said, end, report = warm.splitlines()
+    start, line, message, end, report = warm.splitlines()
     assert start.startswith("START RequestId: ")
     assert line.startswith("0 xxx")
-    assert said == "said"
+    assert message == "said"
     assert end.startswith("END RequestId: ")
     assert report.startswith("REPORT RequestId: ")
     assert len(long) == 4096
@@ -432,7 +432,7 @@ def test_an_idle_worker_that_dies_is_replaced(local):
     assert local.invoke("echo")[0]["pid"] != first["pid"]
 
 
-def test_stopping_leaves_nothing_and_tells_those_who_wait(runtime, gate, threads):
+def test_stopping_fails_waiting_callers_and_leaves_no_process(runtime, gate, threads):
     with Local(runtime, probe("echo"), probe("wait")) as local:
         pidfds = [os.pidfd_open(local.invoke("echo")[0]["pid"])]
         waiting = threads.submit(local.invoke, "wait", gate.event)

@@ -56,7 +56,7 @@ def test_nodes_die_with_a_parent_that_is_killed(tmp_path):
         os.close(node)
 
 
-def test_a_cluster_that_does_not_come_together_is_told_and_cleaned_up(tmp_path, monkeypatch):
+def test_a_cluster_that_fails_to_form_is_reported_and_cleaned_up(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(redis_cluster, "_READY_S", 0.0)
     monkeypatch.setattr(redis_cluster, "_is_whole", lambda *_: False)

@@ -64,7 +64,7 @@ def test_keeps_nothing_on_disk_and_hides_its_password():
         assert password not in repr(server)
 
 
-def test_does_not_hear_the_terminals_interrupt():
+def test_the_server_ignores_the_terminals_interrupt():
     with RedisServer() as server:
         assert os.getsid(server.pid) == server.pid != os.getsid(0)
 
@@ -84,7 +84,7 @@ def test_dies_with_a_parent_that_is_killed():
         wait_for_end(process)
 
 
-def test_given_port_is_used_or_said_to_be_taken():
+def test_a_given_port_is_used_or_reported_as_taken():
     with RedisServer() as first:
         with pytest.raises(UnavailableError, match=f"port {first.port} is taken"):
             RedisServer(first.port)
@@ -101,12 +101,12 @@ def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
             assert server.port == ports[1]
 
 
-def test_what_the_server_says_is_passed_on():
+def test_server_output_is_forwarded():
     with pytest.raises(UnavailableError, match="did not start"):
         RedisServer(port=70_000)
 
 
-def test_helper_refuses_to_outlive_a_parent_that_is_gone():
+def test_the_helper_exits_if_its_parent_has_died():
     command = [sys.executable, "-I", "-S", die_with_parent.__file__, "1", "/bin/true"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1

@@ -69,7 +69,7 @@ def test_other_ports_are_tried_where_a_free_one_was_snatched(monkeypatch):
             assert str(snatcher.getsockname()[1]) not in server.url
 
 
-def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))

@@ -131,7 +131,7 @@ def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
             assert server.endpoint.endswith(f":{ports[1]}")
 
 
-def test_what_the_service_says_is_passed_on(monkeypatch):
+def test_service_output_is_forwarded(monkeypatch):
     monkeypatch.setattr(step_functions, "free_port", lambda: 70_000)
     with pytest.raises(
         UnavailableError, match=r"^local Step Functions did not start: OverflowError: bind\(\): port must be 0-65535.$"
@@ -139,7 +139,7 @@ def test_what_the_service_says_is_passed_on(monkeypatch):
         StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS)
 
 
-def test_a_definition_that_is_none_is_refused_and_nothing_runs_on(monkeypatch):
+def test_an_invalid_definition_is_refused_and_the_service_stopped(monkeypatch):
     started = []
     launch = StepFunctionsServer._launch
     monkeypatch.setattr(StepFunctionsServer, "_launch", lambda *given: started.append(launch(*given)) or started[-1])
@@ -148,12 +148,12 @@ def test_a_definition_that_is_none_is_refused_and_nothing_runs_on(monkeypatch):
     assert started[0].returncode is not None
 
 
-def test_express_workflows_say_where_to_get_what_they_need(monkeypatch, tmp_path):
+def test_express_workflows_name_the_missing_package(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(UnavailableError, match="make setup"):
         StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS)
 
 
-def test_there_is_no_other_kind():
+def test_other_workflow_kinds_are_refused():
     with pytest.raises(UsageError, match="standard or express, not 'rapid'"):
         StepFunctionsServer("rapid", [], NO_LAMBDA, PASS, ACCESS)

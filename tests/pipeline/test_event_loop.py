@@ -27,7 +27,7 @@ def test_a_coroutine_runs_on_the_loops_own_thread(loop):
     loop.close()
 
 
-def test_an_error_reaches_whoever_waits(loop):
+def test_an_error_reaches_the_waiting_caller(loop):
     async def fail():
         raise ZeroDivisionError
 
@@ -54,7 +54,7 @@ def test_several_threads_may_wait_at_once(loop):
     loop.close()
 
 
-def test_an_interrupt_cancels_what_was_waited_for(loop, monkeypatch):
+def test_an_interrupt_cancels_the_awaited_coroutine(loop, monkeypatch):
     started, cancelled = threading.Event(), threading.Event()
 
     async def hang():
@@ -76,7 +76,7 @@ def test_an_interrupt_cancels_what_was_waited_for(loop, monkeypatch):
     loop.close()
 
 
-def test_closing_cancels_what_runs_and_lets_it_clean_up(loop):
+def test_closing_cancels_running_tasks_and_awaits_their_clean_up(loop):
     steps = []
 
     async def main():

@@ -13,14 +13,14 @@ from tests.core.plans import small_plan
 class Functions:
     """Answers every look with the next of these failures, or with None."""
 
-    def __init__(self, *found):
-        self._found = list(found)
+    def __init__(self, *results):
+        self._results = list(results)
 
     async def check(self, _function):
-        return self._found.pop(0)
+        return self._results.pop(0)
 
-    async def warm(self, _function, _asked):
-        return self._found.pop(0)
+    async def warm(self, _function, _request):
+        return self._results.pop(0)
 
 
 BUSY = Failure(FailureKind.THROTTLED, "TooManyRequestsException", "Rate Exceeded.")
@@ -29,7 +29,7 @@ GONE = Failure(FailureKind.UNREACHABLE, "ResourceNotFoundException", "Function n
 
 @pytest.mark.parametrize("start", [False, True])
 @pytest.mark.parametrize(
-    ("found", "health"),
+    ("failure", "health"),
     [
         ((None, None), Health()),
         ((BUSY, BUSY), Health(busy=True)),
@@ -37,10 +37,10 @@ GONE = Failure(FailureKind.UNREACHABLE, "ResourceNotFoundException", "Function n
         ((GONE, None), Health(functions="unreachable: Function not found")),
     ],
 )
-def test_a_throttle_is_busy_and_not_ill(start, found, health):
+def test_a_throttle_is_busy_and_not_a_failure(start, failure, health):
     """A full account made every driver unready, and the Auto Scaling group replaced all of them."""
     store = open_store("memory://")
-    look = Probe(small_plan(), store, Functions(*found)).look(start=start)
+    look = Probe(small_plan(), store, Functions(*failure)).look(start=start)
     assert asyncio.run(look) == health
-    assert health.ready == (GONE not in found)
+    assert health.ready == (GONE not in failure)
     store.close()

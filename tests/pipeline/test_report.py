@@ -34,7 +34,7 @@ def answer():
     return Answer("q", 10.0, 10.8, [first, last], [b"x" * 28], [50, 7], Overheads(2, 3, 1, StoreCounts(1000, 0, 1)))
 
 
-def test_a_report_adds_up_what_the_tasks_said(plan, answer):
+def test_a_report_sums_the_tasks_reports(plan, answer):
     images = [ImageAnswer("a.jpg", (Prediction("l", 0, 1.0),))]
     report = make_report(plan, answer, images, latency_s=0.8123456, facts=FACTS)
     assert (report.model, report.plan, report.target) == ("small", plan.digest, "serverless")
@@ -57,8 +57,8 @@ def test_a_report_says_where_no_trained_weights_answered(plan, answer, weights, 
         cached_report(random, [], 1.0, StoreCounts()),
         gpu_report(random, [], 1.0, 0.5),
     ):
-        found = report.as_dict()
-        assert (found["weights"], found["untrained"]) == (weights, untrained)
+        document = report.as_dict()
+        assert (document["weights"], document["untrained"]) == (weights, untrained)
 
 
 def test_the_price_is_lambdas(plan, answer):
@@ -103,7 +103,7 @@ def test_other_activations(plan):
     assert best_classes(replace(plan, activation="none"), LOGITS, 1)[0].score == 3
 
 
-def test_sigmoid_of_extreme_logits_warns_nobody(plan):
+def test_sigmoid_of_extreme_logits_gives_no_warning(plan):
     extreme = np.array([-5000, 5000] + [0] * 5, dtype=np.float32)
     scores = [one.score for one in best_classes(replace(plan, activation="sigmoid"), extreme, CLASSES)]
     assert (scores[0], scores[-1]) == (1, 0)

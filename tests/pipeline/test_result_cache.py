@@ -35,7 +35,7 @@ def test_other_questions_have_other_keys(cache, store):
     assert len(set(keys)) == len(keys)
 
 
-def test_the_same_question_has_the_same_key_whatever_holds_it(cache):
+def test_the_same_input_has_the_same_key_in_any_container(cache):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert cache.key([array.data]) == cache.key([array.tobytes()]) == cache.key([bytearray(array.tobytes())])
 
@@ -57,13 +57,13 @@ def test_answers_expire():
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 23, b"x" * 25, b"x" * 12])
-def test_what_is_no_answer_of_that_size_is_none(cache, store, value):
+def test_a_cached_value_of_another_size_is_ignored(cache, store, value):
     key = cache.key([b"x"])
     store.put(key, value, 60)
     assert cache.find(key, 2) is None
 
 
-def test_a_store_that_is_gone_is_as_good_as_empty():
+def test_store_errors_count_as_cache_misses():
     class Gone(MemoryStore):
         def put(self, *_):
             raise StoreUnavailableError("gone")

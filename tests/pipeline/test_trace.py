@@ -27,22 +27,22 @@ def report(init_ms=0.0, read_ms=1.0, compute_ms=2.0, write_ms=3.0, environment="
     )
 
 
-def answered(asked, started, ended, result=None, number=0):
-    return Attempt(number, asked, started, ended, result or report())
+def answered(submitted, started, ended, result=None, number=0):
+    return Attempt(number, submitted, started, ended, result or report())
 
 
 def tile(*attempts):
     return TileRun([*attempts], next(one.result for one in attempts if isinstance(one.result, Report)))
 
 
-def query(*stages, name="a.jpg", asked=None, puts=0):
+def query(*stages, name="a.jpg", submitted=None, puts=0):
     """A query of stages, each given by its tiles: it came 5 ms before the first, and ended 1 ms after the last."""
     runs = [
         StageRun(min(one.requested for run in tiles for one in run.attempts), [*tiles], max(map(last, tiles)))
         for tiles in stages
     ]
     start, end = runs[0].started, runs[-1].ended
-    came = start - 0.005 if asked is None else asked
+    came = start - 0.005 if submitted is None else submitted
     answer = Answer("q", start - 0.001, end, runs, [], [0, 0], Overheads(counts=StoreCounts(puts=puts)))
     return TracedQuery(name, came, start - 0.002, end + 0.001, answer)
 
@@ -65,27 +65,27 @@ def tiles(draw, released):
         attempts.append(Attempt(number, now, started, started + draw(SECONDS), FAILED))
         now = attempts[-1].ended + draw(SECONDS)
     started = now + draw(SECONDS)
-    found = answered(now, started, started + draw(SECONDS), draw(REPORTS), len(attempts))
-    attempts.append(found)
+    tile = answered(now, started, started + draw(SECONDS), draw(REPORTS), len(attempts))
+    attempts.append(tile)
     if draw(st.booleans()):
-        begun = draw(st.sampled_from([None, started, found.ended]))
+        begun = draw(st.sampled_from([None, started, tile.ended]))
         attempts.append(Attempt(len(attempts), started, begun))
-    return TileRun(attempts, found.result)
+    return TileRun(attempts, tile.result)
 
 
 @st.composite
 def queries(draw):
-    asked = draw(st.floats(0, 1e6))
-    cut = asked + draw(SECONDS)
+    submitted = draw(st.floats(0, 1e6))
+    cut = submitted + draw(SECONDS)
     begun = now = cut + draw(SECONDS)
     runs = []
     for stage in PLAN.stages:
         released = now
-        found = [draw(tiles(released)) for _ in stage.tiles]
-        now = max(map(last, found))
-        runs.append(StageRun(released, found, now))
+        tiles_ = [draw(tiles(released)) for _ in stage.tiles]
+        now = max(map(last, tiles_))
+        runs.append(StageRun(released, tiles_, now))
     answer = Answer("q", begun, now, runs, [], [0, 0], Overheads(counts=StoreCounts(puts=draw(st.integers(0, 1)))))
-    return TracedQuery("a.jpg", asked, cut, now + draw(SECONDS), answer)
+    return TracedQuery("a.jpg", submitted, cut, now + draw(SECONDS), answer)
 
 
 SOME = st.lists(queries(), min_size=1, max_size=3)
@@ -110,32 +110,32 @@ def names(events, kind="thread_name"):
 
 def arrows(events):
     """The span at which each arrow begins and the one at which it ends: a viewer takes the last one before it there."""
-    found, before = defaultdict(dict), {}
+    by_id, before = defaultdict(dict), {}
     for event in events:
         if event["ph"] == "X":
             before[event["tid"]] = event
         elif event["ph"] in "sf":
-            assert event["ph"] not in found[event["id"]]
+            assert event["ph"] not in by_id[event["id"]]
             assert event["ts"] == before[event["tid"]]["ts"]
-            found[event["id"]][event["ph"]] = before[event["tid"]]
-    return [(ends["s"], ends["f"]) for ends in found.values()]
+            by_id[event["id"]][event["ph"]] = before[event["tid"]]
+    return [(ends["s"], ends["f"]) for ends in by_id.values()]
 
 
-def attempts(found):
-    return [one for each in found for stage in each.answer.stages for run in stage.tiles for one in run.attempts]
+def attempts(traced):
+    return [one for each in traced for stage in each.answer.stages for run in stage.tiles for one in run.attempts]
 
 
-def reports(found):
-    return [one.result for one in attempts(found) if isinstance(one.result, Report)]
+def reports(traced):
+    return [one.result for one in attempts(traced) if isinstance(one.result, Report)]
 
 
 class TestAnyQueries:
     @settings(deadline=None)
     @given(SOME)
-    def test_spans_of_a_row_nest_in_the_order_of_the_file(self, found):
+    def test_spans_of_a_row_nest_in_the_order_of_the_file(self, traced):
         """Viewers sort by start, keep the file's order among equals, and drop whatever overlaps without nesting."""
         rows = defaultdict(list)
-        for event in spans(trace_events(PLAN, found)):
+        for event in spans(trace_events(PLAN, traced)):
             assert event["ts"] >= 0
             assert event["dur"] >= 0
             rows[event["pid"], event["tid"]].append(event)
@@ -149,9 +149,9 @@ class TestAnyQueries:
 
     @settings(deadline=None)
     @given(SOME)
-    def test_a_worker_stands_in_the_middle_of_its_invocation(self, found):
-        drawn = arrows(trace_events(PLAN, found))
-        assert len(drawn) == len(reports(found))
+    def test_a_worker_stands_in_the_middle_of_its_invocation(self, traced):
+        drawn = arrows(trace_events(PLAN, traced))
+        assert len(drawn) == len(reports(traced))
         for invoke, work in drawn:
             assert (invoke["cat"], work["cat"]) == ("invoke", "work")
             before, after = work["ts"] - invoke["ts"], end(invoke) - end(work)
@@ -161,12 +161,12 @@ class TestAnyQueries:
 
     @settings(deadline=None)
     @given(SOME)
-    def test_what_workers_reported_is_all_there(self, found):
-        events = trace_events(PLAN, found)
-        said = [(one.read_ms, one.compute_ms, one.write_ms) for one in reports(found)]
-        for step, wanted in zip(STEPS[1:], zip(*said, strict=True), strict=True):
+    def test_all_worker_reports_are_in_the_trace(self, traced):
+        events = trace_events(PLAN, traced)
+        reported = [(one.read_ms, one.compute_ms, one.write_ms) for one in reports(traced)]
+        for step, wanted in zip(STEPS[1:], zip(*reported, strict=True), strict=True):
             assert sorted(one["args"]["ms"] for one in spans(events, step)) == sorted(wanted)
-        cold = [one.init_ms for one in reports(found) if one.init_ms]
+        cold = [one.init_ms for one in reports(traced) if one.init_ms]
         assert sorted(one["args"]["ms"] for one in spans(events, "cold start")) == sorted(cold)
         for work in spans(events, "work"):
             shown = [one["dur"] for one in inside(events, work) if one["cat"] in STEPS]
@@ -174,37 +174,37 @@ class TestAnyQueries:
 
     @settings(deadline=None)
     @given(SOME)
-    def test_an_attempt_is_the_queue_and_the_invocation(self, found):
-        events = trace_events(PLAN, found)
-        assert len(spans(events, "task")) == len(spans(events, "queue")) == len(attempts(found))
-        sent = [one for one in attempts(found) if one.started is not None]
+    def test_an_attempt_is_the_queue_and_the_invocation(self, traced):
+        events = trace_events(PLAN, traced)
+        assert len(spans(events, "task")) == len(spans(events, "queue")) == len(attempts(traced))
+        sent = [one for one in attempts(traced) if one.started is not None]
         assert len(spans(events, "invoke")) == len(sent)
         wanted = sum(one.ended - one.started for one in sent if one.ended is not None)
         closed = [one for one in spans(events, "task") if not one["args"]["outcome"].startswith("given up")]
         given_up = [one for one in spans(events, "task") if one not in closed]
-        assert len(given_up) == sum(one.ended is None for one in attempts(found))
+        assert len(given_up) == sum(one.ended is None for one in attempts(traced))
         shown = sum(one["dur"] for one in closed) / 1e6
         assert shown == pytest.approx(wanted + sum(one.started - one.requested for one in sent if one.ended), abs=1e-4)
 
     @settings(deadline=None)
     @given(SOME)
-    def test_a_query_is_its_parts(self, found):
-        events = trace_events(PLAN, found)
-        assert len(spans(events, "query")) == len(found)
+    def test_a_query_is_its_parts(self, traced):
+        events = trace_events(PLAN, traced)
+        assert len(spans(events, "query")) == len(traced)
         assert min(one["ts"] for one in spans(events)) == 0
         for kind, wanted in [
-            ("query", sum(one.answered - one.asked for one in found)),
-            ("split", sum(one.cut - one.asked for one in found)),
-            ("stage", sum(stage.ended - stage.started for one in found for stage in one.answer.stages)),
-            ("merge", sum(one.answered - one.answer.ended for one in found)),
+            ("query", sum(one.answered - one.submitted for one in traced)),
+            ("split", sum(one.cut - one.submitted for one in traced)),
+            ("stage", sum(stage.ended - stage.started for one in traced for stage in one.answer.stages)),
+            ("merge", sum(one.answered - one.answer.ended for one in traced)),
         ]:
             shown = sum(one["dur"] for one in spans(events, kind) if one["name"] != "store crops")
             assert shown / 1e6 == pytest.approx(wanted, abs=1e-5)
 
     @settings(deadline=None)
     @given(SOME)
-    def test_every_row_has_a_name_of_its_own_and_belongs_to_a_named_process(self, found):
-        events = trace_events(PLAN, found)
+    def test_every_row_has_a_name_of_its_own_and_belongs_to_a_named_process(self, traced):
+        events = trace_events(PLAN, traced)
         processes, rows = names(events, "process_name"), names(events)
         assert [*processes.values()] == ["driver", "stage-0 workers", "stage-1 workers"]
         places = {(event["pid"], event["tid"]) for event in spans(events)}
@@ -213,8 +213,8 @@ class TestAnyQueries:
 
     @settings(deadline=None)
     @given(SOME)
-    def test_the_events_are_json(self, found):
-        events = trace_events(PLAN, found)
+    def test_the_events_are_json(self, traced):
+        events = trace_events(PLAN, traced)
         assert json.loads(json.dumps(events, allow_nan=False)) == events
 
 
@@ -278,8 +278,8 @@ def test_retries_and_hedges_are_named_and_say_how_they_ended():
     hedged = tile(Attempt(0, 1.0, 1.1), answered(1.4, 1.5, 1.8, number=1))
     unsent = tile(answered(2.0, 2.1, 2.8), Attempt(1, 2.4))
     events = trace_events(PLAN, [query([retried, hedged], [unsent])])
-    told = {one["name"]: one["args"]["outcome"] for one in spans(events, "task")}
-    assert told == {
+    outcomes = {one["name"]: one["args"]["outcome"] for one in spans(events, "task")}
+    assert outcomes == {
         "stage-0 tile 0": "throttled: slow down",
         "stage-0 tile 0 (retry 1)": "answered",
         "stage-0 tile 1": "given up: another attempt answered first",
@@ -318,7 +318,7 @@ def test_no_queries_make_an_empty_trace():
     assert trace_events(PLAN, []) == []
 
 
-def test_a_trace_replaces_what_was_there_whole(tmp_path):
+def test_a_trace_replaces_an_earlier_file_atomically(tmp_path):
     path = tmp_path / "out.json"
     path.write_text("old")
     check_trace(path)

@@ -17,8 +17,8 @@ class Functions:
     def called(self, function):
         return function
 
-    async def warm(self, function, asked):
-        self.sent.append((function, asked))
+    async def warm(self, function, request):
+        self.sent.append((function, request))
         busy, idle = self.busy.setdefault(function, set()), self.idle.setdefault(function, set())
         if len(busy) == self.limit:
             return Failure(FailureKind.THROTTLED, "TooManyRequestsException", "Rate Exceeded.")
@@ -44,13 +44,13 @@ def plan():
 
 
 def test_every_function_gets_as_many_environments_as_its_tiles_need_at_once(plan):
-    found = asyncio.run(warm(plan, Functions(), queries=3))
-    assert [(one.function, one.asked, one.warm, one.started) for one in found] == [
+    warmths = asyncio.run(warm(plan, Functions(), queries=3))
+    assert [(one.function, one.asked, one.warm, one.started) for one in warmths] == [
         ("f-0-0", 12, 12, 12),
         ("f-1-0", 6, 6, 6),
         ("f-1-1", 3, 3, 3),
     ]
-    assert found[0].slowest_start_ms == 112.0
+    assert warmths[0].slowest_start_ms == 112.0
 
 
 def test_a_second_time_nothing_starts(plan):
@@ -66,15 +66,15 @@ def test_a_second_time_nothing_starts(plan):
     ]
 
 
-def test_what_failed_is_told(plan):
-    found = asyncio.run(warm(plan, Functions(limit=5), queries=2))
-    assert found[0] == Warmth("f-0-0", 8, 5, 5, 105.0, "throttled: Rate Exceeded.")
-    assert found[1].problem is None
+def test_failures_are_reported(plan):
+    warmths = asyncio.run(warm(plan, Functions(limit=5), queries=2))
+    assert warmths[0] == Warmth("f-0-0", 8, 5, 5, 105.0, "throttled: Rate Exceeded.")
+    assert warmths[1].problem is None
 
 
 def test_requests_name_stage_and_part(plan):
     functions = Functions()
     asyncio.run(warm(plan, functions, queries=1, hold_s=0.25))
-    assert {(name, asked.stage, asked.part, asked.hold_s, asked.plan) for name, asked in functions.sent} == {
+    assert {(name, request.stage, request.part, request.hold_s, request.plan) for name, request in functions.sent} == {
         (f"f-{stage}-{part}", stage, part, 0.25, "d" * 64) for stage, part in [(0, 0), (1, 0), (1, 1)]
     }

@@ -68,11 +68,11 @@ class Stack:
 
         `store_access` are variables that stand for what a role gives.
         """
-        resources, found = self.resources, {}
+        resources, named = self.resources, {}
         for name, resource in self.template["Resources"].items():
             if resource["Type"] == "AWS::Serverless::Function":
-                found[name] = self._function(name, resources, store_access, python)
-        return found
+                named[name] = self._function(name, resources, store_access, python)
+        return named
 
     def _function(self, name, resources, store_access, python):
         given = resources[name]
@@ -105,7 +105,7 @@ def _named(value, names):
     if not isinstance(value, dict):
         return value
     if set(value) == {"Fn::Sub"} and isinstance(value["Fn::Sub"], str):
-        return re.sub(r"\$\{([^}]+)\}", lambda found: str(names.get(found[1], found[0])), value["Fn::Sub"])
+        return re.sub(r"\$\{([^}]+)\}", lambda match: str(names.get(match[1], match[0])), value["Fn::Sub"])
     if set(value) == {"Fn::GetAtt"} and value["Fn::GetAtt"][1] == "Arn":
         return names.get(".".join(value["Fn::GetAtt"]), value["Fn::GetAtt"][0])
     return {key: _named(item, names) for key, item in value.items()}

@@ -23,10 +23,10 @@ def cache() -> Path:
 @pytest.fixture(scope="session")
 def python313():
     """Return the path of a Python as Lambda has it."""
-    found = interpreter("python3.13")
-    if found is None:
+    program = interpreter("python3.13")
+    if program is None:
         pytest.skip("there is no python3.13: make setup brings it where apt is")
-    return found
+    return program
 
 
 @pytest.fixture(scope="session")

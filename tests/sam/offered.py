@@ -67,8 +67,8 @@ def translated(source, **parameters):
 
 def findings(text):
     return [
-        f"{found.rule.id} {found.message} ({found.path})"
-        for found in api.lint(text, config=ManualArgs(regions=["us-east-1"]))
+        f"{finding.rule.id} {finding.message} ({finding.path})"
+        for finding in api.lint(text, config=ManualArgs(regions=["us-east-1"]))
     ]
 
 

@@ -144,26 +144,24 @@ def in_one_account(stack, access, python, runtime, cache, concurrency):
 
 
 @pytest.mark.parametrize("concurrency", [10, 4])
-def test_drivers_that_have_taken_all_environments_let_go_of_them(
-    updated, access, python313, runtime313, cache, concurrency
-):
+def test_drivers_release_environments_when_all_are_taken(updated, access, python313, runtime313, cache, concurrency):
     """Drivers waited ten seconds for environments that other drivers held, and then answered 503."""
     requests = 20
 
     def status():
         try:
-            said = invoked(service, rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
+            response = invoked(service, rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
         except ClientError as error:  # no environment for the driver itself
             return error.response["ResponseMetadata"]["HTTPStatusCode"]
-        if said["statusCode"] == 429:
-            assert 1 <= int(said["headers"]["retry-after"]) <= 3, said
-        return said["statusCode"]
+        if response["statusCode"] == 429:
+            assert 1 <= int(response["headers"]["retry-after"]) <= 3, response
+        return response["statusCode"]
 
     with in_one_account(updated, access, python313, runtime313, cache, concurrency) as service:
         assert status() == 200
         with ThreadPoolExecutor(requests) as pool:
-            found = Counter(pool.map(lambda _: status(), range(requests)))
-        assert found.keys() == {200, 429}, found
+            statuses = Counter(pool.map(lambda _: status(), range(requests)))
+        assert statuses.keys() == {200, 429}, statuses
         assert status() == 200  # nothing is stuck
 
 
@@ -196,7 +194,7 @@ def expected(plans):
 
 
 def invoked(service, event):
-    """Invoke the driver's function as API Gateway does; return what API Gateway would be told."""
+    """Invoke the driver's function as API Gateway does; return what API Gateway would be daemon_environment."""
     client = boto3.client(
         "lambda",
         endpoint_url=service.url,
@@ -207,17 +205,17 @@ def invoked(service, event):
     )
     try:
         answer = client.invoke(FunctionName=f"{STACK}-driver", Payload=json.dumps(event))
-        said = json.loads(answer["Payload"].read())
+        document = json.loads(answer["Payload"].read())
     finally:
         client.close()
-    assert "FunctionError" not in answer, said
-    return said
+    assert "FunctionError" not in answer, document
+    return document
 
 
 def ask(service, event):
     """Invoke the driver's function; return status and body of its response."""
-    said = invoked(service, event)
-    return said["statusCode"], json.loads(said["body"])
+    response = invoked(service, event)
+    return response["statusCode"], json.loads(response["body"])
 
 
 def test_the_polling_engine_runs_on_the_same_functions(live, plans, s3, as_aws, expected):
@@ -226,7 +224,7 @@ def test_the_polling_engine_runs_on_the_same_functions(live, plans, s3, as_aws, 
         assert np.abs(pipeline.run(batch(3)) - expected).max() <= 1e-4 * np.ptp(expected)
 
 
-def test_the_driver_function_answers_what_api_gateway_sends(live, plans):
+def test_the_driver_function_answers_api_gateway_events(live, plans):
     status, answer = ask(live[1], rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()))
     assert status == 200, answer
     assert answer["plan"] == load_plan(plans[1]).digest  # the current one: that which was packaged last
@@ -236,7 +234,7 @@ def test_the_driver_function_answers_what_api_gateway_sends(live, plans):
     assert status == 415, answer
 
 
-def test_what_runs_holds_no_torch_and_is_as_small_as_was_said(updated, python313):
+def test_built_functions_hold_no_torch_and_have_the_recorded_size(updated, python313):
     torn = [path for path in updated.directory.rglob("torch*") if path.is_dir()]
     assert torn == []
     record = json.loads((updated.directory.parents[1] / "deployment.json").read_text())
@@ -262,15 +260,15 @@ class Daemon:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._said = []
+        self._lines = []
 
     def wait_until_ready(self):
         for line in self._process.stdout:
-            self._said.append(line)
+            self._lines.append(line)
             if "listening" in line:
-                threading.Thread(target=self._said.extend, args=(self._process.stdout,), daemon=True).start()
+                threading.Thread(target=self._lines.extend, args=(self._process.stdout,), daemon=True).start()
                 return
-        pytest.fail("".join(self._said))
+        pytest.fail("".join(self._lines))
 
     def terminate(self):
         """Send SIGTERM, and return the exit code."""
@@ -283,7 +281,7 @@ class Daemon:
         self._process.stdout.close()
 
 
-def told(service, access, s3, digest, keys, engine="push", **more):
+def daemon_environment(service, access, s3, digest, keys, engine="push", **more):
     """Return the variables of a fleet's driver, as the instance's file has them."""
     return {
         **access,
@@ -318,7 +316,7 @@ def test_the_generated_state_machine_and_a_driver_of_the_fleet(  # noqa: PLR0913
             "AWS_ENDPOINT_URL_SFN": server.endpoint,
             "AWS_DISABLE_HOST_PREFIX_INJECTION": "true",
         }
-        daemon = Daemon(stack, python313, told(service, access, s3, digest12(plan), keys, engine, **more))
+        daemon = Daemon(stack, python313, daemon_environment(service, access, s3, digest12(plan), keys, engine, **more))
         opened.callback(daemon.close)
         daemon.wait_until_ready()
         url = f"http://127.0.0.1:{daemon.port}/v1/classify"
@@ -342,7 +340,7 @@ def test_no_request_fails_while_a_fleet_changes_over_to_another_plan(
 
         def driver(plan):
             more = {"SERFER_API_DRAIN_S": "10"}  # longer than eight looks, as patient as the template's balancer is
-            daemon = Daemon(stack, python313, told(service, access, s3, plan[:12], keys, **more))
+            daemon = Daemon(stack, python313, daemon_environment(service, access, s3, plan[:12], keys, **more))
             opened.callback(daemon.close)
             return daemon
 
@@ -357,8 +355,8 @@ def test_no_request_fails_while_a_fleet_changes_over_to_another_plan(
         def ask_on():
             with httpx.Client(timeout=120) as client:
                 while not stop.is_set():
-                    found = client.post(f"{balancer.url}/v1/classify", content=png(), headers=headers)
-                    answers.append((found.status_code, found.json().get("plan"), found.text))
+                    response = client.post(f"{balancer.url}/v1/classify", content=png(), headers=headers)
+                    answers.append((response.status_code, response.json().get("plan"), response.text))
 
         def taken_by(plan):
             """Wait until a driver of a plan answers, among those that answer from now on."""

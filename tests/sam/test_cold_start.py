@@ -118,8 +118,8 @@ def test_a_built_function_answers_in_a_third_of_the_time_of_one_with_torch(
                 pairs.append((one, other))
     built_s, torch_s = (min(each) for each in zip(*pairs, strict=True))  # whatever else runs here only adds
     ratios = [one / other for one, other in pairs]
-    said = f"built {built_s:.2f} s, torch {torch_s:.2f} s; pairs {min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"{said}, fastest {built_s / torch_s:.2f}")  # noqa: T201 - for who runs it with -s
+    figures = f"built {built_s:.2f} s, torch {torch_s:.2f} s; pairs {min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"{figures}, fastest {built_s / torch_s:.2f}")  # noqa: T201 - for who runs it with -s
     assert built_s / torch_s <= 1 / 3
 
 

@@ -19,18 +19,18 @@ from tests.sam.builds import build, options
 FACTS = shipped_aws()
 
 
-def found(**choices):
+def deployed_with(**choices):
     chosen = options(**choices)
     template = make_template(chosen, [small_plan()])
     return deployed(small_plan(), chosen, FACTS, template), template
 
 
 def lines(cold=0.0, **choices):
-    return {line.item: line for line in query_usage(found(**choices)[0], cold).lines}
+    return {line.item: line for line in query_usage(deployed_with(**choices)[0], cold).lines}
 
 
 def test_a_query_pays_its_api_driver_workers_store_and_logs():
-    usage = query_usage(found()[0])
+    usage = query_usage(deployed_with()[0])
     items = {line.item: line for line in usage.lines}
     assert items["API"].usd == 3.5e-6
     assert items["workers' invocations"].quantity == 3
@@ -41,7 +41,7 @@ def test_a_query_pays_its_api_driver_workers_store_and_logs():
 
 
 def test_a_driver_function_is_billed_for_as_long_as_its_query_takes():
-    usage = query_usage(found()[0])
+    usage = query_usage(deployed_with()[0])
     driver = next(line for line in usage.lines if line.item == "driver's compute")
     assert driver.quantity == pytest.approx(1769 / 1024 * (usage.seconds + FACTS.services.driver_seconds))
     assert driver.usd == pytest.approx(driver.quantity * FACTS.functions.price_gb_second, rel=0.02)
@@ -57,7 +57,7 @@ def test_polling_pays_replies_and_looks():
     push, poll = lines(), lines(engine="poll")
     assert poll["store: writes"].quantity >= push["store: writes"].quantity + 3
     assert poll["store: reads and looks"].quantity > push["store: reads and looks"].quantity + 6
-    assert query_usage(found(engine="poll")[0]).seconds > query_usage(found()[0]).seconds
+    assert query_usage(deployed_with(engine="poll")[0]).seconds > query_usage(deployed_with()[0]).seconds
 
 
 def test_a_state_machine_pays_transitions_or_time_and_an_invocation_for_cleaning_up():
@@ -85,7 +85,7 @@ def test_s3_express_charges_for_bytes_by_direction():
 
 
 def test_cold_queries_cost_more_and_snapshots_their_restores():
-    warm, cold = query_usage(found()[0]), query_usage(found()[0], 1.0)
+    warm, cold = query_usage(deployed_with()[0]), query_usage(deployed_with()[0], 1.0)
     assert cold.usd > 2 * warm.usd
     assert cold.seconds > warm.seconds + FACTS.functions.init
     assert "SnapStart restores" not in lines(cold=0.0, snapstart=True)
@@ -99,7 +99,7 @@ def test_arm_is_cheaper():
 
 
 def test_months_add_up_and_rare_queries_find_nothing_warm():
-    one, template = found()
+    one, template = deployed_with()
     rare, busy = bill(one, template, loads=[100, 10_000_000]).months
     assert rare.cold_share > 0.98
     assert busy.cold_share == pytest.approx(0, abs=1e-6)
@@ -111,7 +111,7 @@ def test_months_add_up_and_rare_queries_find_nothing_warm():
 
 
 def test_a_fleet_grows_with_its_load():
-    one, template = found(drivers="fleet", store="s3")
+    one, template = deployed_with(drivers="fleet", store="s3")
     small, large = bill(one, template, loads=[1000, 10**9]).months
     machines = [next(line for line in month.lines if line.item.startswith("drivers, ")) for month in (small, large)]
     assert machines[0].quantity == 2 * 730
@@ -121,12 +121,12 @@ def test_a_fleet_grows_with_its_load():
 @pytest.mark.parametrize("given", [{"burst": 0}, {"loads": [0]}, {"loads": [10**13]}])
 def test_loads_that_cannot_be_are_refused(given):
     with pytest.raises(UsageError, match="--queries-a-month and --burst"):
-        bill(*found(), **given)
+        bill(*deployed_with(), **given)
 
 
 def test_a_users_own_price_counts_and_is_marked():
     own = replace(FACTS, services=replace(FACTS.services, price_api_request=1.0), sources={})
-    one, template = found()
+    one, template = deployed_with()
     priced = bill(replace(one, facts=own), template)
     assert priced.warm.usd > 1
     assert bill(one, template).tag(next(line for line in priced.warm.lines if line.item == "API")) == "D"
@@ -138,10 +138,12 @@ def test_the_command_prices_a_build(tmp_path):
     assert result.exit_code == 0, result.output
     for words in ("drivers fleet, store valkey", "an idle month: $2", "a thousand queries, cold", "5,000", "K common"):
         assert words in result.output
-    said = json.loads(CliRunner().invoke(app, ["cost", str(place), "--json"]).output)
-    assert [month["queries"] for month in said["months"]] == [1000, 100_000, 10_000_000]
-    assert {line["tag"] for line in said["idle_month"]["lines"]} <= set("DBMSK")
-    assert said["idle_month"]["cost_usd"] == pytest.approx(sum(one["cost_usd"] for one in said["idle_month"]["lines"]))
+    document = json.loads(CliRunner().invoke(app, ["cost", str(place), "--json"]).output)
+    assert [month["queries"] for month in document["months"]] == [1000, 100_000, 10_000_000]
+    assert {line["tag"] for line in document["idle_month"]["lines"]} <= set("DBMSK")
+    assert document["idle_month"]["cost_usd"] == pytest.approx(
+        sum(one["cost_usd"] for one in document["idle_month"]["lines"])
+    )
     assert price_build(place, FACTS, burst=7).as_dict()["burst"]["queries"] == 7
 
 
@@ -164,14 +166,14 @@ def test_all_combinations_side_by_side(tmp_path):
     assert table[0] == "| drivers | store | engine | warm query | idle month | 1,000 queries |"
 
 
-def test_alarms_are_priced_where_they_are_asked_for(tmp_path):
+def test_alarms_are_priced_where_an_address_is_given(tmp_path):
     place = build(tmp_path / "b")
     quiet = price_build(place, FACTS, burst=1)
-    told = price_build(place, FACTS, burst=1, parameters={"AlarmEmail": "a@example.org"})
+    with_alarms = price_build(place, FACTS, burst=1, parameters={"AlarmEmail": "a@example.org"})
     assert quiet.alarms_usd > 0
-    assert told.idle_usd == pytest.approx(quiet.idle_usd + quiet.alarms_usd)
-    assert any(f"${quiet.alarms_usd:.2f} a month where AlarmEmail" in said for said in quiet.assumed)
-    assert not any("AlarmEmail" in said for said in told.assumed)
+    assert with_alarms.idle_usd == pytest.approx(quiet.idle_usd + quiet.alarms_usd)
+    assert any(f"${quiet.alarms_usd:.2f} a month where AlarmEmail" in note for note in quiet.assumed)
+    assert not any("AlarmEmail" in note for note in with_alarms.assumed)
     with pytest.raises(UsageError, match="--parameter Email is none of the template's: AlarmEmail"):
         price_build(place, FACTS, burst=1, parameters={"Email": "x"})
     result = CliRunner().invoke(app, ["cost", str(place), "--parameter", "AlarmEmail"])
@@ -182,7 +184,7 @@ def test_alarms_are_priced_where_they_are_asked_for(tmp_path):
     ("drivers", "before", "after"),
     [("function", "MemorySize: 1769", "MemorySize: x"), ("fleet", "MinSize:", "MinSize: x #")],
 )
-def test_a_template_that_somebody_altered_is_named(tmp_path, drivers, before, after):
+def test_an_altered_template_is_named(tmp_path, drivers, before, after):
     place = build(tmp_path / "build", drivers=drivers)
     text = (place / "template.yaml").read_text()
     assert before in text

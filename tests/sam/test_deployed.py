@@ -79,8 +79,8 @@ class Deployed:
 
     @property
     def outputs(self):
-        (found,) = self.account.client("cloudformation").describe_stacks(StackName=self.stack)["Stacks"]
-        return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+        (stack,) = self.account.client("cloudformation").describe_stacks(StackName=self.stack)["Stacks"]
+        return {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
 
     @property
     def url(self):
@@ -88,22 +88,22 @@ class Deployed:
 
     @property
     def key(self):
-        found = self.account.client("apigateway").get_api_key(apiKey=self.outputs["ApiKeyId"], includeValue=True)
-        return found["value"]
+        described = self.account.client("apigateway").get_api_key(apiKey=self.outputs["ApiKeyId"], includeValue=True)
+        return described["value"]
 
     @property
     def functions(self):
-        found = self.account.client("lambda").list_functions()["Functions"]
-        return {each["FunctionName"] for each in found if each["FunctionName"].startswith(f"{self.stack}-")}
+        listed = self.account.client("lambda").list_functions()["Functions"]
+        return {each["FunctionName"] for each in listed if each["FunctionName"].startswith(f"{self.stack}-")}
 
     def code(self, plan):
         """What a plan's functions run: their packages' digests, and their layers."""
-        client, found = self.account.client("lambda"), load_plan(plan)
-        said = [
-            client.get_function_configuration(FunctionName=found.deployed(self.stack, *part))
-            for part in found.functions
+        client, loaded = self.account.client("lambda"), load_plan(plan)
+        described = [
+            client.get_function_configuration(FunctionName=loaded.deployed(self.stack, *part))
+            for part in loaded.functions
         ]
-        return [(each["CodeSha256"], [layer["Arn"] for layer in each["Layers"]]) for each in said]
+        return [(each["CodeSha256"], [layer["Arn"] for layer in each["Layers"]]) for each in described]
 
     def named(self, *plans):
         """The names that plans' functions have, with the driver's."""
@@ -201,18 +201,18 @@ def check_permissions(stack, roles):
         f"arn:aws:states:{REGION}:{ACCOUNT}:execution:{stack.stack}-",
     )
     made = stack.account.client("cloudformation").describe_stack_resources(StackName=stack.stack)["StackResources"]
-    found = {
+    granted = {
         each["LogicalResourceId"]: each["PhysicalResourceId"] for each in made if each["ResourceType"].endswith("Role")
     }
-    assert set(found) == roles
-    for role in found.values():
+    assert set(granted) == roles
+    for role in granted.values():
         (policy,) = client.list_role_policies(RoleName=role)["PolicyNames"]
         for statement in client.get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"]["Statement"]:
             named = statement["Resource"] if isinstance(statement["Resource"], list) else [statement["Resource"]]
             assert all(arn.startswith(owned) and "${" not in arn for arn in named), (role, named)
 
 
-def test_every_permission_names_what_is_the_stacks_own(created):
+def test_every_permission_names_the_stacks_own_resources(created):
     check_permissions(created, {"DriverRole", "WorkerRole"})
 
 

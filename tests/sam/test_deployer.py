@@ -87,7 +87,7 @@ def types(source):
     return [resource["Type"] for resource in source["Resources"].values()]
 
 
-def test_whoever_deploys_may_delete_as_well():
+def test_deployers_may_delete_as_well():
     allowed = set(actions(types(template())))
     text = inspect.getsource(teardown)
     for call, wanted in CALLED.items():
@@ -96,7 +96,7 @@ def test_whoever_deploys_may_delete_as_well():
     assert "s3express:CreateSession" in actions(types(template(store="s3express")))
 
 
-def test_whoever_deploys_may_do_what_sam_makes_of_a_function(monkeypatch):
+def test_deployers_may_create_the_resources_of_a_sam_function(monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     source = template(snapstart=True)
     made = translated(source)
@@ -126,7 +126,7 @@ def test_the_deployers_policies_allow_every_action_on_every_arn_of_dev_and_prod(
         assert sid == "transform" or not any(allows(allowed, action, arn) for action in wanted), sid
 
 
-def allows(found, action, arn):
+def allows(allowed, action, arn):
     """Return whether a statement allows an action on an ARN; "*" in a resource matches as in IAM."""
     return any(
         action in one["Action"]
@@ -134,7 +134,7 @@ def allows(found, action, arn):
             fnmatchcase(arn, pattern)
             for pattern in ([one["Resource"]] if isinstance(one["Resource"], str) else one["Resource"])
         )
-        for one in found
+        for one in allowed
     )
 
 
@@ -171,7 +171,7 @@ def deployed_arns(source, stack):
 def resolved(value, names):
     """Return a name with the stack's put in."""
     text = value["Fn::Sub"] if isinstance(value, dict) else value
-    return re.sub(r"\$\{([^}]+)\}", lambda found: names[found[1]], text)
+    return re.sub(r"\$\{([^}]+)\}", lambda match: names[match[1]], text)
 
 
 def test_roles_are_passed_to_the_services_that_assume_them_and_to_no_other():
@@ -182,10 +182,10 @@ def test_roles_are_passed_to_the_services_that_assume_them_and_to_no_other():
             for statement in role["Properties"]["AssumeRolePolicyDocument"]["Statement"]
             for service in as_list(statement["Principal"]["Service"])
         }
-        found = {one["Sid"]: one for one in statements(types(source), DEV)}
-        condition = found["IamPass"]["Condition"]["StringEquals"]
+        allowed = {one["Sid"]: one for one in statements(types(source), DEV)}
+        condition = allowed["IamPass"]["Condition"]["StringEquals"]
         assert set(as_list(condition["iam:PassedToService"])) == assumed, chosen
-        assert all("iam:PassRole" not in one["Action"] for sid, one in found.items() if sid != "IamPass")
+        assert all("iam:PassRole" not in one["Action"] for sid, one in allowed.items() if sid != "IamPass")
 
 
 def as_list(value):
@@ -194,11 +194,11 @@ def as_list(value):
 
 def test_with_a_boundary_roles_are_made_within_it_alone():
     bound = "arn:aws:iam::123456789012:policy/bound"
-    found = statements(types(template()), replace(DEV, boundaries=[bound]))
-    (bounded,) = (one for one in found if one["Sid"] == "IamBounded")
+    allowed = statements(types(template()), replace(DEV, boundaries=[bound]))
+    (bounded,) = (one for one in allowed if one["Sid"] == "IamBounded")
     assert bounded["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": bound}}
     assert {"iam:CreateRole", "iam:PutRolePolicy", "iam:PutRolePermissionsBoundary"} <= set(bounded["Action"])
-    others = {action for one in found if one is not bounded for action in one["Action"]}
+    others = {action for one in allowed if one is not bounded for action in one["Action"]}
     assert not others & {*bounded["Action"], "iam:DeleteRolePermissionsBoundary"}
 
 
@@ -223,9 +223,9 @@ def handlers(kind):
     schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema(REGION, kind).schema
     return {
         action
-        for operation, said in schema.get("handlers", {}).items()
+        for operation, handler in schema.get("handlers", {}).items()
         if operation != "list"
-        for action in said.get("permissions", [])
+        for action in handler.get("permissions", [])
     }
 
 

@@ -30,12 +30,12 @@ def test_a_record_is_read_as_it_was_written():
 def test_a_record_with_a_pool_and_one_from_before_there_were_any_are_read():
     pooled = deployment(small_plan(), options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, 1)))
     assert parse_deployment(dump_deployment(pooled)) == pooled
-    said = json.loads(dump_deployment(FOUND))
-    del said["options"]["gpu"]
-    assert parse_deployment(json.dumps(said)) == FOUND
+    document = json.loads(dump_deployment(FOUND))
+    del document["options"]["gpu"]
+    assert parse_deployment(json.dumps(document)) == FOUND
 
 
-def test_a_build_is_told_from_a_plan_and_holds_its_plan(tmp_path):
+def test_a_build_differs_from_a_plan_directory_and_holds_its_plan(tmp_path):
     place = build(tmp_path / "b")
     assert is_build(place)
     assert not is_build(tmp_path)
@@ -59,7 +59,7 @@ def test_a_build_is_told_from_a_plan_and_holds_its_plan(tmp_path):
         ({"options": {}}, "options lacks"),
     ],
 )
-def test_what_no_package_would_write_is_refused(change, words):
+def test_records_with_invalid_values_are_refused(change, words):
     with pytest.raises(InputError, match=words):
         parse_deployment(json.dumps({**json.loads(dump_deployment(FOUND)), **change}))
 
@@ -72,12 +72,12 @@ def test_choices_that_cannot_be_are_refused():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "{}"])
-def test_what_is_no_record_is_refused(text):
+def test_an_invalid_record_is_refused(text):
     with pytest.raises(InputError, match="serfer package"):
         parse_deployment(text)
 
 
-def test_what_is_missing_too_large_or_another_plan_is_named(tmp_path):
+def test_missing_oversized_and_wrong_plan_files_are_named(tmp_path):
     with pytest.raises(InputError, match=r"deployment\.json cannot be read: No such file"):
         load_deployment(tmp_path)
     (tmp_path / RECORD).write_bytes(b" " * (1024 * 1024 + 1))
@@ -88,9 +88,9 @@ def test_what_is_missing_too_large_or_another_plan_is_named(tmp_path):
         with pytest.raises(InputError, match=r"template\.yaml"):
             load_template(tmp_path)
     place = build(tmp_path / "b")
-    found = load_deployment(place)
-    (place / "driver" / "plans" / found.current).rename(place / "driver" / "plans" / ("0" * 12))
-    (place / RECORD).write_text((place / RECORD).read_text().replace(found.current, "0" * 12))
+    deployment = load_deployment(place)
+    (place / "driver" / "plans" / deployment.current).rename(place / "driver" / "plans" / ("0" * 12))
+    (place / RECORD).write_text((place / RECORD).read_text().replace(deployment.current, "0" * 12))
     with pytest.raises(InputError, match="another plan"):
         load_current_plan(place, load_deployment(place))
 
@@ -151,7 +151,7 @@ def test_intrinsic_functions_that_no_package_would_write_stand_for_nothing():
             "D": {"Type": "T", "Properties": {"a": {"Fn::If": ["x"]}, "b": {"Fn::FindInMap": 3}, "c": {"Ref": ["a"]}}},
         },
     }
-    found = resources(every)
-    assert "C" in found
-    assert found["D"][1] == every["Resources"]["D"]["Properties"]
-    assert "B" not in found
+    made = resources(every)
+    assert "C" in made
+    assert made["D"][1] == every["Resources"]["D"]["Properties"]
+    assert "B" not in made

@@ -21,13 +21,13 @@ def usd(template, item, **given):
 
 
 @pytest.mark.parametrize(("drivers", "store", "engine"), [*product(DRIVERS, STORES, ENGINES)])
-def test_of_every_resource_it_is_known_what_it_costs_and_who_may_make_it(drivers, store, engine):
+def test_every_resource_type_has_a_cost_and_a_permission(drivers, store, engine):
     template = make_template(options(drivers=drivers, store=store, engine=engine), [small_plan()])
     assert unpriced(template) == []
-    assert unlisted(said["Type"] for said in template["Resources"].values()) == []
+    assert unlisted(resource["Type"] for resource in template["Resources"].values()) == []
 
 
-def test_a_type_that_nobody_priced_is_told():
+def test_an_unpriced_type_is_reported():
     template = {"Resources": {"Gate": {"Type": "AWS::EC2::NatGateway"}, "Net": {"Type": "AWS::EC2::VPC"}}}
     assert unpriced(template) == ["AWS::EC2::NatGateway"]
     assert unlisted(["AWS::EC2::NatGateway", "AWS::SNS::Topic"]) == ["AWS::EC2::NatGateway"]
@@ -109,11 +109,11 @@ TEMPLATE = {
 }
 
 
-def test_conditions_parameters_and_mappings_decide_what_is_made():
-    found = resources(TEMPLATE)
-    assert set(found) == {"Three", "Maker"}
+def test_conditions_parameters_and_mappings_decide_the_resources():
+    made = resources(TEMPLATE)
+    assert set(made) == {"Three", "Maker"}
     assert set(resources(TEMPLATE, {"Email": "a@b"})) == {"One", "Three", "Maker"}
-    assert found["Maker"][1] == {
+    assert made["Maker"][1] == {
         "MemorySize": 512,
         "Timeout": 3,
         "Places": ["a", "b"],

@@ -21,12 +21,12 @@ ARN = "arn:aws:acm:us-east-1:123456789012:certificate/0a-1b"
         ("CertificateArn", "mine", "should match"),
     ],
 )
-def test_what_cloudformation_would_refuse_is_refused(name, value, wants):
+def test_parameters_that_cloudformation_refuses_are_refused(name, value, wants):
     with pytest.raises(UsageError, match=f"--parameter {name} .*{wants}"):
         check_parameters(DECLARED, {name: value})
 
 
-def test_what_a_template_takes_is_taken():
+def test_valid_parameters_are_accepted():
     check_parameters(
         DECLARED, {"MinDrivers": "3", "CertificateArn": ARN, "Serving": "current", "LogRetentionDays": "30"}
     )

@@ -103,7 +103,7 @@ def files(directory):
 
 
 @pytest.mark.deploy
-def test_what_was_built_runs_a_task_under_lambdas_python_and_needs_nothing_else(worker, python313, planned, tmp_path):
+def test_a_built_function_runs_a_task_under_lambdas_python_alone(worker, python313, planned, tmp_path):
     plan, directory = planned
     function_directory(tmp_path / "function", plan, directory, 0, 0)
     weights_layer(tmp_path / "weights", plan, directory, 0, 0)
@@ -113,8 +113,8 @@ def test_what_was_built_runs_a_task_under_lambdas_python_and_needs_nothing_else(
     text = base64.b64encode(msgpack.packb(task)).decode()
     path = f"{worker[0] / 'python'}:{tmp_path / 'weights' / 'python'}"
     root = str(tmp_path / "function")
-    *_, said = run(python313, path, WORKER_CODE, text, LAMBDA_TASK_ROOT=root, SERFER_STORE="memory://")
-    assert msgpack.unpackb(base64.b64decode(said))["counts"]["puts"] == 1
+    *_, report = run(python313, path, WORKER_CODE, text, LAMBDA_TASK_ROOT=root, SERFER_STORE="memory://")
+    assert msgpack.unpackb(base64.b64decode(report))["counts"]["puts"] == 1
 
 
 @pytest.mark.deploy
@@ -138,8 +138,8 @@ print('loaded')
 
 @pytest.mark.deploy
 def test_an_instance_has_all_that_it_imports_and_onnx_runtime_as_a_wheel(driver, python313, cache, tmp_path):
-    found = gpu_layer(tmp_path / "gpu", replace(OPTIONS, architecture="x86_64"), cache)
-    assert found.bytes <= PACKAGE_LIMIT
+    built = gpu_layer(tmp_path / "gpu", replace(OPTIONS, architecture="x86_64"), cache)
+    assert built.bytes <= PACKAGE_LIMIT
     paths = f"{driver[0] / 'python'}:{tmp_path / 'gpu' / 'python'}"
     assert run(python313, paths, INSTANCE_CODE) == ["loaded"]
     (wheel,) = (tmp_path / "gpu" / "gpu").iterdir()
@@ -160,7 +160,7 @@ def test_layers_leave_room(worker, driver):
 
 
 @pytest.mark.deploy
-def test_a_worker_layer_is_what_the_splitter_packs(worker):
+def test_a_worker_layer_equals_the_splitters_package(worker):
     top = {path.name for path in (worker[0] / "python").iterdir() if not path.name.endswith((".dist-info", ".py"))}
     assert {"lambdas", "storage", "serfer", "numpy", "onnxruntime", "msgpack", "redis", "botocore"} <= top
     assert not {"boto3", "torch", "onnx", "fastapi", "aiohttp"} & top
@@ -186,10 +186,10 @@ def small(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_a_layer_that_nobody_here_can_compile_is_left_to_lambda(tmp_path, small, monkeypatch):
+def test_a_layer_without_a_local_compiler_is_left_uncompiled(tmp_path, small, monkeypatch):
     monkeypatch.setattr(layers, "interpreter", lambda _: None)
-    found = worker_layer(tmp_path / "layer", OPTIONS, small)
-    assert found.compiled_by is None
+    built = worker_layer(tmp_path / "layer", OPTIONS, small)
+    assert built.compiled_by is None
     assert not [name for name in files(tmp_path / "layer") if name.endswith(".pyc")]
 
 
@@ -200,7 +200,7 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path, small):
     assert tree_digest(tmp_path / "a" / "layer") == tree_digest(tmp_path / "b" / "elsewhere" / "layer") == one.digest
 
 
-def test_a_layer_altered_in_the_cache_is_made_anew(tmp_path, small):
+def test_a_layer_altered_in_the_cache_is_rebuilt(tmp_path, small):
     one = worker_layer(tmp_path / "a", OPTIONS, small)
     (victim,) = (small / "layers").glob("*/layer/python/lambdas/worker.py")
     victim.write_text("import os")
@@ -209,7 +209,7 @@ def test_a_layer_altered_in_the_cache_is_made_anew(tmp_path, small):
 
 
 @pytest.mark.parametrize("harm", ["missing digest", "odd digest", "missing layer"])
-def test_a_layer_that_is_not_whole_in_the_cache_is_made_anew(tmp_path, small, harm):
+def test_an_incomplete_layer_in_the_cache_is_rebuilt(tmp_path, small, harm):
     one = worker_layer(tmp_path / "a", OPTIONS, small)
     (digest,) = (small / "layers").glob("*/digest")
     if harm == "missing digest":
@@ -227,7 +227,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
         worker_layer(tmp_path / "a", OPTIONS, tmp_path / "file")
 
 
-def test_a_full_disk_is_told_in_few_words(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_short_error(tmp_path, monkeypatch):
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("one", "two", "b/three"):
         (tmp_path / "a" / name).touch()
@@ -242,14 +242,14 @@ def test_a_full_disk_is_told_in_few_words(tmp_path, monkeypatch):
 
 
 @pytest.mark.deploy
-def test_what_is_written_has_fixed_modes_and_a_time_that_zip_files_know(worker):
+def test_files_have_fixed_modes_and_a_valid_zip_time(worker):
     for path in worker[0].rglob("*"):
         status = path.stat()
         assert status.st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
         assert status.st_mtime == 315_619_200
 
 
-def test_a_digest_tells_contents_paths_and_executable_bits_apart(tmp_path):
+def test_a_digest_depends_on_contents_paths_and_executable_bits(tmp_path):
     def digest(name="a", text="x", mode=0o644, time=1):
         shutil.rmtree(tmp_path / "tree", ignore_errors=True)
         (tmp_path / "tree").mkdir()
@@ -265,13 +265,13 @@ def test_a_digest_tells_contents_paths_and_executable_bits_apart(tmp_path):
 def test_a_functions_weights_are_copies_of_its_own_files_and_no_others(planned, tmp_path):
     plan, source = planned
     for stage in range(2):
-        found = weights_layer(tmp_path / f"{stage}", plan, source, stage, 0)
+        built = weights_layer(tmp_path / f"{stage}", plan, source, stage, 0)
         root = tmp_path / f"{stage}" / "python" / "serfer_plan"
         mine = {file.path for file in plan.stages[stage].files}
         assert files(root) == mine
         assert all((root / path).read_bytes() == (source / path).read_bytes() for path in mine)
         assert all((root / path).stat().st_ino != (source / path).stat().st_ino for path in mine)
-        assert found.bytes == sum(file.bytes for file in plan.stages[stage].files)
+        assert built.bytes == sum(file.bytes for file in plan.stages[stage].files)
 
 
 @pytest.mark.parametrize("in_source", [False, True])
@@ -293,7 +293,7 @@ def test_sams_make_puts_everything_in_its_place(planned, tmp_path, in_source):
 
 
 @pytest.mark.parametrize("harm", ["missing", "altered"])
-def test_make_refuses_what_is_not_whole(tmp_path, harm):
+def test_make_refuses_an_incomplete_build(tmp_path, harm):
     (tmp_path / "it" / "python").mkdir(parents=True)
     (tmp_path / "it" / "python" / "a file.py").write_text("x = 1")
     seal(tmp_path / "it", "Name")
@@ -311,8 +311,8 @@ def test_make_refuses_what_is_not_whole(tmp_path, harm):
 def test_one_directory_can_be_built_for_several_names(tmp_path):
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "plan.json").write_text("{}")
-    found = seal(tmp_path / "it", "One", "Two")
-    assert found == built(tmp_path / "it") == Built(tree_digest(tmp_path / "it"), 2)
+    digest = seal(tmp_path / "it", "One", "Two")
+    assert digest == built(tmp_path / "it") == Built(tree_digest(tmp_path / "it"), 2)
     for name in ("One", "Two"):
         assert make(tmp_path / "it", name, tmp_path / name).returncode == 0
         assert files(tmp_path / name) == {"plan.json"}
@@ -334,7 +334,7 @@ def test_a_function_that_aws_would_refuse_is_refused_before(worker):
         check_size("serfer-0", worker[1], [room, Built("", 1)], PACKAGE_LIMIT)
 
 
-def test_what_aws_would_refuse_is_named_with_its_parts_and_the_excess():
+def test_an_oversized_package_is_named_with_its_parts_and_the_excess():
     with pytest.raises(ModelError) as refused:
         check_size("0-0", Built("", 98_420_269), [Built("", 9_000), Built("", 170_000_000)], PACKAGE_LIMIT)
     for words in ("268,429,269 bytes", "6,285,269 more", "170,009,000 of plan, weights", "98,420,269 of code", "fp16"):
@@ -353,12 +353,12 @@ def test_a_python_that_does_not_run_is_not_taken(tmp_path, monkeypatch):
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("kind", [worker_layer, driver_layer])
-def test_whole_layers_are_the_same_whatever_process_and_directory(kind, cache, tmp_path):
+def test_layers_do_not_depend_on_process_and_directory(kind, cache, tmp_path):
     code = (
         "import sys; from pathlib import Path; from sam.build import layers; from tests.sam.conftest import OPTIONS;"
         f"print(layers.{kind.__name__}(Path(sys.argv[1]) / 'layer', OPTIONS, Path(sys.argv[1]) / 'cache'))"
     )
-    said = set()
+    digests = set()
     for seed in ("1", "2"):
         home = tmp_path / ("deeper/" * int(seed))
         shutil.copytree(cache / "wheels", home / "cache" / "wheels")
@@ -370,16 +370,16 @@ def test_whole_layers_are_the_same_whatever_process_and_directory(kind, cache, t
             text=True,
             check=True,
         )
-        said.add(done.stdout)
-    assert len(said) == 1
+        digests.add(done.stdout)
+    assert len(digests) == 1
 
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_offered_worker_layer_stays_within_the_limit(runtime, architecture, cache, tmp_path):
-    found = worker_layer(tmp_path / "layer", replace(OPTIONS, runtime=runtime, architecture=architecture), cache)
-    assert found.bytes <= DEPENDENCY_ALLOWANCE
+    built = worker_layer(tmp_path / "layer", replace(OPTIONS, runtime=runtime, architecture=architecture), cache)
+    assert built.bytes <= DEPENDENCY_ALLOWANCE
     assert (
         driver_layer(tmp_path / "driver", replace(OPTIONS, runtime=runtime, architecture=architecture), cache).bytes
         <= 0.6 * PACKAGE_LIMIT

@@ -78,9 +78,9 @@ class Stack:
 
     @property
     def outputs(self):
-        (found,) = self._client.describe_stacks(StackName=STACK)["Stacks"]
-        assert found["StackStatus"] in {"CREATE_COMPLETE", "UPDATE_COMPLETE"}
-        return {output["OutputKey"]: output["OutputValue"] for output in found["Outputs"]}
+        (stack,) = self._client.describe_stacks(StackName=STACK)["Stacks"]
+        assert stack["StackStatus"] in {"CREATE_COMPLETE", "UPDATE_COMPLETE"}
+        return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
 
     def _create(self):
         """Create it; return the types that moto says it does not know."""
@@ -94,8 +94,8 @@ class Stack:
                 ],
                 Capabilities=["CAPABILITY_IAM"],
             )
-        found = [re.search(r"Tried to parse (\S+) but", str(one.message)) for one in caught]
-        return {match[1] for match in found if match}
+        failures = [re.search(r"Tried to parse (\S+) but", str(one.message)) for one in caught]
+        return {match[1] for match in failures if match}
 
     def _upload(self):
         store, package = boto3.client("s3"), io.BytesIO()
@@ -118,32 +118,32 @@ def user_data(named="Drivers"):
     return base64.b64decode(version["LaunchTemplateData"]["UserData"]).decode()
 
 
-def test_a_fleet_comes_up_and_its_instances_are_told_everything():
+def test_a_fleet_starts_and_its_instances_get_their_settings():
     stack = Stack("fleet", "s3", "push")
     outputs, text = stack.outputs, user_data()
     types = {resource["Type"] for resource in stack.source["Resources"].values()}
     assert stack.lacking == LACKING & types
     assert outputs["Url"].startswith("https://")
     variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", text, re.DOTALL)[1]
-    told = dict(line.split("=", 1) for line in variables.splitlines())
-    assert told["SERFER_STORE"] == outputs["Store"]
-    assert told["SERFER_PLAN"] == f"plans/{digest12(plans()[0])}"
-    assert told["SERFER_KEYS_FILE"] == "/var/lib/serfer/keys.json"
-    assert told["AWS_DEFAULT_REGION"] == "us-east-1"
+    environ = dict(line.split("=", 1) for line in variables.splitlines())
+    assert environ["SERFER_STORE"] == outputs["Store"]
+    assert environ["SERFER_PLAN"] == f"plans/{digest12(plans()[0])}"
+    assert environ["SERFER_KEYS_FILE"] == "/var/lib/serfer/keys.json"
+    assert environ["AWS_DEFAULT_REGION"] == "us-east-1"
     assert f"s3://{outputs['KeysBucket']}/keys.json" in text
     assert "${" not in text
     assert len(text) < 16_384
 
 
-def test_a_pool_comes_up_empty_its_instances_are_told_everything_and_drivers_start_and_stop_them():
+def test_a_pool_starts_empty_and_drivers_start_and_stop_its_instances():
     stack = Stack(*POOLED, gpu=POOL)
     assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
     digest = digest12(plans()[0])
     text = user_data()
     variables = re.search(r"serfer\.env <<'END'\n(.*?)\nEND", text, re.DOTALL)[1]
-    told = dict(line.split("=", 1) for line in variables.splitlines())
-    assert told["SERFER_INSTANCES"] == f"ec2:{STACK}-gpu-{digest}"
-    assert told["SERFER_SCENARIO_FILE"] == f"{told['SERFER_PLAN']}/scenario.toml"
+    environ = dict(line.split("=", 1) for line in variables.splitlines())
+    assert environ["SERFER_INSTANCES"] == f"ec2:{STACK}-gpu-{digest}"
+    assert environ["SERFER_SCENARIO_FILE"] == f"{environ['SERFER_PLAN']}/scenario.toml"
 
     for plan in plans():
         script = user_data(f"{STACK}-gpu-{digest12(plan)}")
@@ -152,12 +152,12 @@ def test_a_pool_comes_up_empty_its_instances_are_told_everything_and_drivers_sta
         assert f"--auto-scaling-group-name '{STACK}-gpu-{digest12(plan)}'" in script
 
     async def started_and_stopped():
-        pool = open_provisioner(told["SERFER_INSTANCES"])
+        pool = open_provisioner(environ["SERFER_INSTANCES"])
         assert await pool.members() == []
         await pool.start(POOL.most + 1)
-        found = await pool.members()
-        assert len(found) == POOL.most
-        for one in found:
+        members = await pool.members()
+        assert len(members) == POOL.most
+        for one in members:
             await pool.stop(one.name)
         assert await pool.members() == []
         await pool.close()
@@ -165,7 +165,7 @@ def test_a_pool_comes_up_empty_its_instances_are_told_everything_and_drivers_sta
     asyncio.run(started_and_stopped())
 
 
-def test_what_moto_lacks_is_used():
+def test_every_listed_gap_of_moto_is_used():
     """An entry that no template needs any more would hide what moto has learnt."""
     source = translated(template(*POOLED, gpu=POOL))
     assert {resource["Type"] for resource in source["Resources"].values()} >= LACKING

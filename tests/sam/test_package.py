@@ -98,7 +98,7 @@ def test_the_same_inputs_give_the_same_bytes(packed, plans, tmp_path):
     assert other.digest != first.digest
 
 
-def test_the_plan_before_stays_beside_the_new_one_and_goes_with_the_next(packed, plans, tmp_path):
+def test_the_previous_plan_is_kept_until_the_next_package(packed, plans, tmp_path):
     one, two, three = digests(plans)
     assert packed(plans[0]).plans == (one,)
     assert packed(plans[1]).plans == (two, one)
@@ -110,7 +110,7 @@ def test_the_plan_before_stays_beside_the_new_one_and_goes_with_the_next(packed,
     assert packed(plans[0], keep_previous=False).plans == (one,)
 
 
-def test_a_deployment_of_another_name_begins_anew(packed, plans):
+def test_a_deployment_of_another_name_has_no_previous_plan(packed, plans):
     packed(plans[0])
     assert packed(plans[1], replace(OPTIONS, name="other")).plans == tuple(digests(plans[1:2]))
 
@@ -142,7 +142,7 @@ def test_settings_of_sam_are_the_users_once_they_are_there(packed, plans, tmp_pa
     assert 'stack_name = "mine"' in file.read_text()
 
 
-def test_what_sam_built_may_go_and_what_others_wrote_may_not(packed, plans, tmp_path):
+def test_sam_build_output_is_replaced_and_foreign_files_are_not(packed, plans, tmp_path):
     packed(plans[0])
     build = tmp_path / "build"
     (build / ".aws-sam").mkdir()
@@ -251,7 +251,7 @@ def test_a_plan_before_that_had_no_pool_gets_none(packed, plans, tmp_path):
     assert f"GpuGroup{old}" not in resources
 
 
-def test_a_pool_whose_speed_nobody_measured_is_refused(packed, plans, tmp_path):
+def test_a_pool_without_a_profile_is_refused(packed, plans, tmp_path):
     with pytest.raises(UsageError, match=r"--gpu-profile is missing: run serfer tune --name g6.xlarge"):
         packed(plans[0], POOLED)
     assert not (tmp_path / "build").exists()
@@ -309,14 +309,14 @@ def test_a_plan_before_that_was_altered_or_lost_is_refused(packed, plans, tmp_pa
         packed(plans[1])
 
 
-def test_settings_of_sam_follow_the_choices_until_somebody_alters_them(packed, plans, tmp_path):
+def test_samconfig_follows_the_options_until_edited(packed, plans, tmp_path):
     packed(plans[0])
     packed(plans[0], replace(OPTIONS, name="other", region="eu-west-1"))
     file = tmp_path / "build" / "samconfig.toml"
     assert 'stack_name = "other-prod"' in file.read_text()
-    found = stack_of(file.parent, "dev")
-    assert (found.stack, found.region) == ("other-dev", "eu-west-1")
+    settings = stack_of(file.parent, "dev")
+    assert (settings.stack, settings.region) == ("other-dev", "eu-west-1")
     file.write_text(file.read_text() + "# mine\n")
     packed(plans[0])
-    found = stack_of(file.parent, "dev")
-    assert (found.stack, found.region) == ("other-dev", "eu-west-1")
+    settings = stack_of(file.parent, "dev")
+    assert (settings.stack, settings.region) == ("other-dev", "eu-west-1")

@@ -168,7 +168,7 @@ def test_each_role_is_for_one_service_of_this_account():
     }
 
 
-def test_no_role_may_do_what_is_not_in_the_table_and_nothing_there_is_idle():
+def test_roles_have_exactly_the_listed_permissions():
     given = defaultdict(set)
     for _chosen, source in every_template():
         for name, properties in roles(source):
@@ -178,7 +178,7 @@ def test_no_role_may_do_what_is_not_in_the_table_and_nothing_there_is_idle():
     assert given == {name: set(actions) for name, actions in ALLOWED.items()}
 
 
-def test_every_permission_names_what_it_is_for():
+def test_every_permission_names_its_resources():
     met = set()
     for chosen, source in every_template():
         for name, properties in roles(source):
@@ -197,7 +197,7 @@ def test_every_permission_names_what_it_is_for():
     assert met == WIDE.keys()
 
 
-def test_policies_of_resources_name_what_they_are_for_and_whom():
+def test_resource_policies_name_resource_and_principal():
     met = set()
     for chosen, source in every_template():
         for name, one in other_policies(source):
@@ -230,11 +230,11 @@ def test_an_endpoint_lets_nothing_through_that_the_role_behind_it_may_not():
                 assert set(listed(one["Action"])) <= allowed[role], (chosen, name)
 
 
-def test_a_functions_own_code_cannot_use_what_lambda_needs_for_the_network():
+def test_function_code_cannot_use_lambdas_network_permissions():
     for name, properties in roles(template("function", "valkey", "push")):
-        found = statements(properties)
-        denied = [one for one in found if one["Effect"] == "Deny"]
-        network = {action for one in found for action in listed(one["Action"]) if action.startswith("ec2:")}
+        allowed = statements(properties)
+        denied = [one for one in allowed if one["Effect"] == "Deny"]
+        network = {action for one in allowed for action in listed(one["Action"]) if action.startswith("ec2:")}
         assert name == "MachineRole" or (
             [set(one["Action"]) for one in denied] == [network]
             and denied[0]["Condition"] == {"Null": {"lambda:SourceFunctionArn": "false"}}
@@ -289,7 +289,7 @@ def test_an_instance_may_read_its_own_code_and_the_weights_of_its_plans():
     assert sorted(read) == sorted(set(layers) - {"WorkerLayer"})
 
 
-def test_what_a_provisioner_calls_is_what_drivers_may():
+def test_drivers_may_make_exactly_the_provisioners_calls():
     text = inspect.getsource(auto_scaling)
     services = {"autoscaling": "autoscaling", "ec2": "ec2"}
     called = {
@@ -345,13 +345,13 @@ def seaweed():
         yield server
 
 
-def test_a_bucket_is_asked_for_just_what_roles_may(seaweed, monkeypatch):
+def test_s3_requests_use_exactly_the_granted_actions(seaweed, monkeypatch):
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
-    asked, send, failing = set(), S3Http._send, []
+    actions, send, failing = set(), S3Http._send, []
 
     def recorded(http, request):
-        asked.add(permission(request))
+        actions.add(permission(request))
         if failing and request.query.startswith("partNumber="):
             raise StoreUnavailableError("on purpose")
         return send(http, request)
@@ -359,7 +359,7 @@ def test_a_bucket_is_asked_for_just_what_roles_may(seaweed, monkeypatch):
     monkeypatch.setattr(S3Http, "_send", recorded)
     limits = Limits(multipart_from=100, part=64)
     for role, more in (("WorkerRole", set()), ("WorkerRole", {"s3:DeleteObject"}), ("DriverRole", {"s3:DeleteObject"})):
-        asked.clear()
+        actions.clear()
         with S3Store(seaweed.url, limits=limits) as store:
             work(store, driving=role == "DriverRole")
             failing.append(True)
@@ -375,10 +375,10 @@ def test_a_bucket_is_asked_for_just_what_roles_may(seaweed, monkeypatch):
             for action in listed(one["Action"])
             if action.startswith("s3:")
         }
-        assert asked == granted
+        assert actions == granted
 
 
-def test_a_cache_lets_its_user_do_just_what_we_do():
+def test_the_cache_user_may_run_exactly_our_commands():
     access = template("function", "valkey", "push")["Resources"]["CacheUser"]["Properties"]["AccessString"].split()
     with RedisCluster(nodes=2) as cluster:
         for node in range(2):
@@ -400,7 +400,7 @@ def test_a_cache_lets_its_user_do_just_what_we_do():
     assert used - own == allowed - moved
 
 
-def test_nobody_but_the_applications_user_logs_in():
+def test_only_the_applications_user_may_log_in():
     source = template("fleet", "redis", "push")
     users = of_type(source, "AWS::ElastiCache::User")
     assert {name: user["Properties"]["AuthenticationMode"]["Type"] for name, user in users.items()} == {

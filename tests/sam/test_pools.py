@@ -51,20 +51,27 @@ def test_a_group_is_empty_until_drivers_want_it_and_no_update_changes_its_size(s
     assert source["Parameters"]["MaxGpuInstances"]["Default"] == POOL.most
 
 
-def test_drivers_are_told_the_pool_of_the_plan_that_they_serve(source):
+def test_drivers_get_the_pool_of_their_plan(source):
     for serving, digest in (("current", CURRENT), (CURRENT, CURRENT), (PREVIOUS, PREVIOUS)):
-        told, _ = environment(source, serving)
-        assert told["SERFER_PLAN"] == f"plans/{digest}"
-        assert (told["SERFER_ROUTE"], told["SERFER_SCENARIO_FILE"]) == ("auto", f"plans/{digest}/scenario.toml")
-        assert told["SERFER_INSTANCES"] == {"Fn::Sub": f"ec2:{pool_name(digest)}"}
+        variables, _ = environment(source, serving)
+        assert variables["SERFER_PLAN"] == f"plans/{digest}"
+        assert (variables["SERFER_ROUTE"], variables["SERFER_SCENARIO_FILE"]) == (
+            "auto",
+            f"plans/{digest}/scenario.toml",
+        )
+        assert variables["SERFER_INSTANCES"] == {"Fn::Sub": f"ec2:{pool_name(digest)}"}
 
 
 def test_a_plan_without_a_scenario_has_no_pool_and_its_drivers_none():
     source = make_template(options(*POOLED, gpu=POOL), plans(), pooled={CURRENT})
     assert f"GpuGroup{CURRENT}" in source["Resources"]
     assert f"GpuGroup{PREVIOUS}" not in source["Resources"]
-    told, _ = environment(source, PREVIOUS)
-    assert (told["SERFER_ROUTE"], told["SERFER_INSTANCES"], told["SERFER_SCENARIO_FILE"]) == ("serverless", "", "")
+    variables, _ = environment(source, PREVIOUS)
+    assert (variables["SERFER_ROUTE"], variables["SERFER_INSTANCES"], variables["SERFER_SCENARIO_FILE"]) == (
+        "serverless",
+        "",
+        "",
+    )
 
 
 def script(source, digest):
@@ -98,12 +105,12 @@ def test_a_warm_pool_is_stopped_and_as_large_as_was_chosen(source):
     assert not of_type(template(*POOLED, gpu=GpuPool("g6.xlarge", 4)), "AWS::AutoScaling::WarmPool")
 
 
-def test_of_every_resource_it_is_known_what_it_costs_and_who_may_make_it(source):
+def test_every_resource_type_has_a_cost_and_a_permission(source):
     assert unpriced(source) == []
-    assert unlisted(said["Type"] for said in source["Resources"].values()) == []
+    assert unlisted(resource["Type"] for resource in source["Resources"].values()) == []
 
 
-def test_an_idle_pool_costs_its_endpoints_and_the_disks_of_what_is_kept_warm():
+def test_an_idle_pool_costs_its_endpoints_and_warm_disks():
     chosen = [small_options(drivers="fleet", gpu=gpu) for gpu in (None, GpuPool("g6.xlarge", 4, 3))]
     without, pooled = ({line.item: line.usd for line in lines(one)} for one in chosen)
     assert pooled.pop("disks of the GPU pool's stopped instances") == pytest.approx(3 * 100 * 0.08)
@@ -115,13 +122,13 @@ def lines(chosen):
     return fixed_costs(make_template(chosen, [small_plan()]), FACTS)
 
 
-def test_a_bill_says_what_an_instance_costs_an_hour(tmp_path):
+def test_a_bill_notes_the_hourly_cost_of_an_instance(tmp_path):
     chosen = small_options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
     source = make_template(chosen, [small_plan()])
-    found = bill(deployed(small_plan(), chosen, FACTS, source), source)
-    assert found.as_dict()["gpu_usd_per_hour"] == 0.8048
-    assert any("g6.xlarge, costs $0.8048 an hour while it is on" in said for said in found.assumed)
-    assert any("at most 4 are, $3.22 an hour" in said for said in found.assumed)
+    priced = bill(deployed(small_plan(), chosen, FACTS, source), source)
+    assert priced.as_dict()["gpu_usd_per_hour"] == 0.8048
+    assert any("g6.xlarge, costs $0.8048 an hour while it is on" in note for note in priced.assumed)
+    assert any("at most 4 are, $3.22 an hour" in note for note in priced.assumed)
     place = build(tmp_path / "b", drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
     assert price_build(place, FACTS, burst=1).as_dict()["options"]["gpu"]["instance_type"] == "g6.xlarge"
     assert len(compare_build(place, FACTS, [1000])) == 32
@@ -132,8 +139,8 @@ def test_a_pools_registry_in_a_bucket_is_priced_and_noted(store, usd):
     """An idle fleet of two drivers pays S3 for each read and each write of the registry."""
     chosen = small_options(drivers="fleet", store=store, gpu=POOL)
     source = make_template(chosen, [small_plan()])
-    found = bill(deployed(small_plan(), chosen, FACTS, source), source)
-    priced = [line for line in found.idle if line.item.startswith("pool registry")]
+    total = bill(deployed(small_plan(), chosen, FACTS, source), source)
+    priced = [line for line in total.idle if line.item.startswith("pool registry")]
     assert sum(line.usd for line in priced) == pytest.approx(usd, rel=0.1)
     month = 730 * 3600
     assert [line.quantity for line in priced[:1]] == ([2 * REQUESTS_PER_S.reads * month] if usd else [])

@@ -19,7 +19,7 @@ def with_first(**changes):
     return replace(small_plan(), stages=(replace(first, **changes), last))
 
 
-def test_what_aws_takes_is_let_through(monkeypatch):
+def test_deployable_plans_are_accepted(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     for store in ("s3", "s3express", "valkey"):
         assert check_deployable(small_plan(), options(store=store), FACTS) == []
@@ -53,18 +53,18 @@ def test_what_aws_takes_is_let_through(monkeypatch):
         ),
     ],
 )
-def test_what_aws_would_refuse_is_told_with_the_option(plan, choices, words):
+def test_plans_that_aws_refuses_are_refused_with_the_option(plan, choices, words):
     with pytest.raises(UsageError, match=re.sub(r"([.(])(?!\*)", r"\\\1", words)):
         check_deployable(plan, options(**choices), FACTS)
 
 
-def test_a_function_that_is_too_large_is_told():
+def test_an_oversized_function_is_refused():
     limit = replace(small_plan().limit, dependencies=FACTS.functions.package_limit)
     with pytest.raises(UsageError, match=r"stage-0/0 has .* a function may have 262,144,000: .*--limit-mb"):
         check_deployable(replace(small_plan(), limit=limit), options(), FACTS)
 
 
-def test_what_an_account_may_have_to_ask_for_is_said():
+def test_quotas_to_be_raised_are_noted():
     [memory] = check_deployable(with_first(memory_mb=4000), options(), FACTS)
     assert "stage-0 has 4,000 MB; new accounts may have 3,008 MB" in memory
     assert "--memory 3008" in memory
@@ -85,7 +85,7 @@ def test_a_stack_has_as_many_resources_as_it_may():
         check_template(template, short)
 
 
-def test_what_sam_puts_in_is_counted():
+def test_resources_that_sam_adds_are_counted():
     function = {"Type": "AWS::Serverless::Function", "Properties": {}}
     live = {"Type": "AWS::Serverless::Function", "Properties": {"AutoPublishAlias": "live", "Role": "r"}}
     assert stack_resources({"Resources": {"A": function, "B": live}}) == 2 + 3

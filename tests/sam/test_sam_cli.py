@@ -42,7 +42,7 @@ def test_sam_validates_it(chosen, more, tmp_path):
     assert "is a valid SAM Template" in checked.stdout
 
 
-def test_sam_sees_what_is_wrong(tmp_path):
+def test_sam_reports_an_invalid_template(tmp_path):
     wrong = template()
     wrong["Resources"]["DriverFunction"]["Properties"]["Layers"] = [{"Ref": "Nothing"}]
     assert validate(wrong, tmp_path, "--lint").returncode == 1

@@ -22,7 +22,7 @@ def text(cache, worker, driver):
     return dump_sbom(OPTIONS, [PLAN], cache)
 
 
-def test_it_is_what_cyclonedx_says_it_should_be(text):
+def test_the_sbom_is_valid_cyclonedx(text):
     validator = make_schemabased_validator(OutputFormat.JSON, SchemaVersion.V1_6)
     assert validator.validate_str(text) is None
 

@@ -13,7 +13,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from tests.core.plans import small_plan
 from tests.sam.builds import options
-from tests.sam.test_cost import found
+from tests.sam.test_cost import deployed_with
 
 FACTS = shipped_aws()
 POOLED = options(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
@@ -44,7 +44,7 @@ def made(profile, plan=None, chosen=POOLED):
 
 
 def test_functions_are_as_the_cost_model_predicts_them(profile):
-    scenario, usage = made(profile()), query_usage(found(drivers="fleet")[0])
+    scenario, usage = made(profile()), query_usage(deployed_with(drivers="fleet")[0])
     functions = scenario.serverless
     assert functions.latency_ms == pytest.approx(1000 * usage.seconds)
     assert functions.cold_ms > 1000 * FACTS.functions.init
@@ -54,15 +54,15 @@ def test_functions_are_as_the_cost_model_predicts_them(profile):
     assert scenario.slo_ms == 200.0
 
 
-def test_what_is_paid_whatever_the_target_is_not_a_cost_of_functions(profile):
-    deployed = found(drivers="fleet")[0]
+def test_costs_common_to_both_targets_are_not_function_costs(profile):
+    deployed = deployed_with(drivers="fleet")[0]
     lines = {line.item: line.usd for line in query_usage(deployed).lines}
     either_way = sum(lines[item] for item in ("balancer's capacity", "web ACL", "logs taken in", "answers out"))
     assert serverless_usd(deployed) == pytest.approx(sum(lines.values()) - either_way)
     assert made(profile()).serverless.usd_per_query == serverless_usd(deployed)
 
 
-def test_an_instance_is_as_fast_as_it_was_measured_and_costs_what_the_price_data_say(profile):
+def test_an_instance_has_its_measured_speed_and_listed_price(profile):
     kind = made(profile()).instance
     assert (kind.name, kind.qps, kind.boot_s, kind.batches) == ("g6.xlarge", 123.5, 150.0, ((1, 5.25), (8, 21.0)))
     assert kind.usd_per_hour == FACTS.instances["g6.xlarge"]
@@ -70,7 +70,7 @@ def test_an_instance_is_as_fast_as_it_was_measured_and_costs_what_the_price_data
     assert profile(TUNED.replace("# usd", "usd_per_hour = 1 # "), facts=dear).instance.usd_per_hour == 9.0
 
 
-def test_reserved_concurrency_bounds_what_functions_take_at_once(profile):
+def test_reserved_concurrency_bounds_the_functions_queries(profile):
     assert made(profile(), chosen=replace(POOLED, reserved_concurrency=9)).serverless.concurrency == 4
     assert made(profile(), chosen=replace(POOLED, reserved_concurrency=1)).serverless.concurrency == 1
 
@@ -112,7 +112,7 @@ def test_choices_that_do_not_go_together_are_refused(profile, change, words):
         ("#" * 70_000, "more than 65,536 bytes"),
     ],
 )
-def test_what_is_no_profile_is_refused_by_name(profile, text, words):
+def test_an_invalid_profile_is_refused_by_name(profile, text, words):
     with pytest.raises(InputError, match=f"--gpu-profile .*profile.toml: .*{words}") as caught:
         profile(text)
     assert "\n" not in str(caught.value)

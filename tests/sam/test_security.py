@@ -12,7 +12,7 @@ EVERYWHERE = "0.0.0.0/0"
 SECRET = re.compile(r"(?i)secret|password|token|credential|private_?key|access_?key")
 
 
-def test_what_is_kept_is_encrypted_and_nobody_elses():
+def test_stored_data_is_encrypted_and_private():
     for _chosen, source in every_template():
         for bucket in of_type(source, "AWS::S3::Bucket").values():
             properties = bucket["Properties"]
@@ -61,7 +61,7 @@ def test_only_the_balancer_is_reached_from_outside_and_by_https():
         )
 
 
-def test_groups_let_out_what_is_named():
+def test_security_groups_allow_only_listed_egress():
     for chosen, source in every_template():
         outward = [
             (name, rule["IpProtocol"], rule["ToPort"], rule.get("CidrIp"))
@@ -89,8 +89,8 @@ def test_private_subnets_have_no_way_out_and_nothing_gets_a_public_address():
             assert route["Properties"]["RouteTableId"] == {"Ref": "PublicRoutes"}
         for subnet in of_type(source, "AWS::EC2::Subnet").values():
             assert subnet["Properties"]["MapPublicIpOnLaunch"] is False
-        for found in of_type(source, "AWS::EC2::LaunchTemplate").values():
-            (interface,) = found["Properties"]["LaunchTemplateData"]["NetworkInterfaces"]
+        for resource in of_type(source, "AWS::EC2::LaunchTemplate").values():
+            (interface,) = resource["Properties"]["LaunchTemplateData"]["NetworkInterfaces"]
             assert interface["AssociatePublicIpAddress"] is False
         for group in of_type(source, "AWS::AutoScaling::AutoScalingGroup").values():
             subnets = [subnet["Ref"] for subnet in group["Properties"]["VPCZoneIdentifier"]]
@@ -98,9 +98,9 @@ def test_private_subnets_have_no_way_out_and_nothing_gets_a_public_address():
 
 
 def test_instances_want_signed_questions_for_their_metadata_and_have_no_key_pair():
-    found = of_type(template(*POOLED, gpu=POOL), "AWS::EC2::LaunchTemplate")
-    assert len(found) == 3  # the drivers', and one of each plan
-    for one in found.values():
+    launched = of_type(template(*POOLED, gpu=POOL), "AWS::EC2::LaunchTemplate")
+    assert len(launched) == 3  # the drivers', and one of each plan
+    for one in launched.values():
         data = one["Properties"]["LaunchTemplateData"]
         assert data["MetadataOptions"]["HttpTokens"] == "required"
         assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
@@ -137,7 +137,7 @@ def test_the_api_wants_a_key_for_everything_throttles_and_logs_no_request():
     assert permission["Properties"]["SourceArn"]["Fn::Sub"].endswith(":${Api}/v/*")
 
 
-def test_the_balancers_firewall_throttles_and_refuses_what_is_malformed():
+def test_the_balancers_firewall_throttles_and_refuses_malformed_requests():
     source = template("fleet", "s3", "push")
     (rule,) = source["Resources"]["Firewall"]["Properties"]["Rules"]
     assert rule["Action"].keys() == {"Block"}
@@ -177,7 +177,7 @@ def test_logs_go_after_their_time_and_to_groups_of_the_stack():
             assert function["Properties"]["LoggingConfig"]["LogGroup"]["Ref"] in groups
 
 
-def test_nothing_stays_when_the_stack_goes():
+def test_nothing_remains_after_stack_deletion():
     for _chosen, source in every_template():
         for name, resource in source["Resources"].items():
             assert resource.get("DeletionPolicy", "Delete") == "Delete", name
@@ -186,7 +186,7 @@ def test_nothing_stays_when_the_stack_goes():
             assert cache["Properties"]["SnapshotRetentionLimit"] == 0
 
 
-def test_what_is_stored_expires_and_what_may_be_spent_is_bounded():
+def test_stored_data_expires_and_spending_is_bounded():
     for chosen, source in every_template():
         store = source["Resources"].get("StoreBucket") or source["Resources"].get("StoreDirectory")
         if store:
@@ -199,7 +199,7 @@ def test_what_is_stored_expires_and_what_may_be_spent_is_bounded():
             assert limits["ECPUPerSecond"]["Maximum"] == {"Ref": "CacheUnitsPerSecond"}
 
 
-def test_alarms_cost_nothing_unless_asked_for_and_name_their_entry_in_the_runbook():
+def test_alarms_are_optional_and_name_their_runbook_entry():
     dear = ("AWS::CloudWatch::Alarm", "AWS::Logs::MetricFilter", "AWS::SNS::Topic", "AWS::KMS::Key")
     for _chosen, source in every_template():
         for name, resource in source["Resources"].items():
@@ -247,8 +247,8 @@ def test_an_instances_log_is_cut_off_each_hour_and_sent_to_its_group(kind, tmp_p
     agent.chmod(0o755)
     moved = re.sub(r"(?<=[ :])/(etc|opt)/", rf"{tmp_path}/\1/", logs)
     subprocess.run([shutil.which("bash"), "-euc", moved], check=True)
-    told = json.loads((tmp_path / "opt/serfer/agent.json").read_text(encoding="utf-8"))
-    [one] = told["logs"]["logs_collected"]["files"]["collect_list"]
+    document = json.loads((tmp_path / "opt/serfer/agent.json").read_text(encoding="utf-8"))
+    [one] = document["logs"]["logs_collected"]["files"]["collect_list"]
     assert (one["log_group_name"], one["log_stream_name"]) == ("something", "{instance_id}")
     assert one["file_path"] in text.replace(logs, "")  # what the unit writes
     assert (tmp_path / "etc/logrotate.d/serfer").read_text(encoding="utf-8").startswith(f"{one['file_path']} {{\n")
@@ -259,18 +259,18 @@ def test_an_instances_log_is_cut_off_each_hour_and_sent_to_its_group(kind, tmp_p
 @pytest.mark.parametrize("refused", [False, True], ids=["in-its-group", "in-the-warm-pool"])
 def test_an_instance_that_cannot_serve_is_not_replaced_by_another_one(refused, tmp_path):
     text = script(GPU).replace("/opt/serfer", str(tmp_path))
-    for name, said in re.findall(rf"cat > {tmp_path}/(\w+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE):
-        (tmp_path / name).write_text(said, encoding="utf-8")
+    for name, written in re.findall(rf"cat > {tmp_path}/(\w+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(written, encoding="utf-8")
     (tmp_path / "metadata").write_text("#!/bin/bash\necho i-1 of $1\n", encoding="utf-8")
-    aws = f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\n[[ $2 != terminate* || -z "{"x" * refused}" ]]\n'
+    aws = f'#!/bin/bash\necho "$@" >> {tmp_path}/calls\n[[ $2 != terminate* || -z "{"x" * refused}" ]]\n'
     (tmp_path / "aws").write_text(aws, encoding="utf-8")
     for name in ("metadata", "aws", "tell", "failed"):
         (tmp_path / name).chmod(0o755)
     trap = re.search("^trap .* ERR$", text, re.MULTILINE)[0]
     stopped = f"set -Eeuo pipefail\n{trap}\nfalse\nexit 0\n"
-    found = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert subprocess.run([shutil.which("bash"), "-c", stopped], env=found, check=False).returncode != 0
-    first, *more = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert subprocess.run([shutil.which("bash"), "-c", stopped], env=environ, check=False).returncode != 0
+    first, *more = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
     assert first.startswith("autoscaling terminate-instance-in-auto-scaling-group --should-decrement-desired-capacity")
     assert "--instance-id i-1 of instance-id" in first
     assert [line.split()[-1] for line in more] == ["ABANDON"] * refused

@@ -48,41 +48,41 @@ def by_name(facts):
     return {fact.name: fact.value for fact in facts}
 
 
-def test_an_invocation_is_what_a_round_trip_takes_besides_its_task():
+def test_an_invocation_is_the_round_trip_without_the_task():
     warm = [sample(0.010 + overhead) for overhead in (0.030, 0.020, 0.025)]
-    found = by_name(facts_of([], warm, 0, "s3"))
-    assert found == {"lambda.invoke_floor": pytest.approx(0.020), "lambda.invoke_tail": pytest.approx(0.005)}
+    facts = by_name(facts_of([], warm, 0, "s3"))
+    assert facts == {"lambda.invoke_floor": pytest.approx(0.020), "lambda.invoke_tail": pytest.approx(0.005)}
 
 
 def test_a_cold_start_is_its_init_and_the_sessions_that_weights_become():
     cold = [sample(1, init_ms=init, compute_ms=510) for init in (400, 600, 500)]
-    found = by_name(facts_of(cold, [sample(0.1)] * 2, 100_000_000, "s3"))
-    assert found["lambda.init"] == pytest.approx(0.5)
-    assert found["lambda.load_rate"] == pytest.approx(100_000_000 / 0.5)
+    facts = by_name(facts_of(cold, [sample(0.1)] * 2, 100_000_000, "s3"))
+    assert facts["lambda.init"] == pytest.approx(0.5)
+    assert facts["lambda.load_rate"] == pytest.approx(100_000_000 / 0.5)
     assert "lambda.load_rate" not in by_name(facts_of(cold, [sample(0.1)] * 2, 999_999, "s3"))
 
 
 def test_a_store_is_a_latency_and_a_bandwidth_over_the_sizes_that_moved():
     warm = [sample(1, read=(size, 20 + size / 1e5), write=(size // 2, 20 + size / 2e5)) for size in (10_000, 4_000_000)]
-    found = by_name(facts_of([], warm, 0, "s3express"))
-    assert found["s3express.request_latency"] == pytest.approx(0.020)
-    assert found["lambda.bandwidth"] == pytest.approx(1e8)
+    facts = by_name(facts_of([], warm, 0, "s3express"))
+    assert facts["s3express.request_latency"] == pytest.approx(0.020)
+    assert facts["lambda.bandwidth"] == pytest.approx(1e8)
 
 
-def test_what_noise_makes_impossible_is_left_out():
+def test_non_positive_measurements_are_left_out():
     warm = [sample(0.005), sample(0.020, read=(1000, 50.0)), sample(0.020, read=(4000, 1.0))]
-    found = by_name(facts_of([], warm, 0, "s3"))
-    assert set(found) == {"lambda.invoke_tail", "s3.request_latency"}  # no floor below 0, no bandwidth that falls
+    facts = by_name(facts_of([], warm, 0, "s3"))
+    assert set(facts) == {"lambda.invoke_tail", "s3.request_latency"}  # no floor below 0, no bandwidth that falls
 
 
 def test_the_file_is_one_for_serfer_aws_file_and_says_where_it_was_measured():
     shipped = shipped_aws()
     facts = [Fact("lambda.init", 0.25, 3), Fact("s3.request_latency", 0.012, 60)]
     text = dump_facts(facts, shipped.sources, 'eu-west-1, a "model"', "2026-11-22")
-    found = parse_aws(text, shipped)
-    assert (found.functions.init, found.s3.request_latency) == (0.25, 0.012)
-    assert found.functions.load_rate == shipped.functions.load_rate
-    source = found.sources["lambda.init"]
+    parsed = parse_aws(text, shipped)
+    assert (parsed.functions.init, parsed.s3.request_latency) == (0.25, 0.012)
+    assert parsed.functions.load_rate == shipped.functions.load_rate
+    source = parsed.sources["lambda.init"]
     assert (source.tag, source.date) == ("M", "2026-11-22")
     assert "eu-west-1" in source.unit
 
@@ -96,7 +96,7 @@ def test_a_budget_stops_when_it_is_spent():
 
 
 @pytest.mark.parametrize(
-    ("choices", "more", "said"),
+    ("choices", "more", "message"),
     [
         ({}, {"most_usd": 1e-9}, "estimated at .* more than MAX_USD=1e-09"),
         ({}, {"most_usd": float("nan")}, "MAX_USD is a number of dollars above 0"),
@@ -105,9 +105,9 @@ def test_a_budget_stops_when_it_is_spent():
         ({"store": "valkey"}, {}, "--store s3 or s3express, not function and valkey"),
     ],
 )
-def test_what_cannot_be_measured_or_paid_is_refused_before_anything_is_deployed(tmp_path, choices, more, said):
+def test_unmeasurable_or_too_expensive_runs_are_refused_before_deploying(tmp_path, choices, more, message):
     order = order_of(tmp_path, **choices)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         smoke.planned(replace(order, **more), Settings())
 
 
@@ -137,7 +137,7 @@ def stacks(session):
 
 @pytest.mark.parametrize("error", [TaskFailedError("no answer"), KeyboardInterrupt()], ids=["failure", "Ctrl-C"])
 @pytest.mark.parametrize("step", ["_deploy", "_ask", "_probe"])
-def test_the_stack_goes_however_the_run_ends(tmp_path, monkeypatch, aws, step, error):
+def test_the_stack_is_deleted_after_any_run(tmp_path, monkeypatch, aws, step, error):
     def deploy(_run):
         tags = [{"Key": "serfer:stack", "Value": STACK}]
         aws.client("cloudformation").create_stack(StackName=STACK, TemplateBody=TEMPLATE, Tags=tags)
@@ -150,16 +150,16 @@ def test_the_stack_goes_however_the_run_ends(tmp_path, monkeypatch, aws, step, e
     for name in ("_deploy", "_ask", "_probe"):
         monkeypatch.setattr(smoke, name, deploy if name == "_deploy" else lambda *_: None)
     monkeypatch.setattr(smoke, step, fail)
-    order, said = order_of(tmp_path), []
+    order, lines = order_of(tmp_path), []
     with pytest.raises(type(error)):
-        smoke.smoke(order, Settings(), aws, said.append)
+        smoke.smoke(order, Settings(), aws, lines.append)
     assert stacks(aws) == []
     assert aws.client("s3").list_buckets()["Buckets"] == []
-    assert any(line.startswith("spent: $0.0") for line in said)
+    assert any(line.startswith("spent: $0.0") for line in lines)
     assert not order.out.exists()
 
 
-def test_a_run_that_fails_before_there_is_a_stack_tells_why(tmp_path, monkeypatch, aws):
+def test_a_run_that_fails_before_its_stack_exists_reports_the_reason(tmp_path, monkeypatch, aws):
     def fail(_run):
         raise TaskFailedError("sam build ended with 1")
 
@@ -220,7 +220,7 @@ needs_sam = pytest.mark.skipif(not SAM.exists(), reason="make setup did not get 
 
 @needs_sam
 @pytest.mark.deploy
-def test_a_run_measures_what_serfer_cost_then_uses_and_leaves_nothing(account, aws_smoke, packaged, tmp_path):
+def test_a_run_measures_facts_for_serfer_cost_and_leaves_nothing(account, aws_smoke, packaged, tmp_path):
     out = tmp_path / "aws.toml"
     done = aws_smoke(out)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -241,8 +241,8 @@ def test_a_run_measures_what_serfer_cost_then_uses_and_leaves_nothing(account, a
         for variables in ({}, {"SERFER_AWS_FILE": str(out)})
     ]
     assert costs[0] != costs[1]
-    found = left(account)
-    assert (found.buckets, found.keys, found.functions) == ([], [], [])
+    remaining = left(account)
+    assert (remaining.buckets, remaining.keys, remaining.functions) == ([], [], [])
 
 
 @needs_sam
@@ -261,5 +261,5 @@ def test_a_deployment_that_does_not_answer_is_deleted_as_well(account, aws_smoke
     assert done.returncode == 2, done.stderr[-2000:]  # make's, for whatever failed
     assert "demo-smoke is gone" in done.stderr
     assert not (tmp_path / "aws.toml").exists()
-    found = left(account)
-    assert (found.buckets, found.keys, found.functions) == ([], [], [])
+    remaining = left(account)
+    assert (remaining.buckets, remaining.keys, remaining.functions) == ([], [], [])

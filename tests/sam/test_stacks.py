@@ -41,9 +41,9 @@ def session(server, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(stacks, "_WAIT_S", 0.05)
-    found = boto3.session.Session()
-    yield found
-    formation = found.client("cloudformation")
+    opened = boto3.session.Session()
+    yield opened
+    formation = opened.client("cloudformation")
     for one in formation.describe_stacks()["Stacks"]:
         formation.delete_stack(StackName=one["StackName"])
         waiter = formation.get_waiter("stack_delete_complete")
@@ -115,12 +115,12 @@ def deployed(session, packed, plans, tmp_path):
         client.delete_function(FunctionName=one["FunctionName"])
 
 
-def test_a_new_directory_does_not_delete_what_a_stack_serves(deployed, packed, plans, tmp_path, capsys):
+def test_a_new_directory_does_not_delete_the_served_plan(deployed, packed, plans, tmp_path, capsys):
     packed(plans[1])
     assert main(["check", str(tmp_path / "build"), "dev"]) == 2
-    said = capsys.readouterr().err
-    assert f"test-dev serves the plan {deployed}" in said
-    assert "--previous-of test-dev" in said
+    message = capsys.readouterr().err
+    assert f"test-dev serves the plan {deployed}" in message
+    assert "--previous-of test-dev" in message
     assert main(["check", str(tmp_path / "build"), "prod"]) == 0  # a stack that there is not yet
 
 
@@ -157,7 +157,7 @@ def test_weights_that_are_not_the_plans_are_refused(session, packed, plans):
         packed(plans[1], previous_of="test-dev")
 
 
-def test_a_stack_that_is_missing_or_has_another_store_is_told(session, packed, plans, monkeypatch):
+def test_a_missing_stack_or_another_store_is_refused(session, packed, plans, monkeypatch):
     with pytest.raises(UsageError, match="no stack test-dev in us-east-1"):
         packed(plans[1], previous_of="test-dev")
     deploy(session, "test-dev", digests(plans[:1]))
@@ -175,47 +175,47 @@ def test_an_update_that_changes_the_store_is_refused(session, tmp_path, capsys):
 
 
 @pytest.fixture
-def told(tmp_path):
+def samconfig_only(tmp_path):
     """A BUILD directory of which nothing but the settings of SAM CLI are at hand."""
     (tmp_path / FILE).write_bytes(samconfig(options()))
     return str(tmp_path)
 
 
 def outputs(session, stack):
-    [found] = session.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
-    return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+    [described] = session.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+    return {each["OutputKey"]: each["OutputValue"] for each in described["Outputs"]}
 
 
-def test_going_back_is_to_what_the_stack_served_whatever_the_directory_holds(session, told, capsys):
+def test_rollback_restores_the_stacks_previous_plan(session, samconfig_only, capsys):
     """One directory for dev and prod: prod went back to a plan that only dev had served."""
     one, two, three = "1" * 12, "2" * 12, "3" * 12
     for plans_ in ([one], [two, one], [three, two]):
         deploy(session, "demo-dev", plans_)
     deploy(session, "demo-prod", [one])
     deploy(session, "demo-prod", [three, one], Days="30")
-    assert main(["rollback", told, "prod"]) == 0
+    assert main(["rollback", samconfig_only, "prod"]) == 0
     assert outputs(session, "demo-prod")["Serving"] == one
     assert outputs(session, "demo-prod")["Days"] == "30"  # the other parameters stay what they are
     assert outputs(session, "demo-dev")["Serving"] == three
-    assert main(["rollback", told, "prod"]) == 2
+    assert main(["rollback", samconfig_only, "prod"]) == 2
     assert f"demo-prod went back to {one} already" in capsys.readouterr().err
 
 
-def test_a_stack_with_nothing_to_go_back_to_is_left_alone(session, told, capsys):
+def test_rollback_without_a_previous_plan_changes_nothing(session, samconfig_only, capsys):
     one, two = "1" * 12, "2" * 12
     deploy(session, "demo-dev", [one])
-    assert main(["rollback", told, "dev"]) == 2
+    assert main(["rollback", samconfig_only, "dev"]) == 2
     assert "there is none to go back to" in capsys.readouterr().err
     deploy(session, "demo-prod", [two, one])
-    assert main(["rollback", told, "prod"]) == 2
+    assert main(["rollback", samconfig_only, "prod"]) == 2
     assert f"has never served {one}" in capsys.readouterr().err
     deploy(session, "demo-prod", [two, one], Days="30")  # an update of nothing but a parameter
-    assert main(["rollback", told, "prod"]) == 2
+    assert main(["rollback", samconfig_only, "prod"]) == 2
     assert f"has never served {one}" in capsys.readouterr().err
     assert outputs(session, "demo-prod")["Serving"] == two
 
 
-def test_a_package_that_is_none_is_refused(session, monkeypatch):
+def test_an_invalid_package_is_refused(session, monkeypatch):
     monkeypatch.setattr(fetch, "_MOST_PACKAGE_BYTES", 10)
     bucket = session.client("s3")
     bucket.create_bucket(Bucket="packages")

@@ -44,8 +44,8 @@ def session(monkeypatch):
 def made(session, name, tag="serfer:stack", **buckets):
     formation = session.client("cloudformation")
     formation.create_stack(StackName=name, TemplateBody=template(**buckets), Tags=[{"Key": tag, "Value": name}])
-    found = formation.describe_stack_resources(StackName=name)["StackResources"]
-    return {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in found}
+    made = formation.describe_stack_resources(StackName=name)["StackResources"]
+    return {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in made}
 
 
 def filled(session, bucket, *keys):
@@ -66,13 +66,13 @@ def test_a_stack_with_full_buckets_is_deleted(session):
     filled(session, buckets["Logs"], "x", "x", "x")
     store.delete_object(Bucket=buckets["Logs"], Key="x")
     store.create_multipart_upload(Bucket=buckets["Store"], Key="half")
-    said = []
-    teardown.tear_down(STACK, session, said.append)
+    lines = []
+    teardown.tear_down(STACK, session, lines.append)
     assert store.list_buckets()["Buckets"] == []
-    assert len([line for line in said if line.startswith("emptying")]) == 2
+    assert len([line for line in lines if line.startswith("emptying")]) == 2
 
 
-def test_every_upload_that_was_begun_is_aborted(session):
+def test_unfinished_uploads_are_aborted(session):
     """A bucket with more uploads than one page of S3's list could not be deleted at first."""
     store = filled(session, made(session, STACK, Store={})["Store"])
     bucket = store.list_buckets()["Buckets"][0]["Name"]
@@ -96,7 +96,7 @@ def test_every_upload_that_was_begun_is_aborted(session):
         stubber.assert_no_pending_responses()
 
 
-def test_what_sam_uploaded_for_this_stack_goes_and_nothing_else(session):
+def test_only_this_stacks_sam_uploads_are_deleted(session):
     bucket = made(session, "aws-sam-cli-managed-default", SamCliSourceBucket={})["SamCliSourceBucket"]
     store = filled(session, bucket, f"{STACK}/code", f"{STACK}/template", "demo-dev2/code", "other")
     made(session, STACK, Store={})
@@ -104,7 +104,7 @@ def test_what_sam_uploaded_for_this_stack_goes_and_nothing_else(session):
     assert listed(store, bucket) == ["demo-dev2/code", "other"]
 
 
-def test_the_command_deletes_the_stack_that_sam_was_told_of(session, tmp_path, capsys):
+def test_the_command_deletes_the_stack_of_samconfig(session, tmp_path, capsys):
     (tmp_path / "samconfig.toml").write_bytes(samconfig(Options("demo")))
     made(session, STACK, Store={})
     assert main(["teardown", str(tmp_path), "dev"]) == 0
@@ -128,7 +128,7 @@ def test_a_stack_that_is_not_there_is_named(session):
         teardown.tear_down("nowhere", session, lambda _: None)
 
 
-def test_what_cannot_be_deleted_is_named_after_three_tries(session, monkeypatch):
+def test_undeletable_resources_are_named_after_three_tries(session, monkeypatch):
     made(session, STACK, Store={})
     left = []
     monkeypatch.setattr(teardown, "_left", lambda *_: left.append(1) or ["Store"])

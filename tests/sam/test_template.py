@@ -44,7 +44,7 @@ def test_cfn_lint_finds_nothing(chosen):
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("chosen", FEW, ids="-".join)
-def test_cfn_lint_finds_nothing_in_what_sam_makes_of_it(chosen):
+def test_cfn_lint_accepts_the_transformed_template(chosen):
     """It knows more of CloudFormation's own types than of SAM's."""
     assert findings(json.dumps(translated(template(*chosen)))) == []
 
@@ -55,7 +55,7 @@ def test_cfn_lint_finds_nothing_with_snapstart_on_arm64():
     assert lint(chosen) == []
 
 
-def test_what_cfn_lint_finds_is_seen():
+def test_cfn_lint_findings_are_reported():
     """The checks above would not notice if nothing were checked."""
     wrong = template()
     wrong["Resources"]["DriverFunction"]["Properties"]["Runtime"] = "python2.5"
@@ -98,16 +98,16 @@ def test_stage_functions_are_the_plans():
     source = template(reserved_concurrency=9, architecture="arm64")
     for plan, (stage, number) in itertools.chain(*(((plan, part) for part in plan.functions) for plan in plans())):
         digest = digest12(plan)
-        found = source["Resources"][function_id(digest, stage, number)]["Properties"]
-        assert found["FunctionName"] == {"Fn::Sub": f"${{AWS::StackName}}-{digest}-{stage}-{number}"}
-        assert found["CodeUri"] == f"plans/{digest}/functions/{stage}-{number}"
-        assert found["MemorySize"] == plan.stages[stage].memory_mb
-        assert found["Layers"] == [{"Ref": "WorkerLayer"}, {"Ref": weights_id(digest, stage, number)}]
-        assert (found["Handler"], found["Runtime"]) == ("lambdas.bootstrap.handler", "python3.13")
-        assert (found["Timeout"], found["Architectures"]) == (60, ["arm64"])
-        assert found["ReservedConcurrentExecutions"] == 9
-        assert found["EventInvokeConfig"]["MaximumRetryAttempts"] == 0
-        assert found["Tags"]["serfer:plan"] == digest
+        properties = source["Resources"][function_id(digest, stage, number)]["Properties"]
+        assert properties["FunctionName"] == {"Fn::Sub": f"${{AWS::StackName}}-{digest}-{stage}-{number}"}
+        assert properties["CodeUri"] == f"plans/{digest}/functions/{stage}-{number}"
+        assert properties["MemorySize"] == plan.stages[stage].memory_mb
+        assert properties["Layers"] == [{"Ref": "WorkerLayer"}, {"Ref": weights_id(digest, stage, number)}]
+        assert (properties["Handler"], properties["Runtime"]) == ("lambdas.bootstrap.handler", "python3.13")
+        assert (properties["Timeout"], properties["Architectures"]) == (60, ["arm64"])
+        assert properties["ReservedConcurrentExecutions"] == 9
+        assert properties["EventInvokeConfig"]["MaximumRetryAttempts"] == 0
+        assert properties["Tags"]["serfer:plan"] == digest
     assert len(of_type(source, SERVERLESS)) == len(current.functions) + len(previous.functions) + 1
 
 
@@ -123,12 +123,12 @@ def environment(source, serving):
         return [chosen(item) for item in value] if isinstance(value, list) else value
 
     if "DriverFunction" in source["Resources"]:
-        told = source["Resources"]["DriverFunction"]["Properties"]["Environment"]["Variables"]
-        return chosen(told), chosen(source["Outputs"])
+        variables = source["Resources"]["DriverFunction"]["Properties"]["Environment"]["Variables"]
+        return chosen(variables), chosen(source["Outputs"])
     data = source["Resources"]["DriverTemplate"]["Properties"]["LaunchTemplateData"]["UserData"]
     lines = data["Fn::Base64"]["Fn::Sub"][1]["Environment"]["Fn::Join"][1]
-    told = {line["Fn::Join"][1][0].rstrip("="): line["Fn::Join"][1][1] for line in lines}
-    return chosen(told), chosen(source["Outputs"])
+    variables = {line["Fn::Join"][1][0].rstrip("="): line["Fn::Join"][1][1] for line in lines}
+    return chosen(variables), chosen(source["Outputs"])
 
 
 @pytest.mark.parametrize("drivers", ["function", "fleet"])
@@ -137,45 +137,47 @@ def test_serving_says_which_plan_drivers_use_and_both_have_their_functions(drive
     source = template(drivers, "s3", "stepfunctions")
     assert source["Parameters"]["Serving"]["AllowedValues"] == ["current", current, previous]
     for serving, digest in (("current", current), (current, current), (previous, previous)):
-        told, outputs = environment(source, serving)
-        assert told["SERFER_PLAN"] == f"plans/{digest}"
-        assert told["SERFER_STATE_MACHINE"] == {"Ref": machine_id(digest)} == outputs["StateMachine"]["Value"]
+        variables, outputs = environment(source, serving)
+        assert variables["SERFER_PLAN"] == f"plans/{digest}"
+        assert variables["SERFER_STATE_MACHINE"] == {"Ref": machine_id(digest)} == outputs["StateMachine"]["Value"]
         assert outputs["Serving"]["Value"] == digest
     assert source["Outputs"]["Plans"]["Value"] == f"{current},{previous}"
 
 
-def test_a_driver_is_told_what_it_needs():
+def test_a_driver_gets_its_settings():
     for chosen, source in every_template():
-        told, outputs = environment(source, "current")
+        variables, outputs = environment(source, "current")
         drivers, _, engine = chosen
-        assert told["SERFER_DRIVER"] == engine == outputs["Engine"]["Value"]
-        assert (told["SERFER_WORKERS"], told["SERFER_FUNCTION_PREFIX"]) == ("aws", {"Ref": "AWS::StackName"})
-        assert ("SERFER_STATE_MACHINE" in told) == engine.startswith("stepfunctions") == ("StateMachine" in outputs)
-        assert told["SERFER_STORE"] == outputs["Store"]["Value"]
-        assert "SERFER_FUNCTION_ALIAS" not in told
-        assert ("SERFER_KEYS_FILE" in told) == (drivers == "fleet") == ("KeysBucket" in outputs)
+        assert variables["SERFER_DRIVER"] == engine == outputs["Engine"]["Value"]
+        assert (variables["SERFER_WORKERS"], variables["SERFER_FUNCTION_PREFIX"]) == ("aws", {"Ref": "AWS::StackName"})
+        assert (
+            ("SERFER_STATE_MACHINE" in variables) == engine.startswith("stepfunctions") == ("StateMachine" in outputs)
+        )
+        assert variables["SERFER_STORE"] == outputs["Store"]["Value"]
+        assert "SERFER_FUNCTION_ALIAS" not in variables
+        assert ("SERFER_KEYS_FILE" in variables) == (drivers == "fleet") == ("KeysBucket" in outputs)
         assert ("ApiKeyId" in outputs) == (drivers == "function")
         assert {"Url", "FunctionPrefix", "Plans", "Serving"} <= outputs.keys()
 
 
 def test_workers_and_drivers_open_the_same_store():
     for _chosen, source in every_template():
-        told, _ = environment(source, "current")
+        variables, _ = environment(source, "current")
         for name, function in of_type(source, SERVERLESS).items():
             if name != "DriverFunction":
-                assert function["Properties"]["Environment"]["Variables"]["SERFER_STORE"] == told["SERFER_STORE"]
+                assert function["Properties"]["Environment"]["Variables"]["SERFER_STORE"] == variables["SERFER_STORE"]
 
 
 def test_a_body_that_a_driver_takes_fits_into_lambdas_event():
-    told, _ = environment(template(), "current")
+    variables, _ = environment(template(), "current")
     headers = 4 * 10_240  # API Gateway's limit; events have them twice, and what else there is
-    assert int(told["SERFER_API_MAX_BODY_BYTES"]) * 4 / 3 + headers < 6_291_456
+    assert int(variables["SERFER_API_MAX_BODY_BYTES"]) * 4 / 3 + headers < 6_291_456
 
 
 def test_with_snapstart_functions_are_invoked_by_their_alias():
     source = template(engine="stepfunctions-express", snapstart=True)
-    told, outputs = environment(source, "current")
-    assert told["SERFER_FUNCTION_ALIAS"] == outputs["Alias"]["Value"] == "live"
+    variables, outputs = environment(source, "current")
+    assert variables["SERFER_FUNCTION_ALIAS"] == outputs["Alias"]["Value"] == "live"
     digest = digest12(plans()[0])
     function = source["Resources"][function_id(digest, 0, 0)]["Properties"]
     assert (function["AutoPublishAlias"], function["SnapStart"]) == ("live", {"ApplyOn": "PublishedVersions"})
@@ -183,7 +185,7 @@ def test_with_snapstart_functions_are_invoked_by_their_alias():
     assert aliases[function_id(digest, 0, 0)] == {"Ref": f"{function_id(digest, 0, 0)}Aliaslive"}
 
 
-def test_snapshots_of_what_is_invoked_no_more_do_not_stay_and_bill():
+def test_snapshots_of_old_versions_are_deleted():
     versions = of_type(translated(template(snapstart=True)), "AWS::Lambda::Version")
     assert len(versions) == 2 * len(plans()[0].functions)
     assert {version["DeletionPolicy"] for version in versions.values()} == {"Delete"}
@@ -214,7 +216,7 @@ def test_a_machines_text_names_just_the_functions_that_the_template_puts_in(engi
     assert definition["TimeoutSeconds"] == (300 if engine.endswith("express") else 3600)
 
 
-def test_machines_are_sound_with_what_will_be_put_in(tmp_path):
+def test_state_machines_are_valid_after_substitution(tmp_path):
     texts = []
     for engine in ("stepfunctions", "stepfunctions-express"):
         text = json.dumps(state_machine(plans()[0], options(engine=engine)))
@@ -256,7 +258,7 @@ def test_one_plan_twice_is_refused():
         make_template(options(), [plans()[0]] * 2)
 
 
-def test_a_first_deployment_serves_its_only_plan_whatever_is_said():
+def test_a_first_deployment_serves_its_only_plan():
     source = make_template(options(), plans()[:1])
     digest = digest12(plans()[0])
     assert source["Parameters"]["Serving"]["AllowedValues"] == ["current", digest]

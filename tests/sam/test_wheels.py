@@ -83,7 +83,7 @@ def test_gpu_instances_have_the_onnx_runtime_that_is_tested_here():
     assert dump((pin,)) == lock_file(GPU).read_text()
 
 
-def test_what_is_compiled_is_locked_for_every_runtime_and_architecture():
+def test_compiled_wheels_are_locked_for_every_runtime_and_architecture():
     hashes = {pin.name: len(pin.hashes) for layer in LAYERS for pin in pins(lock_file(layer))}
     offered = len(RUNTIMES) * len(ARCHITECTURES)
     assert [hashes[name] for name in ("numpy", "onnxruntime", "pillow", "pydantic-core", "aiohttp")] == [offered] * 5
@@ -161,7 +161,7 @@ def test_symbol_versions_are_compared_as_numbers(symbols, newer):
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_without_an_index_one_line_says_what_to_do_and_no_secret(tmp_path):
+def test_without_an_index_the_error_is_one_line_without_secrets(tmp_path):
     with pytest.raises(UnavailableError) as caught:
         wheels(make_lock(tmp_path), "python3.13", "x86_64", tmp_path / "cache")
     text = str(caught.value)
@@ -182,8 +182,8 @@ def test_a_wheel_is_unpacked_as_pip_would(tmp_path):
     path = make_wheel(tmp_path, files=files)
     wheel = module.Wheel(path, "thing", "1.0", "")
     unpack(wheel, tmp_path / "root", lambda name: not name.endswith((".txt", "RECORD", "WHEEL", "METADATA")))
-    found = {path.relative_to(tmp_path / "root").as_posix() for path in (tmp_path / "root").rglob("*.*")}
-    assert found == {"thing/__init__.py", "thing/more.py"}
+    paths = {path.relative_to(tmp_path / "root").as_posix() for path in (tmp_path / "root").rglob("*.*")}
+    assert paths == {"thing/__init__.py", "thing/more.py"}
 
 
 @pytest.mark.usefixtures("shelf")
@@ -200,7 +200,7 @@ def test_a_pip_that_never_ends_is_given_up(tmp_path, monkeypatch):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_offered_combination_can_be_had(layer, runtime, architecture, cache):
     Options("test", runtime=runtime, architecture=architecture).check()
-    found = wheels(lock_file(layer), runtime, architecture, cache)
-    assert len(found) == len(pins(lock_file(layer)))
+    downloaded = wheels(lock_file(layer), runtime, architecture, cache)
+    assert len(downloaded) == len(pins(lock_file(layer)))
     tag = f"cp{re.sub(r'[^0-9]', '', runtime)}"
-    assert any(f"-{tag}-{tag}-" in wheel.path.name for wheel in found)
+    assert any(f"-{tag}-{tag}-" in wheel.path.name for wheel in downloaded)

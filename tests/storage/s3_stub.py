@@ -1,4 +1,4 @@
-"""An HTTP server that answers what a test tells it to, and keeps what it was asked."""
+"""An HTTP server that answers as a test wants, and records the requests."""
 
 import contextlib
 import threading
@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 
-class Asked(NamedTuple):
+class S3Request(NamedTuple):
     method: str
     path: str
     headers: dict
@@ -20,7 +20,7 @@ def refused(status, code, message="because", more=""):
 
 @contextlib.contextmanager
 def stub(answer):
-    """Serve `answer(asked)`: (status, headers, body), or None to hang up; yields the URL and all that was asked."""
+    """Serve `answer(request)`: (status, headers, body), or None to hang up; yields the URL and the requests."""
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -28,13 +28,13 @@ def stub(answer):
 
         def _serve(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
-            seen.append(asked)
-            told = answer(asked)
-            if told is None:
+            request = S3Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            seen.append(request)
+            response = answer(request)
+            if response is None:
                 self.close_connection = True
                 return
-            status, headers, body = told
+            status, headers, body = response
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)

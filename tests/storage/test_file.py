@@ -120,7 +120,7 @@ class TestFile(StoreContract, CoordinationContract):
         store.put("new", b"x", 60)
         assert names(tmp_path / "store") == ["#lock", "kept=", "new="]
 
-    def test_sweep_removes_what_a_killed_writer_left(self, clock, tmp_path):
+    def test_sweep_removes_a_killed_writers_files(self, clock, tmp_path):
         FileStore(tmp_path, clock)
         (tmp_path / "#0123456789abcdef").write_bytes(b"half a val")
         FileStore(tmp_path, clock)

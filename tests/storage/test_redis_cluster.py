@@ -89,8 +89,8 @@ class TestRedisCluster(StoreContract, CoordinationContract):
     def test_few_connections_for_many_threads_do_not_wait_in_a_ring(self, cluster):
         keys = [key_on(number % 3) for number in range(6)]
         with open_store(cluster.url + "?max_connections=1") as store, ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda n: store.exists(keys[n % 6 :] + keys[: n % 6]), range(200)))
-        assert found == [[False] * 6] * 200
+            results = list(threads.map(lambda n: store.exists(keys[n % 6 :] + keys[: n % 6]), range(200)))
+        assert results == [[False] * 6] * 200
 
     def test_a_refusal_names_node_and_command(self, store):
         key = key_on(1)
@@ -99,7 +99,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
             store.get(key)
         assert store.exists([key]) == [True]
 
-    def test_a_node_that_is_gone_is_left_out_at_the_start(self, cluster):
+    def test_an_unreachable_node_is_skipped_at_the_start(self, cluster):
         with RedisServer() as gone:
             port = gone.port
         url = cluster.url.replace("@", f"@127.0.0.1:{port},", 1)

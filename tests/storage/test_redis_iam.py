@@ -157,7 +157,7 @@ def test_missing_credentials_are_reported_and_no_connection_is_used_without_logi
         ("rediss://worker@host?iam=my-cache", "wants a region: add iam_region=REGION"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(url, message):
+def test_incompatible_options_are_refused_by_name(url, message):
     with pytest.raises(UsageError, match=message) as caught:
         open_store(url)
     assert "hush" not in str(caught.value)

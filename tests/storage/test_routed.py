@@ -188,14 +188,14 @@ def test_a_store_without_any_of_the_keys_is_not_used(near):
 
 
 @pytest.mark.parametrize(
-    "asked", [["far:no", "main:no"], ["main:no", "far:no"], ["main:1", "far:no", "far:1", "main:no"]]
+    "keys", [["far:no", "main:no"], ["main:no", "far:no"], ["main:1", "far:no", "far:1", "main:no"]]
 )
-def test_of_what_both_lack_the_first_is_named(both, asked):
+def test_the_first_key_missing_in_both_is_named(both, keys):
     both.put("main:1", b"x", 60)
     both.put("far:1", b"y", 60)
-    first = next(key for key in asked if key.endswith("no"))
+    first = next(key for key in keys if key.endswith("no"))
     with pytest.raises(MissingKeyError, match=f"'{first}'"):
-        both.get_many([Range(key) for key in asked])
+        both.get_many([Range(key) for key in keys])
 
 
 def test_a_malformed_key_is_refused_before_either_store_is_used():
@@ -210,7 +210,7 @@ def test_a_malformed_key_is_refused_before_either_store_is_used():
 
 
 @pytest.mark.parametrize("down", [MAIN, FAR])
-def test_what_one_holds_goes_even_where_the_other_is_down(near, objects, down):
+def test_deletion_reaches_one_store_when_the_other_is_down(near, objects, down):
     failing = FailingStore(near if down == MAIN else objects, fail=1)
     both = RoutedStore(failing, objects, far) if down == MAIN else RoutedStore(near, failing, far)
     near.put("main:1", b"x", 60)

@@ -82,8 +82,8 @@ class RawBucket:
         return {"Bucket": self.bucket, "Key": f"{self.prefix}/{path}{parts[-1]}"}
 
     def get(self, key):
-        found = self.client.get_object(**self.named(key))
-        return found["Body"].read(), float(found["Metadata"]["serfer-expires"]) - self.clock()
+        response = self.client.get_object(**self.named(key))
+        return response["Body"].read(), float(response["Metadata"]["serfer-expires"]) - self.clock()
 
     def put(self, key, value, ttl):
         metadata = {"serfer-expires": f"{self.clock() + ttl:.3f}"}
@@ -134,7 +134,7 @@ class S3Contract(StoreContract, CoordinationContract):
             entry["Key"] for entry in client.list_objects_v2(Bucket=server.bucket, Prefix=prefix).get("Contents", [])
         ]
 
-    def test_a_large_value_goes_in_parts_and_comes_back_by_range(self, store, client, server, url, key):
+    def test_a_large_value_is_written_in_parts_and_read_by_range(self, store, client, server, url, key):
         value = np.random.default_rng(0).integers(0, 256, 17 * MIB + 5, np.uint8)
         store.put(key, memoryview(value), 60)
         assert store.get(key) == value.tobytes()
@@ -302,11 +302,11 @@ def test_parts_grow_where_there_would_be_too_many(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     parts = {}
 
-    def answer(asked):
-        if asked.method == "PUT":
-            parts[asked.path] = asked.body
+    def answer(request):
+        if request.method == "PUT":
+            parts[request.path] = request.body
             return 200, {"ETag": '"t"'}, b""
-        if "uploads=" in asked.path:
+        if "uploads=" in request.path:
             return 200, {}, b"<R><UploadId>u/1</UploadId></R>"
         return 200, {}, b"<CompleteMultipartUploadResult/>"
 
@@ -319,7 +319,7 @@ def test_parts_grow_where_there_would_be_too_many(monkeypatch):
     assert [parts[f"/bucket/p/k?partNumber={i}&uploadId=u%2F1"] for i in range(1, 11)] == [
         value[i : i + 11] for i in range(0, 101, 11)
     ]
-    assert [(asked.method, asked.path) for asked in seen if asked.method == "POST"] == [
+    assert [(one.method, one.path) for one in seen if one.method == "POST"] == [
         ("POST", "/bucket/p/k?uploads="),
         ("POST", "/bucket/p/k?uploadId=u%2F1"),
     ]
@@ -329,10 +329,10 @@ def test_an_upload_whose_end_fails_late_is_taken_back(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
 
-    def answer(asked):
-        if asked.method == "PUT":
+    def answer(request):
+        if request.method == "PUT":
             return 200, {"ETag": '"t"'}, b""
-        if "uploads=" in asked.path:
+        if "uploads=" in request.path:
             return 200, {}, b"<R><UploadId>u1</UploadId></R>"
         return 200, {}, b"\n \n<Error><Code>InternalError</Code><Message>We encountered an error</Message></Error>"
 

@@ -127,14 +127,14 @@ def test_no_region():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("AWS_PROFILE", "nobody", "nobody"),
         ("AWS_ENDPOINT_URL_S3", "nonsense", "nonsense"),
         ("AWS_DEFAULT_REGION", "not a region", "region"),
     ],
 )
-def test_settings_that_lead_nowhere_are_named(monkeypatch, name, value, said):
+def test_settings_that_lead_nowhere_are_named(monkeypatch, name, value, message):
     monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         open_store("s3://bucket/p")

@@ -26,37 +26,37 @@ def credentials(monkeypatch, tmp_path):
 
 
 class Bucket:
-    """Honours conditions as S3 does, its tags being digests; `fault(asked, answer)` may return another answer."""
+    """Honours conditions as S3 does, its tags being digests; `fault(request, answer)` may return another answer."""
 
     def __init__(self):
         self.objects = {}
         self.lock = threading.Lock()
-        self.fault = lambda _asked, answer: answer
+        self.fault = lambda _request, answer: answer
 
-    def __call__(self, asked):
+    def __call__(self, request):
         with self.lock:
-            answer = self.respond(asked)
-        return self.fault(asked, answer)
+            answer = self.respond(request)
+        return self.fault(request, answer)
 
-    def respond(self, asked):
-        path = asked.path.partition("?")[0]
+    def respond(self, request):
+        path = request.path.partition("?")[0]
         there = self.objects.get(path)
-        if asked.method == "PUT":
-            wanted = asked.headers.get("if-match")
+        if request.method == "PUT":
+            wanted = request.headers.get("if-match")
             if wanted and there is None:
                 return GONE
-            if (wanted and there[0]["ETag"] != wanted) or (there and "if-none-match" in asked.headers):
+            if (wanted and there[0]["ETag"] != wanted) or (there and "if-none-match" in request.headers):
                 return refused(412, "PreconditionFailed")
-            meta = {name: text for name, text in asked.headers.items() if name.startswith("x-amz-meta-")}
-            tag = f'"{hashlib.md5(asked.body, usedforsecurity=False).hexdigest()}"'
-            self.objects[path] = {**meta, "ETag": tag}, asked.body
+            meta = {name: text for name, text in request.headers.items() if name.startswith("x-amz-meta-")}
+            tag = f'"{hashlib.md5(request.body, usedforsecurity=False).hexdigest()}"'
+            self.objects[path] = {**meta, "ETag": tag}, request.body
             return 200, {"ETag": tag}, b""
-        if asked.method == "POST":
+        if request.method == "POST":
             self.objects = {name: kept for name, kept in self.objects.items() if "%2Anew" not in name}
             return 200, {}, b"<DeleteResult/>"
         if there is None:
-            return (200, {}, b"<ListBucketResult/>") if "list-type" in asked.path else GONE
-        return 200, there[0], there[1][: 16 if "range" in asked.headers else None]
+            return (200, {}, b"<ListBucketResult/>") if "list-type" in request.path else GONE
+        return 200, there[0], there[1][: 16 if "range" in request.headers else None]
 
 
 class Clock:
@@ -107,15 +107,15 @@ def coordination(opened):
 
 
 def puts(seen):
-    return [asked for asked in seen if asked.method == "PUT" and asked.path == OBJECT]
+    return [request for request in seen if request.method == "PUT" and request.path == OBJECT]
 
 
 def once(bucket, chosen, do):
     """Let `do(answer)` answer the first request that is chosen."""
     left = [True]
 
-    def fault(asked, answer):
-        if left and chosen(asked):
+    def fault(request, answer):
+        if left and chosen(request):
             left.clear()
             return do(answer)
         return answer
@@ -123,12 +123,12 @@ def once(bucket, chosen, do):
     bucket.fault = fault
 
 
-def is_put(asked):
-    return asked.method == "PUT" and asked.path == OBJECT
+def is_put(request):
+    return request.method == "PUT" and request.path == OBJECT
 
 
-def is_look(asked):
-    return asked.method == "GET" and asked.path == OBJECT and "range" in asked.headers
+def is_look(request):
+    return request.method == "GET" and request.path == OBJECT and "range" in request.headers
 
 
 def value_of(coordination, key="k"):
@@ -137,7 +137,7 @@ def value_of(coordination, key="k"):
 
 def test_a_write_is_one_request_once_conditions_have_been_tried_out(coordination, bucket, served):
     first = coordination.compare_and_set("k", None, b"x", 60)
-    assert [asked.method for asked in served[1]] == ["PUT", "PUT", "PUT", "POST", "PUT"]
+    assert [request.method for request in served[1]] == ["PUT", "PUT", "PUT", "POST", "PUT"]
     assert list(bucket.objects) == [OBJECT]
     assert coordination.compare_and_set("l", None, b"x", 60)
     assert coordination.compare_and_set("k", first, b"y", 60)
@@ -148,9 +148,9 @@ def test_a_write_is_one_request_once_conditions_have_been_tried_out(coordination
 def test_a_server_that_ignores_conditions_is_refused(opened, served, bucket, honoured):
     respond = bucket.respond
 
-    def deaf(asked):
-        kept = {name: text for name, text in asked.headers.items() if not name.startswith("if-") or name in honoured}
-        return respond(asked._replace(headers=kept))
+    def deaf(request):
+        kept = {name: text for name, text in request.headers.items() if not name.startswith("if-") or name in honoured}
+        return respond(request._replace(headers=kept))
 
     bucket.respond = deaf
     for coordination in (opened(), opened()):
@@ -179,7 +179,7 @@ def test_an_own_write_whose_response_was_lost_succeeded(coordination, bucket, se
 
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("lies_there", ["ours", "another's"])
-def test_after_a_timeout_the_object_says_what_was_written(
+def test_after_a_timeout_the_object_decides_if_the_write_succeeded(
     opened, coordination, bucket, monkeypatch, lies_there, replaced
 ):
     first = coordination.compare_and_set("k", None, b"old", 60) if replaced else None
@@ -206,7 +206,7 @@ def test_a_failure_that_has_written_nothing_is_raised(coordination, bucket, repl
     first = coordination.compare_and_set("k", None, b"old", 60) if replaced else None
     coordination.compare_and_set("other", None, b"x", 60)
     respond = bucket.respond
-    bucket.respond = lambda asked: refused(503, "SlowDown") if asked.method == "PUT" else respond(asked)
+    bucket.respond = lambda request: refused(503, "SlowDown") if request.method == "PUT" else respond(request)
     with pytest.raises(StoreUnavailableError, match="throttles"):
         coordination.compare_and_set("k", first, b"x", 60)
 
@@ -219,7 +219,7 @@ def test_a_conflict_that_leaves_nothing_is_tried_again(coordination, bucket, ser
 
     once(bucket, is_put, conflict)
     assert coordination.compare_and_set("k", None, b"x", 60)
-    assert [asked.headers["if-none-match"] for asked in puts(served[1])] == ["*", "*"]
+    assert [request.headers["if-none-match"] for request in puts(served[1])] == ["*", "*"]
 
 
 def test_a_conflict_that_leaves_the_expected_version_is_tried_again(coordination, bucket, served):
@@ -232,13 +232,13 @@ def test_a_conflict_that_leaves_the_expected_version_is_tried_again(coordination
 
     once(bucket, is_put, conflict)
     assert coordination.compare_and_set("k", first, b"y", 60)
-    assert [asked.headers.get("if-match") for asked in puts(served[1])] == [None, first, first]
+    assert [request.headers.get("if-match") for request in puts(served[1])] == [None, first, first]
 
 
 def test_a_key_that_changes_all_the_time_ends_in_an_error(coordination, bucket):
     coordination.compare_and_set("other", None, b"x", 60)
     respond = bucket.respond
-    bucket.respond = lambda asked: CONFLICT if is_put(asked) else respond(asked)
+    bucket.respond = lambda request: CONFLICT if is_put(request) else respond(request)
     with pytest.raises(StoreUnavailableError, match="to put 'k': other writers"):
         coordination.compare_and_set("k", None, b"x", 60)
 
@@ -254,7 +254,7 @@ def test_an_expired_value_that_is_deleted_before_it_is_replaced(coordination, bu
     once(bucket, is_look, remove)
     assert coordination.compare_and_set("k", None, b"new", 60)
     assert value_of(coordination) == b"new"
-    assert ["if-match" in asked.headers for asked in puts(served[1])] == [False, False, True, False]
+    assert ["if-match" in request.headers for request in puts(served[1])] == [False, False, True, False]
 
 
 def test_an_expired_value_that_another_caller_replaces_by_its_like_is_not_replaced_twice(
@@ -284,7 +284,7 @@ def test_an_object_that_another_program_put_is_left_alone(coordination, bucket):
 
 
 def test_a_refusal_names_the_grants(coordination, bucket):
-    bucket.fault = lambda asked, answer: refused(403, "AccessDenied", "no") if is_put(asked) else answer
+    bucket.fault = lambda request, answer: refused(403, "AccessDenied", "no") if is_put(request) else answer
     with pytest.raises(StoreError, match="refused to put 'k': no: grant"):
         coordination.compare_and_set("k", None, b"x", 60)
 

@@ -46,7 +46,7 @@ def opened(endpoint):
     return S3Store(f"s3://bucket/p?endpoint={endpoint}")
 
 
-def told(endpoint, ask, kind=StoreUnavailableError):
+def message_of(endpoint, ask, kind=StoreUnavailableError):
     with opened(endpoint) as store, pytest.raises(kind) as caught:
         ask(store)
     assert type(caught.value) is kind
@@ -58,22 +58,22 @@ def told(endpoint, ask, kind=StoreUnavailableError):
 
 
 @every_way
-def test_nobody_listens(ask):
+def test_connection_refused(ask):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"http://127.0.0.1:{free.getsockname()[1]}"
-        assert f"{where}/bucket does not answer: it takes no connections (Connection refused)" in told(where, ask)
+        assert f"{where}/bucket does not answer: it takes no connections (Connection refused)" in message_of(where, ask)
 
 
 def test_unknown_host():
-    assert "its host name is unknown" in told("http://nobody.invalid:1", WAYS["get"])
+    assert "its host name is unknown" in message_of("http://nobody.invalid:1", WAYS["get"])
 
 
 @every_way
 def test_a_redis_server_listens_there(ask, waits):
     with RedisServer() as server:
         where = f"http://127.0.0.1:{server.url.removesuffix('/0').rpartition(':')[2]}"
-        message = told(where, ask)
+        message = message_of(where, ask)
     assert "not an HTTP server" in message or "it closed the connection" in message
     assert len(waits) % 2 == 0 < len(waits)
 
@@ -84,33 +84,33 @@ def test_a_web_server_listens_there(ask, status):
     body = b"<html>Welcome to a server of another kind</html>"
     with stub(lambda _: (status, {"Content-Type": "text/html"}, body)) as (where, _):
         unclear = status == 200 and ask in {WAYS["get"], WAYS["exists"]}
-        message = told(where, ask, StoreError if unclear else StoreUnavailableError)
+        message = message_of(where, ask, StoreError if unclear else StoreUnavailableError)
     assert "S3 server" in message
 
 
 def test_an_answer_longer_than_the_range_is_not_read():
     with stub(lambda _: (206, ALIVE, bytes(100))) as (where, _):
-        assert "not an S3 server" in told(where, lambda store: store.get("k", 0, 10))
+        assert "not an S3 server" in message_of(where, lambda store: store.get("k", 0, 10))
 
 
 def test_a_server_that_says_nothing_is_waited_for_once(monkeypatch, waits):
     monkeypatch.setattr(s3_http, "READ_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        message = told(f"http://127.0.0.1:{silent.getsockname()[1]}", WAYS["get"])
+        message = message_of(f"http://127.0.0.1:{silent.getsockname()[1]}", WAYS["get"])
     assert "no response within" in message
     assert waits == []
 
 
 def test_tls_wanted_from_a_server_without():
     with stub(lambda _: (200, {}, b"")) as (where, _):
-        assert "TLS failed" in told(where.replace("http:", "https:"), WAYS["get"])
+        assert "TLS failed" in message_of(where.replace("http:", "https:"), WAYS["get"])
 
 
 @every_way
 @pytest.mark.parametrize("code", ["SlowDown", ""])
 def test_throttling_is_reported_after_three_tries(ask, waits, code):
     with stub(lambda _: refused(503, code) if code else (503, {}, b"")) as (where, seen):
-        message = told(where, ask)
+        message = message_of(where, ask)
     unnamed = not code or ask is WAYS["exists"]  # the answer to a HEAD request has no body
     assert f"throttles ({'HTTP 503' if unnamed else code})" in message
     tries = 3 * (2 if ask is WAYS["range"] else 1)
@@ -119,11 +119,11 @@ def test_throttling_is_reported_after_three_tries(ask, waits, code):
 
 
 @pytest.mark.parametrize("hiccup", [None, refused(503, "SlowDown"), refused(500, "InternalError")])
-def test_what_passes_is_tried_again_in_full(waits, hiccup):
+def test_transient_errors_are_retried_with_the_whole_body(waits, hiccup):
     answers = iter([hiccup, hiccup, (200, ALIVE, b"")])
     with stub(lambda _: next(answers)) as (where, seen), opened(where) as store:
         store.put("k", b"x" * 1000, 60)
-    assert [asked.body for asked in seen] == [b"x" * 1000] * 3
+    assert [request.body for request in seen] == [b"x" * 1000] * 3
     assert 0.02 < waits[0] < 0.08 < waits[1] < 0.4
 
 
@@ -141,24 +141,27 @@ def test_server_that_keeps_failing():
 @every_way
 def test_denied(ask):
     with stub(lambda _: refused(403, "AccessDenied", "User: me is not\nauthorized to s3:GetObject")) as (where, _):
-        message = told(where, ask, StoreError)
+        message = message_of(where, ask, StoreError)
     assert "User: me is not authorized" in message
     assert "without s3:ListBucket S3 says this of a missing key too" in message
 
 
 def test_a_refused_head_is_explained_by_the_bucket():
-    with stub(lambda asked: (403, {}, b"") if asked.method == "HEAD" else refused(403, "ExpiredToken")) as (where, _):
-        assert "(ExpiredToken)" in told(where, WAYS["exists"])
+    with stub(lambda request: (403, {}, b"") if request.method == "HEAD" else refused(403, "ExpiredToken")) as (
+        where,
+        _,
+    ):
+        assert "(ExpiredToken)" in message_of(where, WAYS["exists"])
 
 
 def test_a_missing_key_is_not_looked_up_twice():
-    def answer(asked):
-        return (404, {}, b"") if asked.method == "HEAD" else (200, {}, b"<ListBucketResult/>")
+    def answer(request):
+        return (404, {}, b"") if request.method == "HEAD" else (200, {}, b"<ListBucketResult/>")
 
     with stub(answer) as (where, seen), opened(where) as store:
         assert store.exists(["a"]) == [False]
         assert store.exists(["b", "c"]) == [False, False]
-    assert [asked.method for asked in seen] == ["HEAD", "GET", "HEAD", "HEAD"]
+    assert [one.method for one in seen] == ["HEAD", "GET", "HEAD", "HEAD"]
 
 
 @pytest.mark.parametrize(
@@ -171,24 +174,24 @@ def test_a_missing_key_is_not_looked_up_twice():
 )
 def test_bucket_in_another_region(answer):
     with stub(lambda _: answer) as (where, _):
-        assert "is in eu-west-1, not in us-east-1: add ?region=" in told(where, WAYS["get"])
+        assert "is in eu-west-1, not in us-east-1: add ?region=" in message_of(where, WAYS["get"])
 
 
 def test_wrong_clock():
     with stub(lambda _: refused(403, "RequestTimeTooSkewed")) as (where, _):
-        assert "clock" in told(where, WAYS["put"])
+        assert "clock" in message_of(where, WAYS["put"])
 
 
 @every_way
 def test_anything_else_is_passed_on(ask):
     with stub(lambda _: refused(409, "OperationAborted", "A conflicting operation")) as (where, _):
-        assert "OperationAborted: A conflicting operation" in told(where, ask, StoreError)
+        assert "OperationAborted: A conflicting operation" in message_of(where, ask, StoreError)
 
 
 def test_a_key_that_could_not_be_deleted_is_reported():
     body = b"<DeleteResult><Error><Key>p/k</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
     with stub(lambda _: (200, {}, body)) as (where, _):
-        assert "refused to delete: no: grant" in told(where, WAYS["delete"], StoreError)
+        assert "refused to delete: no: grant" in message_of(where, WAYS["delete"], StoreError)
 
 
 def test_no_credentials(monkeypatch, tmp_path):
@@ -197,7 +200,7 @@ def test_no_credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with stub(lambda _: (200, {}, b"")) as (where, seen):
-        assert "no AWS credentials for --store: set AWS_ACCESS_KEY_ID" in told(where, WAYS["get"])
+        assert "no AWS credentials for --store: set AWS_ACCESS_KEY_ID" in message_of(where, WAYS["get"])
     assert seen == []
 
 

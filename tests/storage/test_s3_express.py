@@ -37,8 +37,8 @@ class Express:
         self.now = now or datetime.now(UTC).timestamp()
         self.sessions = 0
 
-    def __call__(self, asked):
-        query = urlsplit(asked.path).query
+    def __call__(self, request):
+        query = urlsplit(request.path).query
         if query.rstrip("=") == "session":
             self.sessions += 1
             until = datetime.fromtimestamp(self.now + 300, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -50,28 +50,35 @@ class Express:
                 "</Credentials></CreateSessionResult>"
             )
             return 200, {"Content-Type": "application/xml"}, body.encode()
-        if asked.method == "POST":
+        if request.method == "POST":
             return 200, {}, b"<DeleteResult/>"
-        return 200, ALIVE, b"x" if asked.method == "GET" else b""
+        return 200, ALIVE, b"x" if request.method == "GET" else b""
 
 
 def opened(endpoint, **more):
     return S3Store(f"s3://{BUCKET}/p?endpoint={endpoint}", **more)
 
 
-def scope(asked):
-    return re.search(r"Credential=([^,]*)", asked.headers["authorization"])[1].split("/")
+def scope(request):
+    return re.search(r"Credential=([^,]*)", request.headers["authorization"])[1].split("/")
 
 
-def signature(asked, secret):
+def signature(request, secret):
     """Compute AWS Signature Version 4 of a request as its documentation describes."""
-    _, day, region, service, _ = scope(asked)
-    signed = re.search("SignedHeaders=([^,]*)", asked.headers["authorization"])[1]
-    path, _, query = asked.path.partition("?")
-    lines = [asked.method, path, query, *(f"{name}:{asked.headers[name]}" for name in signed.split(";")), "", signed]
-    canonical = "\n".join([*lines, asked.headers["x-amz-content-sha256"]])
+    _, day, region, service, _ = scope(request)
+    signed = re.search("SignedHeaders=([^,]*)", request.headers["authorization"])[1]
+    path, _, query = request.path.partition("?")
+    lines = [
+        request.method,
+        path,
+        query,
+        *(f"{name}:{request.headers[name]}" for name in signed.split(";")),
+        "",
+        signed,
+    ]
+    canonical = "\n".join([*lines, request.headers["x-amz-content-sha256"]])
     digest = hashlib.sha256(canonical.encode()).hexdigest()
-    text = f"AWS4-HMAC-SHA256\n{asked.headers['x-amz-date']}\n{day}/{region}/{service}/aws4_request\n{digest}"
+    text = f"AWS4-HMAC-SHA256\n{request.headers['x-amz-date']}\n{day}/{region}/{service}/aws4_request\n{digest}"
     key = f"AWS4{secret}".encode()
     for part in (day, region, service, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -117,18 +124,18 @@ def test_botocore_sends_the_same():
 
 
 def test_a_version_is_put_on_condition_and_by_the_session():
-    def answer(asked):
-        if asked.method == "PUT" and (asked in seen[:-1] or "if-match" in asked.headers or asked.path in put):
+    def answer(request):
+        if request.method == "PUT" and (request in seen[:-1] or "if-match" in request.headers or request.path in put):
             return refused(412, "PreconditionFailed")
-        put.add(asked.path)
-        return express(asked)
+        put.add(request.path)
+        return express(request)
 
     express, put = Express(), set()
     with stub(answer) as (endpoint, seen), opened(endpoint) as store:
         assert store.coordination().compare_and_set("k", None, b"value", 60)
     last = seen[-1]
     assert (last.path, last.headers["if-none-match"], last.body[16:]) == (f"/{BUCKET}/p/k", "*", b"value")
-    assert [asked.headers.get("x-amz-s3session-token") for asked in seen] == [None, *["token 1"] * 5]
+    assert [one.headers.get("x-amz-s3session-token") for one in seen] == [None, *["token 1"] * 5]
 
 
 def test_a_session_is_renewed_a_minute_before_its_end():
@@ -152,37 +159,37 @@ def test_threads_share_one_session():
 
 
 def test_parts_are_signed_by_the_session_too():
-    def answer(asked):
-        if asked.method == "POST":
+    def answer(request):
+        if request.method == "POST":
             return 200, {}, b"<R><UploadId>u1</UploadId><CompleteMultipartUploadResult/></R>"
-        return express(asked)
+        return express(request)
 
     express = Express()
     limits = Limits(multipart_from=10, part=5)
     with stub(answer) as (endpoint, seen), opened(endpoint, limits=limits) as store:
         store.put("k", bytes(10), 60)
-    assert [asked.headers.get("x-amz-s3session-token") for asked in seen] == [None, *["token 1"] * 4]
+    assert [one.headers.get("x-amz-s3session-token") for one in seen] == [None, *["token 1"] * 4]
 
 
 def test_lifecycle_is_changed_with_our_own_credentials_and_without_what_directory_buckets_lack():
-    def answer(asked):
-        return refused(404, "NoSuchLifecycleConfiguration") if asked.method == "GET" else (200, {}, b"")
+    def answer(request):
+        return refused(404, "NoSuchLifecycleConfiguration") if request.method == "GET" else (200, {}, b"")
 
     with stub(answer) as (endpoint, seen), opened(endpoint) as store:
         store.ensure_lifecycle(1)
-    assert [(asked.method, urlsplit(asked.path).query) for asked in seen] == [
+    assert [(one.method, urlsplit(one.path).query) for one in seen] == [
         ("GET", "lifecycle="),
         ("PUT", "lifecycle="),
     ]
-    assert [scope(asked)[0] for asked in seen] == ["AKOWN", "AKOWN"]
+    assert [scope(one)[0] for one in seen] == ["AKOWN", "AKOWN"]
     assert b"<Prefix>p/</Prefix>" in seen[1].body
     assert b"Noncurrent" not in seen[1].body
     assert "x-amz-checksum-crc32" in seen[1].headers
 
 
 def test_lists_ask_for_a_prefix_that_ends_with_a_slash():
-    def answer(asked):
-        return (200, {}, b"<ListBucketResult/>") if "list-type" in asked.path else express(asked)
+    def answer(request):
+        return (200, {}, b"<ListBucketResult/>") if "list-type" in request.path else express(request)
 
     express = Express()
     with stub(answer) as (endpoint, seen), opened(endpoint) as store:

@@ -84,15 +84,15 @@ class TestDelays:
         assert sleeps == [0.25]
 
     def test_jitter_spreads_the_latency(self, sleeps):
-        asked = []
+        delays = []
 
         def uniform(low, high):
-            asked.append((low, high))
+            delays.append((low, high))
             return high
 
         store = DelayingStore(MemoryStore(), put_s=0.5, get_s=0.25, jitter=0.5, sleep=sleeps.append, uniform=uniform)
         store.put("k", b"x", 60)
-        assert asked == [(0.25, 0.75)]
+        assert delays == [(0.25, 0.75)]
         assert sleeps == [0.75]
 
     def test_a_wait_of_zero_does_not_sleep(self, sleeps):

@@ -50,16 +50,16 @@ class TestFinding:
             find_deployment("nowhere")
 
     @pytest.mark.parametrize("name", ["other", "odd"])
-    def test_somebody_elses_stack(self, name):
+    def test_a_foreign_stack(self, name):
         with pytest.raises(UsageError, match=rf"--stack {name} is not a stack of serfer package.*CREATE_COMPLETE"):
             find_deployment(name)
 
     @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 129, "a/b", "arn:aws:s3:::bucket"])
-    def test_what_is_no_name(self, name):
+    def test_an_invalid_name(self, name):
         with pytest.raises(UsageError, match="is not a stack's name"):
             find_deployment(name)
 
-    def test_who_may_not_ask(self, moto, monkeypatch):
+    def test_access_denied(self, moto, monkeypatch):
         for name, value in moto.check_permissions().items():
             monkeypatch.setenv(name, value)
         try:
@@ -68,14 +68,14 @@ class TestFinding:
         finally:
             moto.check_nothing()
 
-    def test_nobody_answers(self, monkeypatch):
+    def test_an_unreachable_service(self, monkeypatch):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", f"http://127.0.0.1:{port}")
         with pytest.raises(UnavailableError, match="--stack demo: CloudFormation cannot be reached"):
             find_deployment("demo")
 
-    def test_an_answer_that_is_no_xml(self, moto):
+    def test_a_response_that_is_not_xml(self, moto):
         moto.stack("garbled", {**OUTPUTS, "Engine": "\x1b"})
         with pytest.raises(UnavailableError, match="--stack garbled: what answers is not CloudFormation"):
             find_deployment("garbled")

@@ -30,7 +30,7 @@ STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+
         (Choices(None, "local", "push", cache_s=float("nan")), "answers are kept for 0 to 86400 seconds"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(choices, words):
+def test_incompatible_options_are_refused_by_name(choices, words):
     with pytest.raises(UsageError) as caught:
         choices.check()
     assert words in str(caught.value)
@@ -45,7 +45,7 @@ def test_a_scheme_that_only_ends_like_another_is_not_taken_for_it(monkeypatch):
     Choices("inmemory://x", "local", "push").check()
 
 
-def test_whatever_is_left_is_taken():
+def test_all_other_combinations_are_accepted():
     taken = 0
     for workers in WORKERS:
         for driver in DRIVERS:

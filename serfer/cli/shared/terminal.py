@@ -36,10 +36,10 @@ class _Interrupt:
     """Ctrl-C, remembered: a module that initialises itself in C may turn the exception into another one."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
         raise KeyboardInterrupt
 
 
@@ -139,7 +139,7 @@ def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt) ->
         complain("interrupted")
         return _INTERRUPTED
     except Exception as error:
-        if interrupt.asked:
+        if interrupt.requested:
             complain("interrupted")
             return _INTERRUPTED
         if (code := _code_of(error)) is None:

@@ -1,4 +1,4 @@
-"""Which tasks may share an invocation: those of several queries that wait for the same tile of a memory-bound stage.
+"""Tasks that may share an invocation: those of several queries that wait for the same tile of a memory-bound stage.
 
 A fully connected layer takes as long to read its weights as to use them for a handful of images, so a batch costs
 little more than one image (INFless, section 3.2, built-in batching). INFless lets a batch wait until it is full or its

@@ -1,4 +1,4 @@
-"""Which attempts are invoked when, and which of them together.
+"""Dispatch of attempts: when, and which of them together.
 
 As many invocations run at once as there are slots, the oldest query's first. What waits for a slot may go with an
 attempt that gets one: tasks of other queries for the same tile (a batch, drivers/batching.py), or tiles of the same
@@ -25,7 +25,7 @@ from serfer.core.wire import MAX_BATCH, Report, Task
 
 
 class Demand(NamedTuple):
-    """What a task asks of an invocation: images, and bytes of tensors in its payload and in its answer.
+    """A task's demand on an invocation: images, and bytes of tensors in its payload and in its answer.
 
     It must have been computed by `latest`, on the driver's clock.
     """
@@ -47,7 +47,7 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one invocation takes: tasks, images and bytes of tensors each way; an image is computed in `image_s` s."""
+    """Limits of one invocation: tasks, images and bytes of tensors each way; an image is computed in `image_s` s."""
 
     tasks: int
     images: int

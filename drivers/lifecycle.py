@@ -19,7 +19,7 @@ class Query(Protocol):
 
     @property
     def overheads(self) -> Overheads:
-        """What it took so far."""
+        """The overheads so far."""
         ...
 
     async def run(self) -> Answer:

@@ -46,7 +46,7 @@ class EventStarter(Protocol):
 
 
 POLLING = Backoff(base=0.004, longest=0.25, factor=1.4)
-"""How often one task's reply is looked for; without jitter, so that replies that are due together are one request."""
+"""The polling intervals of one task's reply; without jitter, so that replies that are due together are one request."""
 
 
 @dataclass(slots=True, eq=False)

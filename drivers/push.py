@@ -47,7 +47,7 @@ from storage.store import Store
 
 @dataclass(frozen=True)
 class _Route:
-    """What all queries of a driver share."""
+    """State that all queries of a driver share."""
 
     plan: Plan
     store: Store
@@ -146,7 +146,7 @@ class _Query:
 
     @property
     def overheads(self) -> Overheads:
-        """What it took so far."""
+        """The overheads so far."""
         return Overheads(self._run.retries, self._run.hedges, 0, self._store.counts)
 
     async def run(self) -> Answer:

@@ -1,4 +1,4 @@
-"""What a driver itself asks of the store, for one query: with retries while there is time, and counted."""
+"""A driver's own requests to the store, for one query: with retries while there is time, and counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.counting import CountingStore
 from storage.store import Range, Store
 
 STRAGGLER_S = 30.0
-"""How long the clean-up of a query waits for what may still write."""
+"""Seconds for which the clean-up of a query waits for tasks that may still write."""
 _DELETE_TRIES = 3
 _Value = TypeVar("_Value")
 

@@ -21,7 +21,7 @@ ONE_SLOT = 1 << 20
 
 @dataclass(frozen=True)
 class DataPaths:
-    """How a query's tensors travel: which stages' outputs by value, and whether its keys belong on one cluster slot."""
+    """The transport of a query's tensors: stages whose outputs go by value; whether its keys share a cluster slot."""
 
     by_value: tuple[bool, ...]
     one_slot: bool
@@ -41,7 +41,7 @@ def data_paths(plan: Plan, batch: int, limit: int) -> DataPaths:
 
 @dataclass(frozen=True)
 class QueryRequest:
-    """What a query asks: `batch` images in the `crops` of the first stage's tiles, between two times of the clock.
+    """The input of a query: `batch` images in the `crops` of the first stage's tiles, between two times of the clock.
 
     The lowest `age` is that of the oldest query.
     """
@@ -55,7 +55,7 @@ class QueryRequest:
 
     @property
     def ttl(self) -> float:
-        """How long what it leaves in a store lives, in seconds."""
+        """The time to live of its values in a store, in seconds."""
         return self.deadline - self.started + TTL_MARGIN_S
 
 

@@ -1,4 +1,4 @@
-"""What runs inside Lambda: one function for each stage, configured by plan.json and its bootstrap."""
+"""Code that runs inside Lambda: one function for each stage, configured by plan.json and its bootstrap."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Where an environment finds its function's weights and graphs: in its own package, or in a layer."""
+"""Location of a function's weights and graphs in an environment: its own package, or a layer."""
 
 from __future__ import annotations
 

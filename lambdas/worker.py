@@ -62,7 +62,7 @@ class _Read(NamedTuple):
 
 
 class _Times(NamedTuple):
-    """When a batch was started, read, computed and written, on this process's clock."""
+    """The times at which a batch was started, read, computed and written, on this process's clock."""
 
     started: float
     read: float

@@ -1,1 +1,1 @@
-"""What SAM deploys: templates, layers and least-privilege policies for a plan."""
+"""Deployment with SAM: templates, layers and least-privilege policies for a plan."""

@@ -1,4 +1,4 @@
-"""What the Makefile's targets run: `python -m sam check BUILD ENV`; `rollback`, `teardown`, `smoke` take the same."""
+"""Commands of the Makefile: `python -m sam check BUILD ENV`; `rollback`, `teardown`, `smoke` take the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serfer package` wrote: its record, `deployment.json`, and where things lie below BUILD.
+"""The output of `serfer package`: its record, `deployment.json`, and where things lie below BUILD.
 
 {"format": 1, "serfer": "0.1.0", "options": {...}, "plans": ["0123456789ab"], "precompiled": true,
  "bytes": {"0-0": 31457280}, "digest": "..."}
@@ -48,12 +48,12 @@ class Deployment:
 
     @property
     def current(self) -> str:
-        """What the plan that is deployed is called."""
+        """The digest of the deployed plan."""
         return self.plans[0]
 
 
 def is_replaceable(directory: Path) -> bool:
-    """Return whether a directory's record is ours, of whatever format: other tools have a `deployment.json` too."""
+    """Return whether a directory's record is ours, of any format: other tools have a `deployment.json` too."""
     try:
         document = json.loads(_text(directory / RECORD, _MOST_RECORD_BYTES))
     except (InputError, ValueError, RecursionError):

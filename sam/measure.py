@@ -25,7 +25,7 @@ class Sample:
 
     @property
     def overhead_s(self) -> float:
-        """What the invocation took besides its task."""
+        """The seconds of the invocation besides its task."""
         return self.seconds - self.report.total_ms / _MS
 
 

@@ -32,7 +32,7 @@ _DTYPE = "float32"
 
 @dataclass(frozen=True)
 class Samples:
-    """What the environments that were started for it, and those that were there, did."""
+    """Samples of environments that were started for the probe, and of warm ones."""
 
     cold: list[Sample]
     warm: list[Sample]

@@ -1,4 +1,4 @@
-"""What AWS would refuse, reported before anything is built; and where SAM CLI is."""
+"""AWS's limits, checked before anything is built; and the search for SAM CLI."""
 
 from __future__ import annotations
 

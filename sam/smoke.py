@@ -48,7 +48,7 @@ from storage import open_store
 QUERIES = 10
 """Queries to the REST API."""
 _KEPT_HOURS = 3
-"""What stands is reckoned for so long: a SnapStart snapshot is billed for three hours at least."""
+"""Hours of fixed costs in the estimate: a SnapStart snapshot is billed for at least three."""
 _OPENING_S, _OPENING_TRIES = 2.0, 60  # until API Gateway knows a key that was just made
 _SAM = Path(sys.prefix) / "sam" / "bin" / "sam"
 _DRIVER_FUNCTION, _STORES = "function", ("s3", "s3express")
@@ -57,7 +57,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Order:
-    """What to do: deploy BUILD's plan with an environment's settings, spend `most_usd` at most, write `out`."""
+    """The order: deploy BUILD's plan with an environment's settings, spend `most_usd` at most, write `out`."""
 
     build: Path
     settings: StackSettings
@@ -91,7 +91,7 @@ class Smoke:
 
     @property
     def region(self) -> str:
-        """Where it is deployed."""
+        """The region of the stack."""
         return self.order.settings.region
 
     @property

@@ -1,4 +1,4 @@
-"""What a deployed stack serves, which deployments may update it, and how it goes back to the plan before.
+"""Deployed stacks: the plan they serve, which deployments may update them, and roll-back.
 
 A stack's outputs name the plans whose functions it has, the template's current one first, and the one that its drivers
 use. They, and not a BUILD directory, say what an update would delete: stacks of several environments are deployed from

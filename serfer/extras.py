@@ -1,4 +1,4 @@
-"""What each extra of the distribution installs, so that a missing package is named with the command that brings it.
+"""The packages of each extra of the distribution, so that a missing package is named with the command that brings it.
 
 `pip install serfer` alone answers queries with a plan directory; everything else is an extra (docs/adr/0021).
 """

@@ -35,7 +35,7 @@ _PILLOWS_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # it refuses
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a file becomes a network's input: its preprocessing, the input's shape, and what a file may be."""
+    """The recipe from a file to a network's input: its preprocessing, the input's shape, and what a file may be."""
 
     preprocess: Preprocess
     shape: Shape

@@ -18,7 +18,7 @@ from typing import Any
 
 _OPERATORS = ("nms", "qnms")
 _LIBRARIES: list[Any] = []
-"""What was declared lives as long as the library object that declared it."""
+"""Declarations live as long as the library object that declared them."""
 
 
 class _Finder(MetaPathFinder):

@@ -36,7 +36,7 @@ _READY = "ready"
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a driver process needs: plan directory, store's URL, the Invoke API's endpoint and access, kind of tiles."""
+    """A driver process's settings: plan directory, store's URL, the Invoke API's endpoint and access, kind of tiles."""
 
     directory: str
     store: str

@@ -46,7 +46,7 @@ from splitter.tiling.cuts import Cut, cut_points, weight_bytes
 from splitter.tiling.grids import ONE
 
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(2, 4), Grid(1, 2, columns=True), Grid(1, 4, columns=True))
-"""What a group may run on: tiles of maps, columns of fully connected layers."""
+"""The grids that a group may run on: tiles of maps, columns of fully connected layers."""
 MEMORY_MB = (*range(200, 10_201, 100), 10_240)
 CODEC_RATE = 25e6
 """Bytes of activations a second through Gillis's codec, at each end (BASELINES.md: 23 to 27 MB/s)."""
@@ -61,7 +61,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Options:
-    """What the planner may choose from, and how fast payloads are encoded and decoded."""
+    """The planner's options, and how fast payloads are encoded and decoded."""
 
     grids: tuple[Grid, ...] = GRIDS
     memory_mb: tuple[int, ...] = MEMORY_MB

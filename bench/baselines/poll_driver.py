@@ -32,7 +32,7 @@ Tensors = dict[tuple[int, int], Array]
 
 @dataclass(frozen=True)
 class Mechanics:
-    """What differs between SerFer's versions: its workers' handler, and whether a stored tile is only that tile."""
+    """Differences between SerFer's versions: the workers' handler, and whether a stored tile is only that tile."""
 
     name: str
     handler: str
@@ -69,7 +69,7 @@ class PollDriver:
 
     @property
     def counts(self) -> StoreCounts:
-        """What all queries so far have moved, driver and workers together.
+        """Requests and bytes of all queries so far, driver and workers together.
 
         A read that finds nothing is a poll and counts in `exists`; a worker's read and write count as often as it was
         invoked.

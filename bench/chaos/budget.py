@@ -1,4 +1,4 @@
-"""How many invocations a scenario's queries account for, from their own reports."""
+"""The number of invocations that a scenario's queries account for, from their own reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a testbed while its queries run."""
+"""Faults of a testbed while its queries run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from serfer.wiring.open_pipeline import open_pipeline
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the process works on: plan directory, store's URL, Invoke API's endpoint and access, limits."""
+    """The configuration of the process: plan directory, store's URL, Invoke API's endpoint and access, limits."""
 
     directory: str
     store: str

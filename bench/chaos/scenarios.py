@@ -116,7 +116,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Suite:
-    """What all scenarios share: a plan directory, examples, and when the suite must have ended."""
+    """Shared by all scenarios: a plan directory, examples, and when the suite must have ended."""
 
     directory: Path
     examples: Sequence[Example]

@@ -144,12 +144,12 @@ class Testbed:
 
     @property
     def tasks(self) -> int:
-        """How many tasks a query has."""
+        """The number of tasks of a query."""
         return sum(len(stage.tiles) for stage in self._pipeline.plan.stages)
 
     @property
     def processes(self) -> int:
-        """How many processes there are that were not there before."""
+        """The number of processes that were not there before."""
         return len({*descendants()} - self._before)
 
     def submit(self, batch: NDArray[Any]) -> Future[Reply]:

@@ -1,4 +1,4 @@
-"""How a scenario of the chaos suite went, and whether it passes."""
+"""The outcome of a scenario of the chaos suite, and whether it passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXAMPLE = 160  # characters of an error's message
 
 @dataclass(frozen=True)
 class PassCriteria:
-    """How long keys may live, whether any may be left at all, and the highest ratio of p99 to p50."""
+    """Pass criteria: the longest life of a key, whether any may be left at all, and the highest ratio of p99 to p50."""
 
     longest_s: float
     keys_stay: bool
@@ -26,7 +26,7 @@ class PassCriteria:
 
 @dataclass(frozen=True)
 class Observations:
-    """What is known of a scenario once its queries have ended.
+    """Observations of a scenario once its queries have ended.
 
     `served` are seconds from a query's first invocation on; `allowed` is the budget's limit of invocations;
     `duplicates` queries were answered by two drivers, `conflicting` of them with different answers.

@@ -1,1 +1,1 @@
-"""What all benchmarks share: plans, rows and their stamp, processes, comparisons."""
+"""Shared by all benchmarks: plans, rows and their stamp, processes, comparisons."""

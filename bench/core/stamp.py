@@ -1,4 +1,4 @@
-"""Where a result comes from: machine, versions, command and date."""
+"""The origin of a result: machine, versions, command and date."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Machine:
-    """What makes measurements comparable: the processor, how many of them are ours, memory in GB, the system."""
+    """The machine of a measurement: the processor, how many of them are ours, memory in GB, the system."""
 
     processor: str
     processors: int
@@ -38,7 +38,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Where a result comes from; `date` is ISO 8601 in UTC, `command` can be pasted into a shell."""
+    """The origin of a result; `date` is ISO 8601 in UTC, `command` can be pasted into a shell."""
 
     machine: Machine
     python: str
@@ -48,7 +48,7 @@ class Stamp:
 
     @property
     def lines(self) -> tuple[str, str]:
-        """What stands below a picture."""
+        """The lines below a picture."""
         versions = ", ".join(f"{one.package} {one.version}" for one in self.versions)
         return f"{self.command}   ({self.date})", f"{self.machine}; Python {self.python}; {versions}"
 

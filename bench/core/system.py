@@ -1,4 +1,4 @@
-"""What a system under load does, and what it reports of its queries."""
+"""The interface of a system under load, and its report of queries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Totals:
-    """What a system has spent so far; `usd` to `hedges` are None where it does not report them."""
+    """The costs of a system so far; `usd` to `hedges` are None where it does not report them."""
 
     bytes_put: int = 0
     bytes_get: int = 0

@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """What the interval says, in words."""
+        """The verdict of the interval, in words."""
         if self.pairs < _MIN_PAIRS:
             return "too few rounds to say"
         if not self.real:

@@ -29,7 +29,7 @@ _WARM_UP = 4  # queries for each invocation at once: every environment gets ever
 
 
 class Workload(Protocol):
-    """When queries arrive, and how their latencies are drawn."""
+    """Arrivals of queries, and the distribution of their latencies."""
 
     def __str__(self) -> str: ...
 
@@ -60,7 +60,7 @@ class Options:
 
     @property
     def setup(self) -> Setup:
-        """How systems run; raises UsageError for unknown names and contradictions."""
+        """The options of systems; raises UsageError for unknown names and contradictions."""
         concurrency = self.concurrency or len(os.sched_getaffinity(0))
         orders = tuple(self.orders or ORDERS[:1])
         return Setup(self.workers, concurrency, self.service_ms / _MS_PER_S, orders, self.deadline_s)

@@ -42,7 +42,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Failures:
-    """How many queries ended with an error of a class, and the first one's message."""
+    """The number of queries that ended with an error of a class, and the first one's message."""
 
     error: str
     count: int

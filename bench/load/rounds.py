@@ -22,7 +22,7 @@ _MB = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """How systems are loaded: the arrivals of each round, and how many queries at once warm each system up before."""
+    """The load of systems: the arrivals of each round, and the concurrent queries that warm each system up."""
 
     arrivals: tuple[tuple[float, ...], ...]
     warm_up: int

@@ -54,7 +54,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Setup:
-    """How systems run: `workers` is "local", "inprocess" or "null"; `service_s` is what a null worker takes.
+    """The options of systems: `workers` is "local", "inprocess" or "null"; `service_s` is what a null worker takes.
 
     `concurrency` bounds the invocations in flight, `orders` are the orders of release when it is reached, and queries
     of our own driver have `deadline_s`.

@@ -1,1 +1,1 @@
-"""What a query costs in the pipeline and in its parts."""
+"""Costs of a query in the pipeline and in its parts."""

@@ -203,7 +203,7 @@ def command(
     queries: Annotated[int, typer.Option(min=1, help="Queries of the burst.")] = 1000,
     as_json: JsonOption = False,
 ) -> None:
-    """What the driver costs by itself: a burst over functions that do nothing, against the bare client and boto3."""
+    """Measure the driver's own cost: a burst over functions that do nothing, against the bare client and boto3."""
     with status_line() as progress:
         result = measure(bench_plan(plan, load_settings(), progress), queries, progress)
     publish(results(result), as_json=as_json)

@@ -70,7 +70,7 @@ class Micro:
 
 @dataclass(frozen=True)
 class Part:
-    """What is called, and how many bytes of tensors or payload it handles."""
+    """The function to call, and how many bytes of tensors or payload it handles."""
 
     name: str
     call: Callable[[], Any]

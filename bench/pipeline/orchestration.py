@@ -1,4 +1,4 @@
-"""What orchestration costs in elapsed time: the pipeline against the same tiles on threads of one process.
+"""Cost of orchestration in elapsed time: the pipeline against the same tiles on threads of one process.
 
 One query at a time; the pipeline has as many single-threaded workers as there are threads, each a process behind the
 local Lambda service, and Redis. Both answer the same pixels in turn: ratios of interleaved measurements cancel drift.

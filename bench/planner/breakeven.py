@@ -45,12 +45,12 @@ class Race:
 
     @property
     def speedup(self) -> float:
-        """How many times faster than the large function the fastest plan is."""
+        """The speedup of the fastest plan over the large function."""
         return self.large.ms / self.fastest.ms
 
     @property
     def speedup_at_cost(self) -> float:
-        """How many times faster the fastest plan for the large function's dollars is; 0 where there is none."""
+        """The speedup of the fastest plan for the large function's dollars; 0 where there is none."""
         return self.large.ms / self.at_cost.ms if self.at_cost else 0.0
 
     @property

@@ -45,12 +45,12 @@ class Measured:
 
     @property
     def speedup(self) -> float:
-        """How many times faster than one function with one vCPU the split is."""
+        """The speedup of the split over one function with one vCPU."""
         return self.one_vcpu_ms / self.split_ms
 
     @property
     def against_large(self) -> float:
-        """How many times faster than one function with two vCPUs, the same processors, the split is."""
+        """The speedup of the split over one function with two vCPUs, the same processors."""
         return self.two_vcpus_ms / self.split_ms
 
     def as_dict(self) -> dict[str, object]:

@@ -58,7 +58,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Row:
-    """How a network was split: its stages' grids, and how many of its convolutions on maps are on 2x2 tiles.
+    """The split of a network: its stages' grids, and how many of its convolutions on maps are on 2x2 tiles.
 
     `error` is relative to the logits' range; `reason` is why a network was refused, else empty.
     """

@@ -45,9 +45,9 @@ ONE_VCPU_MB = 1800
 """The smallest of Gillis's memory sizes that has a whole vCPU."""
 FRONTIER_MB = (600, 1200, 1800, 3600, 5400, 7100, 10_240)
 OURS_MB = tuple(sorted({*memory_sizes(shipped_aws().functions), *FRONTIER_MB}))
-"""What our functions may have: the default, and the sizes on whose plans of Gillis's both planners are compared."""
+"""Memory sizes of our functions: the default, and the sizes on whose plans of Gillis's both planners are compared."""
 SPEEDUP, SAVING = 1.3, 0.3
-"""What counts as clearly better: so many times faster for the same dollars, such a share cheaper in the same time."""
+"""Bounds of clearly better: so many times faster for the same dollars, such a share cheaper in the same time."""
 _SAME = 1e-9
 _MS_PER_S = 1000
 _MILLION = 1_000_000
@@ -122,12 +122,12 @@ class Versus:
 
     @property
     def speedup(self) -> float:
-        """How many times faster ours is for the same dollars; 0 where ours has no plan for them."""
+        """Our speedup for the same dollars; 0 where ours has no plan for them."""
         return self.gillis.ms / self.faster.ms if self.faster else 0.0
 
     @property
     def saving(self) -> float:
-        """What share of the dollars ours saves in the same time; minus infinity where ours has no plan that fast."""
+        """The share of dollars that ours saves in the same time; minus infinity where ours has no plan that fast."""
         return 1 - self.cheaper.usd / self.gillis.usd if self.cheaper else float("-inf")
 
     @property

@@ -60,7 +60,7 @@ class StagePrediction:
 
     @property
     def error(self) -> float:
-        """How far the prediction lies above what was measured, as a share of that; negative below."""
+        """The relative error of the prediction; negative where it is too low."""
         return self.predicted_ms / self.measured_ms - 1
 
 

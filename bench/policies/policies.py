@@ -34,7 +34,7 @@ HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "ratio", "slo me
 
 @dataclass(frozen=True)
 class Options:
-    """What to run: policies, loads whose names have one of `only` in them (all of them without), scalings.
+    """The selection of runs: policies, loads whose names have one of `only` in them (all of them without), scalings.
 
     Windows of `window_s` seconds are run query by query, none where it is 0.
     """

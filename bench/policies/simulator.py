@@ -63,7 +63,7 @@ class Quantile:
 
     @property
     def close(self) -> int:
-        """How many of the local runs it is as close to as it should be."""
+        """The number of local runs that it is as close to as it should be."""
         return sum(abs(self.simulated_ms / one - 1) <= CLOSE[self.name] for one in self.local_ms)
 
     @property
@@ -74,7 +74,7 @@ class Quantile:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast something runs: `value` in `unit`, and its target."""
+    """A speed: `value` in `unit`, and its target."""
 
     what: str
     value: float

@@ -113,7 +113,7 @@ class InstanceTime:
 
 @dataclass(frozen=True)
 class _Answer:
-    """How one query ended: the images in its batch, or why it failed."""
+    """The outcome of one query: the images in its batch, or why it failed."""
 
     batch: int = 0
     error: str = ""

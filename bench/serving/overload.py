@@ -63,7 +63,7 @@ class Overload:
 
 @dataclass
 class _Retries:
-    """How many queries were refused, those that respect Retry-After, and the tries of those that were answered."""
+    """The numbers of refused queries, of those that respect Retry-After, and the tries of those that were answered."""
 
     refused: int = 0
     tasks: list[asyncio.Task[None]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How soon after a load a service is as fast as before it."""
+"""The time in which a service recovers from a load."""
 
 from __future__ import annotations
 

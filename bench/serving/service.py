@@ -1,4 +1,4 @@
-"""What HTTP adds to the pipeline, what the balancer adds to HTTP, and what overload does to accepted queries.
+"""Cost of HTTP over the pipeline, of the balancer over HTTP, and of overload for accepted queries.
 
     bench ── pipeline.classify ──────────────┐
       │                                      ▼

@@ -46,7 +46,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Writer:
-    """What all states of a plan's machine have in common."""
+    """Settings that all states of a plan's machine share."""
 
     plan: Plan
     functions: Sequence[Sequence[str]]

@@ -28,7 +28,7 @@ _CALLS = 16  # at once, where none waits for an execution's end
 
 
 class Client(Protocol):
-    """What is used of a botocore client for Step Functions; it may be called from several threads at once."""
+    """The used methods of botocore's client for Step Functions; it may be called from several threads at once."""
 
     def start_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803 - botocore's
         """Start an execution of a Standard machine."""
@@ -76,7 +76,7 @@ def connect(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an execution ended, and when it ran, in seconds since the epoch by the service's clock.
+    """The end of an execution, and its times, in seconds since the epoch by the service's clock.
 
     `clock` is what to add to such a time for the time on the driver's clock, as well as one can know.
     """

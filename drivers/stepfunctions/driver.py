@@ -37,7 +37,7 @@ _MS_PER_S = 1000
 
 @dataclass(frozen=True)
 class _Route:
-    """What all queries of a driver share."""
+    """State that all queries of a driver share."""
 
     plan: Plan
     store: Store
@@ -143,7 +143,7 @@ class _Query:
 
     @property
     def overheads(self) -> Overheads:
-        """What it took so far, as far as the driver knows."""
+        """The overheads so far, as far as the driver knows."""
         return Overheads(counts=self._store.counts)
 
     async def run(self) -> Answer:

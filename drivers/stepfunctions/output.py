@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Output:
-    """What an execution ended with: the entries of each stage's tiles, and when the last stage was done.
+    """The output of an execution: the entries of each stage's tiles, and when the last stage was done.
 
     `cleaned` says that everything but the answer was deleted by the execution itself.
     """

@@ -1,4 +1,4 @@
-"""What an execution's end means: the error of a query, or what the run machine would have known of its stages."""
+"""The result of an execution: the error of a query, or the stages' state as the run machine has it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `serfer package` writes: layers, wheels, a bill of materials, and the record of it."""
+"""Output of `serfer package`: layers, wheels, a bill of materials, and the record of it."""

@@ -1,1 +1,1 @@
-"""What a deployment costs, item by item."""
+"""Costs of a deployment, item by item."""

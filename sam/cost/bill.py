@@ -1,4 +1,4 @@
-"""What a deployment costs: an idle month, a thousand queries, a burst, and months of several loads.
+"""The costs of a deployment: an idle month, a thousand queries, a burst, and months of several loads.
 
 Fixed costs come from the template (sam/cost/fixed.py), marginal costs from the cost model (sam/cost/marginal.py).
 """
@@ -52,7 +52,7 @@ class Month:
 
 @dataclass(frozen=True)
 class Bill:
-    """What a deployment costs: lines of an idle month, a warm and a cold query, a burst of `burst` queries, months.
+    """The costs of a deployment: lines of an idle month, a warm and a cold query, a burst of `burst` queries, months.
 
     `alarms_usd` is what a month of alarms would cost on top, where the template has them and they are off.
     """
@@ -72,12 +72,12 @@ class Bill:
 
     @property
     def environments(self) -> int:
-        """How many environments a burst would keep busy at once, a driver function's apart."""
+        """The number of environments that a burst would keep busy at once, without a driver function's."""
         return self.burst * max(stage.grid.tiles for stage in self.deployed.plan.stages)
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What the bill takes for granted, a sentence each."""
+        """The assumptions of the bill, a sentence each."""
         deployed = self.deployed
         facts = deployed.facts
         services = facts.services

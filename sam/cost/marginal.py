@@ -1,4 +1,4 @@
-"""What one query uses of a deployment, item by item, by the cost model of serfer/core/costs/cost_model.py.
+"""Marginal cost of a query in a deployment, item by item, by the cost model of serfer/core/costs/cost_model.py.
 
 A driver waits while workers run, so a driver function is billed for the whole of each query.
 """
@@ -45,7 +45,7 @@ class Deployed:
 
     @property
     def store(self) -> StoreFacts:
-        """How the deployment's store answers, and what it charges."""
+        """Latency and prices of the deployment's store."""
         facts = self.facts
         return {
             "s3": facts.s3,
@@ -56,7 +56,7 @@ class Deployed:
 
     @property
     def table(self) -> str:
-        """Where the store's prices stand in aws.toml."""
+        """The table of the store's prices in aws.toml."""
         return "redis_serverless" if self.options.store == "redis" else self.options.store
 
     def platform(self, cold_share: float) -> Platform:
@@ -66,7 +66,7 @@ class Deployed:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one query costs: its lines, and the expected seconds that its driver waits for it."""
+    """The cost of one query: its lines, and the expected seconds that its driver waits for it."""
 
     lines: tuple[Line, ...]
     seconds: float

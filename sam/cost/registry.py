@@ -1,4 +1,4 @@
-"""What the registry of a GPU pool costs where the drivers' store is a bucket.
+"""Cost of a GPU pool's registry where the drivers' store is a bucket.
 
 A bucket bills each request: every driver reads and writes the pool's record each second (serfer/fleet/registry.py).
 Where the store is a cache these are a few cheap commands.

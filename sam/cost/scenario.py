@@ -1,4 +1,4 @@
-"""What routing assumes in a deployment that has a GPU pool: scenario.toml, beside each plan that drivers follow.
+"""Assumptions of routing in a deployment with a GPU pool: scenario.toml, beside each plan that drivers follow.
 
 What a query costs and how long it takes on functions is the cost model's; what an instance costs stands in aws.toml;
 how fast it is has been measured on one by `serfer tune`: speeds are never assumed.
@@ -29,7 +29,7 @@ _PLACEHOLDER = {"usd_per_query": 1, "latency_ms": 1, "cold_ms": 0, "concurrency"
 
 @dataclass(frozen=True)
 class Profile:
-    """What `serfer tune` measured on an instance; `slo_ms` is the objective that its `qps` was found for."""
+    """The measurements of `serfer tune` on an instance; `slo_ms` is the objective that its `qps` holds for."""
 
     instance: InstanceType
     slo_ms: float

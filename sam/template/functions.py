@@ -1,4 +1,4 @@
-"""What a template has for one plan, a generation: a function for each part of a stage, its weights, a state machine."""
+"""The resources of one plan, a generation: a function for each part of a stage, its weights, a state machine."""
 
 from __future__ import annotations
 

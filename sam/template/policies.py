@@ -14,7 +14,7 @@ from serfer.core.errors import PlanError
 
 MOST_POLICY_CHARACTERS = 10_240
 _ARN_CHARACTERS = 115
-"""What an intrinsic function becomes at most: the ARN of a function with its alias, in any region."""
+"""The widest value of an intrinsic function: the ARN of a function with its alias, in any region."""
 _ENI = "arn:${AWS::Partition}:ec2:${AWS::Region}:${AWS::AccountId}:"
 
 Statement = dict[str, Any]

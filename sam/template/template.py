@@ -19,9 +19,9 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 
 CURRENT = "current"
-"""What the parameter Serving says for the plan that was packaged last."""
+"""The value of the parameter Serving for the plan that was packaged last."""
 SCENARIO = "scenario.toml"
-"""What drivers read of a plan's pool, beside its plan.json (sam/cost/scenario.py)."""
+"""The file of a plan's pool for drivers, beside its plan.json (sam/cost/scenario.py)."""
 _CACHES = ("valkey", "redis")
 _CACHE_VERSIONS = {"valkey": "8", "redis": "7"}
 _CACHE_USERS = {"valkey": ("CacheUser",), "redis": ("CacheUser", "NobodyUser")}

@@ -104,7 +104,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many queries wait for their turn."""
+        """The number of queries that wait for their turn."""
         return len(self._waiting)
 
     @property

@@ -1,4 +1,4 @@
-"""What the routes call: models by name, decoding in processes, a turn for each query, an answer or an error in time.
+"""The service behind the routes: models by name, decoding in processes, fair turns, an answer or an error in time.
 
 arrives ──▶ decoded (serfer/api/decoding/decoders.py) ──▶ its turn (serfer/api/admission.py) ──▶ runs ──▶ answer
 └──────────────────────── one deadline over all of it: DeadlineError ───────────────────────┘
@@ -130,7 +130,7 @@ class Service:
 
     @property
     def store(self) -> Store:
-        """Where drivers share what they know of requests: the default model's store."""
+        """The store in which drivers share the state of requests: the default model's."""
         return self.pipelines[self.default].store
 
     def name(self, requested: str | None) -> str:

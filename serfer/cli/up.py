@@ -116,7 +116,7 @@ def _given(options: Mapping[str, object]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Behind:
-    """What stands behind the balancer: so many `serfer serve` with options, stores' URLs, service, embedded store."""
+    """The servers behind the balancer: so many `serfer serve` with options, stores' URLs, service, embedded store."""
 
     drivers: int
     options: list[str]

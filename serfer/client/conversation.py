@@ -1,4 +1,4 @@
-"""How a client and a service talk, without a network: what to send when, and when to give up.
+"""The protocol of a client, without a network: what to send when, and when to give up.
 
     classify ──▶ Try(call, after 0 s) ──▶ Reply ──▶ a report
                     ▲                       │ or a fault
@@ -42,7 +42,7 @@ _LAST_LOOK_S = 0.05  # with less time left, another look is pointless
 
 @dataclass(frozen=True)
 class Clock:
-    """Where time and luck come from: seconds since some moment, seconds since 1970, uniform in [0, 1)."""
+    """Sources of time and randomness: seconds since some moment, seconds since 1970, uniform in [0, 1)."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -63,7 +63,7 @@ Steps: TypeAlias = Generator[Try, Reply, T]
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and how soon a call is tried again, in seconds.
+    """The retries of a call: their number, and waits in seconds.
 
     The n-th wait, from 0, is what the service asked for, if anything, and base * 2^n, at most `longest`, times a random
     factor in [0.5, 1): clients that were turned away together do not come back together.

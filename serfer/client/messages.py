@@ -1,4 +1,4 @@
-"""What a client and a service send each other: queries as requests, replies as values or errors."""
+"""Messages between client and service: queries as requests, replies as values or errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the service answered: `headers` are found in any case."""
+    """The service's response: `headers` are found in any case."""
 
     status: int
     headers: Mapping[str, str]
@@ -66,7 +66,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class QueryOptions:
-    """What a query asks for besides its images; None leaves it to the service."""
+    """The options of a query; None leaves one to the service."""
 
     model: str | None
     top_k: int

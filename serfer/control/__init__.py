@@ -1,1 +1,1 @@
-"""Where queries run, and how many instances there should be: pure decisions, from numbers to data."""
+"""Routing of queries and scaling of instances: pure decisions, from numbers to data."""

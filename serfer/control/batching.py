@@ -1,4 +1,4 @@
-"""How many images an instance should compute at once, and for how long one may wait for others: MArk's tuning.
+"""The batch size of an instance, and the longest wait for a batch: MArk's tuning.
 
 The paper (section 4.3) raises the batch size b from 1 while some waiting window W >= 0 fulfils both
 
@@ -19,7 +19,7 @@ _ALMOST = 1 + 1e-9  # of two sides that are equal but for rounding
 
 
 class BatchTimes:
-    """What batches take: `batches` are (images, milliseconds) as measured, by size.
+    """Compute times of batches: `batches` are (images, milliseconds) as measured, by size.
 
     With `stepped`, batches are padded to one of these sizes.
     """
@@ -49,7 +49,7 @@ class BatchTimes:
 
 @dataclass(frozen=True)
 class Profile(BatchTimes):
-    """How long a network takes on a machine: `batches` are (images, milliseconds), by size, from one image on.
+    """Times of a network on a machine: `batches` are (images, milliseconds), by size, from one image on.
 
     `unbatched_qps` is mu_nb, the queries a second that it computes one by one; None: as fast as batches of one go.
     With `stepped`, batches are padded to one of these sizes. Raises InputError for anything else.
@@ -88,7 +88,7 @@ class Profile(BatchTimes):
 
 @dataclass(frozen=True)
 class Tuning:
-    """What the tuning found: N_batch, W_batch in milliseconds, T_b of that batch, and mu*, its images a second.
+    """The result of the tuning: N_batch, W_batch in milliseconds, T_b of that batch, and mu*, its images a second.
 
     `sustained_qps` is what is left of that where batches follow each other without a pause: a query that has just
     missed one waits for it and then computes, so two batches have to fit the objective (MArk's first constraint knows

@@ -1,4 +1,4 @@
-"""Which waiting queries an instance computes next, when, and which it refuses: pure decisions about one queue.
+"""Dispatch at an instance: queries to compute next, when, and queries to refuse: pure decisions about one queue.
 
     arrives ──▶ predicted_lateness_s, behind the queries that are due before it   above 0 ──▶ refused at once
                   │
@@ -47,7 +47,7 @@ class QueuedQuery:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What a free engine does: compute `batch` now, refuse `late`, and without a batch decide again at `look_at`.
+    """The decision of a free engine: compute `batch` now, refuse `late`, and without a batch decide again at `look_at`.
 
     Both are indices into the queue. With neither a batch nor a time there is nothing to do until a query arrives.
     """

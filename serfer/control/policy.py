@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class DesiredReplicas:
-    """How many instances should be on, booting or serving, and why, in a few words for logs and counters."""
+    """The wanted number of instances, booting or serving, and the reason, in a few words for logs and counters."""
 
     instances: int
     reason: str

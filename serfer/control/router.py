@@ -1,4 +1,4 @@
-"""Where a query runs: on an instance that will answer in time, else on Lambda, within the ceiling of dollars.
+"""Routing of a query: on an instance that will answer in time, else on Lambda, within the ceiling of dollars.
 
              tick: load ──> policy ──> desired instances ──> at most what the ceiling allows ──> the fleet
 query ──> route: endpoints (instances that serve, and their queues), Lambda's queries in flight

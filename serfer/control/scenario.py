@@ -24,7 +24,7 @@ _Count = Annotated[int, Bounds(1, 1e9)]
 
 @dataclass(frozen=True)
 class LambdaTarget:
-    """What a query costs and how long it takes on Lambda; a cold start adds `cold_ms` to `latency_ms`."""
+    """A query's cost and latency on Lambda; a cold start adds `cold_ms` to `latency_ms`."""
 
     usd_per_query: _Positive
     latency_ms: _Positive
@@ -67,7 +67,7 @@ class InstanceType(BatchTimes):
 
     @property
     def start_usd(self) -> float:
-        """What switching one on costs: the price of its boot."""
+        """The cost of switching one on: the price of its boot."""
         return self.boot_s * self.usd_per_s
 
     def sustained_qps(self, slo_ms: float) -> float:

@@ -16,7 +16,7 @@ _TIE = 1e-5
 
 @dataclass(frozen=True)
 class Difference:
-    """How far split logits are from unsplit ones: relative to their range, and whether the first class is the same.
+    """The difference of split logits from unsplit ones: relative to their range, and in the first class.
 
     Classes whose unsplit logits are closer than 1e-5 of the range count as a tie.
     """

@@ -60,7 +60,7 @@ class Rect:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Grid:
-    """How a stage's output is cut: rows x cols tiles of maps, numbered row by row, or `columns` of a vector."""
+    """The cut of a stage's output: rows x cols tiles of maps, numbered row by row, or `columns` of a vector."""
 
     rows: int
     cols: int

@@ -1,4 +1,4 @@
-"""When a task is late: later than the tasks of its stage have lately been (Dean and Barroso, The Tail at Scale, 2013).
+"""Lateness of tasks: later than the tasks of its stage have lately been (Dean and Barroso, The Tail at Scale, 2013).
 
 A duplicate costs an invocation, so duplicates have a budget: a small share of all tasks.
 """

@@ -1,4 +1,4 @@
-"""Which stages pass their output by value, in answers and payloads, and which by reference, through a store."""
+"""Stages that pass their output by value, in answers and payloads, and which by reference, through a store."""
 
 from __future__ import annotations
 

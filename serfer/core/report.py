@@ -1,4 +1,4 @@
-"""What a query's answer says of itself: the object that the pipeline, the command line and the HTTP API hand out."""
+"""The report of a query: the object that the pipeline, the command line and the HTTP API hand out."""
 
 from __future__ import annotations
 

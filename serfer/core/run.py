@@ -52,7 +52,7 @@ from serfer.core.errors import (
 from serfer.core.wire import Report
 
 LOST = (MissingKeyError, AlteredPieceError)
-"""What a query's restart cures: something that a task reads is gone from the store, or is not what was written."""
+"""Failures that a restart of the query cures: a value that a task reads is missing from the store, or altered."""
 _BACKOFF = Backoff(base=0.05, longest=2.0)  # s
 _LOST = {kind.__name__: kind for kind in LOST}  # a function's error arrives by its type's name
 
@@ -160,7 +160,7 @@ Action = Invoke | Drop | WakeAt | Finish
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and how soon a failed task is retried.
+    """The retries of a failed task: their number and waits.
 
     Being throttled, or not reaching the store, says nothing about the task, so it has a larger allowance of its own, of
     which being throttled may take `throttled_attempts`: a driver that is a function itself keeps an environment from
@@ -175,7 +175,7 @@ class Retry:
 
 
 class Hedging(Protocol):
-    """When a task is late, and the budget of duplicates."""
+    """The lateness of a task, and the budget of duplicates."""
 
     def late_after(self, stage: int) -> float | None:
         """Return after how many seconds a task of a stage is late; None if that is unknown."""
@@ -201,7 +201,7 @@ class Attempt:
 
 
 class TileState(enum.Enum):
-    """Where a tile's task is."""
+    """The state of a tile's task."""
 
     RUNNING = "running"
     HEDGED = "hedged"
@@ -211,7 +211,7 @@ class TileState(enum.Enum):
 
 
 class Change(enum.Enum):
-    """What moves a tile's task from one state to another."""
+    """The events that move a tile's task from one state to another."""
 
     ANSWERED = "answered"
     LATE = "late"
@@ -241,7 +241,7 @@ TRANSITIONS = {
 
 @dataclass(slots=True)
 class TileRun:
-    """What is known of one tile's task: its attempts, and the report of the one that answered first.
+    """The state of one tile's task: its attempts, and the report of the one that answered first.
 
     `due` is the time of its retry while it is WAITING.
     """
@@ -279,7 +279,7 @@ class TileRun:
 
 @dataclass(slots=True)
 class StageRun:
-    """What is known of one stage of a run: when it was released and ended, and its tiles' tasks."""
+    """The state of one stage of a run: when it was released and ended, and its tiles' tasks."""
 
     started: float
     tiles: list[TileRun] = field(repr=False)

@@ -1,4 +1,4 @@
-"""What a SerFer service answers with: a report with its timeline, how far a query is, which models there are."""
+"""Responses of a SerFer service: a report with its timeline, a query's progress, and the models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TaskTime:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Where a query's time went, in ms since its request was admitted."""
+    """The timeline of a query, in ms since its request was admitted."""
 
     queue_ms: float
     decode_ms: float
@@ -57,7 +57,7 @@ class ServedReport(QueryReport):
 
 @dataclass(frozen=True)
 class StageProgress:
-    """How far a stage is: `tiles` holds 1 for each tile that is done, `done` counts them."""
+    """The progress of a stage: `tiles` holds 1 for each tile that is done, `done` counts them."""
 
     name: str
     tasks: int
@@ -77,7 +77,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How far an asynchronous query is: "queued", "running", "done" or "failed".
+    """The status of an asynchronous query: "queued", "running", "done" or "failed".
 
     It was handed in at `created`, in seconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""What travels between driver and worker: a task out, a report back, each msgpack in base64 in a JSON payload.
+"""Messages between driver and worker: a task out, a report back, each msgpack in base64 in a JSON payload.
 
     {"task": packed}            one task                    -> {"report": packed}
     {"tasks": packed}           several of one stage        -> {"reports": packed}, a report or an error of each
@@ -80,7 +80,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task did. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
+    """The report of a task. Times are in milliseconds; `init_ms` is 0 in an environment that was warm.
 
     `environment` names the worker; `weight_loads` and `sessions` count, over its life, how often it read its weights
     file and built an inference session. `output` is what an inline task wrote: its tile's cells, float32. Where
@@ -101,7 +101,7 @@ class Report:
 
     @property
     def billed_ms(self) -> float:
-        """What Lambda bills: the time of the handler and, where there was one, of the cold start."""
+        """The billed duration: the time of the handler and, where there was one, of the cold start."""
         return self.init_ms + self.total_ms
 
 

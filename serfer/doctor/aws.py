@@ -1,4 +1,4 @@
-"""What an AWS account has of what a deployment needs, before anything is created; every call only reads."""
+"""Checks of an AWS account before a deployment; every call only reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STEP = re.compile(r"arn:([a-z-]+):sts::(\d{12}):assumed-role/([\w+=,.@-]+)/.+")
 
 @dataclass(frozen=True)
 class Build:
-    """What is to be deployed: its record, plan and template, and the resources that the template makes."""
+    """A build to be deployed: its record, plan and template, and the resources that the template makes."""
 
     deployment: Deployment
     plan: Plan
@@ -91,7 +91,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Account:
-    """Whom the credentials belong to, and where."""
+    """The account of the credentials, and the region."""
 
     session: Session
     region: str

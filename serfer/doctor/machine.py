@@ -1,4 +1,4 @@
-"""What this machine has of what SerFer needs."""
+"""Checks of this machine."""
 
 from __future__ import annotations
 

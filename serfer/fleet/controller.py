@@ -38,7 +38,7 @@ _END_S = 15.0  # for tasks in flight, and for the instances that the last driver
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the loop's time comes from, in seconds."""
+    """The loop's clock, in seconds."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -46,7 +46,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Status:
-    """What a driver knows of the pool: instances wanted, there, and used by it; dollars of the last hour by target."""
+    """A driver's view of the pool: instances wanted, there, and used by it; dollars of the last hour by target."""
 
     leads: bool = False
     wanted: int = 0
@@ -277,7 +277,7 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
 
 
 class _Paid:
-    """What the other drivers paid to Lambda, as far as it is accounted for."""
+    """The other drivers' spending on Lambda, as far as it is accounted for."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, float]] = {}  # by driver: dollars that it ever paid, and when it was seen

@@ -1,4 +1,4 @@
-"""What only the leader does: probe the instances, start and stop them, and publish which serve."""
+"""Duties of the leader: probe the instances, start and stop them, and publish which serve."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ TAKEOVER_S = 6.0
 
 @dataclass(frozen=True)
 class Lease:
-    """Who leads, "" where the last holder has let go, and how many times the lease was taken or renewed."""
+    """The holder of the lease, "" where it was released, and how many times it was taken or renewed."""
 
     holder: str
     renewals: int
 
 
 class Election:
-    """What one candidate makes of the lease that it reads; `candidate` is a name that no other one has."""
+    """One candidate's view of the lease; `candidate` is a name that no other one has."""
 
     def __init__(self, candidate: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.candidate = candidate

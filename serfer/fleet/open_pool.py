@@ -47,7 +47,7 @@ _NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # the drivers' keys do not open their inst
 
 @dataclass(frozen=True)
 class Routing:
-    """Where queries may run besides the plan's functions, and what that may cost.
+    """The targets of queries besides the plan's functions, and their budget.
 
     `route` is "auto", "gpu" (instances alone) or a policy's name, `instances` what `open_provisioner` takes. `model` is
     what instances call the network, by default the plan's name.

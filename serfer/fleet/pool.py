@@ -64,7 +64,7 @@ class _Query:
 
 @dataclass(frozen=True)
 class DriverStats:
-    """What a driver did since the last snapshot, and does now."""
+    """A driver's activity since the last snapshot, and its present load."""
 
     images: int
     in_flight: int
@@ -145,7 +145,7 @@ class Pool:
 
     @property
     def serving(self) -> int:
-        """How many instances this driver sends queries to."""
+        """The number of instances that this driver sends queries to."""
         return sum(
             endpoint.listed and not endpoint.down for endpoint in list(self._endpoints.values())
         )  # the metrics' thread calls it

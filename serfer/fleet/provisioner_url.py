@@ -12,7 +12,7 @@ from serfer.core.errors import UsageError
 from serfer.fleet.provisioners.provisioner import Provisioner
 
 PORT = 8000
-"""Where the instances of an Auto Scaling group serve."""
+"""The port of an Auto Scaling group's instances."""
 _MAX_URLS = 256
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+=@-]{0,254}")
 _PASSWORD = re.compile(r"//[^/@]*@")

@@ -1,4 +1,4 @@
-"""What the leader decides for each instance, from what it observes: no clock, no network.
+"""The leader's decision for each instance, from observations: no clock, no network.
 
 booting ── ready ──> serving ── surplus ──> draining ── no query waits for it ──> stopped
    │                    └── not ready so often ──────────────────────────────────┘  and another one
@@ -39,7 +39,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class Actions:
-    """How many instances to start and which to stop now, and the members to publish."""
+    """The number of instances to start, those to stop, and the members to publish."""
 
     start: int
     stop: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the drivers of a pool share: one record, which each of them updates every second by compare-and-set.
+"""The shared state of a pool's drivers: one record, which each of them updates every second by compare-and-set.
 
     serfer:pool:{PLAN}    the drivers' loads; the lease (lease.py); what the leader publishes: the instances, how many
                           are wanted, and why
@@ -27,7 +27,7 @@ MAX_DRIVERS: Final = 64
 MAX_MEMBERS: Final = 256
 MAX_REASON: Final = 300
 TTL_S: Final = 5.0
-"""How long a driver whose entry does not change counts as running."""
+"""Seconds for which a driver whose entry does not change counts as running."""
 _CLEARED_TTL_S = 1.0
 _RECORD_TTL_S = 60.0  # longer: instances go on serving while no driver leads
 _MAX_BYTES = 1 << 20
@@ -65,7 +65,7 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class FleetState:
-    """What the leader publishes: the instances, how many are wanted, and why."""
+    """The leader's published state: the instances, how many are wanted, and why."""
 
     leader: str
     members: tuple[FleetMember, ...]
@@ -75,7 +75,7 @@ class FleetState:
 
 @dataclass(frozen=True)
 class PoolView:
-    """What a driver reads: the loads of the other drivers, and the published state of the fleet, if there is one."""
+    """The record as a driver reads it: the other drivers' loads, and the fleet's published state, if there is one."""
 
     others: tuple[DriverLoad, ...] = ()
     fleet: FleetState | None = None
@@ -120,7 +120,7 @@ class Requests:
 
 
 REQUESTS_PER_S: Final = Requests(reads=1.0, writes=1.0)
-"""What a driver sends the store, however many there are (for pricing).
+"""The requests of a driver to the store, for any number of drivers (for pricing).
 
 On top come retries of writes that met another driver's, and the leader's writes when what it publishes changes.
 """

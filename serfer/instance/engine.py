@@ -36,7 +36,7 @@ _FULL_S = 1.0  # what is refused because memory is full may come again then
 
 @dataclass(eq=False)
 class Counts:
-    """What an engine did so far: batches, the images in them, queries that it refused."""
+    """Counters of an engine: batches, the images in them, queries that it refused."""
 
     batches: int = 0
     images: int = 0
@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many images wait to be computed."""
+        """The number of images that wait to be computed."""
         return self._preparing + sum(entry.query.images for entry in self._queue)
 
     async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> InstanceAnswer:  # noqa: ARG002 - a Target's

@@ -25,7 +25,7 @@ _INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a network runs on: a device, numbers of a precision, `threads` of the processors (None: all of them).
+    """The hardware of a network: a device, numbers of a precision, `threads` of the processors (None: all of them).
 
     "auto" is "cuda" where this ONNX Runtime can use a GPU, else "cpu". Raises UsageError for another word.
     """

@@ -36,7 +36,7 @@ _TRIAL_S = 30.0
 
 @dataclass(frozen=True)
 class InstanceChoices:
-    """How an instance computes: on what, how many images at once, how long a free engine waits for them.
+    """The options of an instance: its hardware, batch size and batching window.
 
     `max_batch` of None is what suits the device. Raises UsageError.
     """

@@ -1,4 +1,4 @@
-"""What `serfer tune` found: a machine's profile, how it should batch, and its table for a scenario."""
+"""The result of `serfer tune`: a machine's profile, how it should batch, and its table for a scenario."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST = 1e9  # of a scenario's numbers
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine is called and costs; a price of None is not known. Raises UsageError."""
+    """The name and price of a machine; a price of None is not known. Raises UsageError."""
 
     name: str
     usd_per_hour: float | None

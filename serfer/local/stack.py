@@ -30,7 +30,7 @@ _FINISH_S = 900.0
 
 @dataclass(frozen=True)
 class Order:
-    """What is wanted: so many drivers, each run by `command` with `variables`, behind an address.
+    """The configuration: so many drivers, each run by `command` with `variables`, behind an address.
 
     Each gets about `requests` at the same time at most.
     """

@@ -1,4 +1,4 @@
-"""What goes into a package that runs in AWS: our packages, distributions, and what of them is never imported there."""
+"""Contents of a package that runs in AWS: our packages, distributions, and the files that are never imported there."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def files_of(packages: Sequence[str]) -> set[tuple[str, Path]]:
 
 
 CONTENTS = _contents()
-"""What each package holds, by the name of its layer."""
+"""The contents of each package, by the name of its layer."""
 WORKER = CONTENTS["worker"]

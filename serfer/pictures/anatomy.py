@@ -1,4 +1,4 @@
-"""What the pictures of a plan tell in numbers: tensors that cross its cuts, and where on the image its tiles lie."""
+"""The numbers behind a plan's pictures: tensors that cross its cuts, and the tiles' regions on the image."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def unclipped(tile: Tile, number: int) -> Rect:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a stage reads for rows `start` to `stop` of its output: step * start + lead to step * stop + trail."""
+    """The input rows of a stage's output rows `start` to `stop`: step * start + lead to step * stop + trail."""
 
     step: float
     lead: float

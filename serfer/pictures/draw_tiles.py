@@ -114,7 +114,7 @@ class _Frame:
 
     @property
     def bottom(self) -> float:
-        """Where the captions begin."""
+        """The top of the captions."""
         return _CAPTION + self.before + self.height + self.after + 0.04
 
     def place(self, area: Area) -> tuple[float, float, float, float]:

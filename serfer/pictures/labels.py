@@ -1,4 +1,4 @@
-"""Where labels of points go, so that they overlap neither each other nor points nor lines."""
+"""Placement of labels of points so that they overlap neither each other nor points nor lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the boxes of a network lie: rows under each other, wrapped into columns."""
+"""Layout of a network's boxes: rows under each other, wrapped into columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a line lies: its column, its top, and where that column's first slot begins."""
+    """The place of a line: its column, its top, and where that column's first slot begins."""
 
     column: int
     top: float

@@ -59,7 +59,7 @@ class Box:
 
     @property
     def text(self) -> str:
-        """What stands in the box."""
+        """The text of the box."""
         if len(self.labels) <= _MOST_LABELS:
             return " + ".join(self.labels)
         kinds = Counter(label.split(" ")[0] for label in self.labels)

@@ -1,4 +1,4 @@
-"""What a plan competed with, and which of the alternatives are beaten in both latency and dollars."""
+"""Alternatives of a plan, and which of them are beaten in both latency and dollars."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Choice:
 
     @property
     def verdict(self) -> str:
-        """How it compares with the others."""
+        """The comparison with the others."""
         if self.plan.chosen:
             return "chosen"
         return "does not fit" if not self.plan.fits else "best" if self.best else "beaten"

@@ -1,4 +1,4 @@
-"""What policies did with a load as charts: the load, the instances, Lambda's share, and dollars against the optimum."""
+"""Charts of policies under a load: the load, the instances, Lambda's share, and dollars against the optimum."""
 
 from __future__ import annotations
 

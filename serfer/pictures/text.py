@@ -38,7 +38,7 @@ def _lanes(passing: list[Tensor]) -> dict[Tensor, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Margin:
-    """What is drawn on the left of the boxes: `width` lanes, in which the tensors of `passing` go by."""
+    """The margin on the left of the boxes: `width` lanes, in which the tensors of `passing` go by."""
 
     lanes: dict[Tensor, int]
     width: int

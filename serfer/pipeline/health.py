@@ -31,7 +31,7 @@ class Functions(Protocol):
 
 @dataclass(frozen=True)
 class Health:
-    """What is wrong with the store and with the functions, each in one line; empty where nothing is.
+    """The errors of the store and of the functions, each in one line; empty where there is none.
 
     `busy` says that Lambda had no room for the look itself: nothing is known to be wrong, and another driver, or a new
     one, would have no more room.

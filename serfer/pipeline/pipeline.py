@@ -71,12 +71,12 @@ class Pipeline:
 
     @property
     def target(self) -> Target | None:
-        """What is asked for every query first, if anything is."""
+        """The target that is tried first for every query, if there is one."""
         return self._target
 
     @property
     def store(self) -> Store:
-        """Where its queries' pieces live."""
+        """The store of its queries' values."""
         return self._probe.store
 
     @property
@@ -139,7 +139,7 @@ class Pipeline:
 
     @property
     def recipe(self) -> Recipe:
-        """How an image becomes the input; raises PlanError where the plan does not say."""
+        """The preprocessing of an image; raises PlanError where the plan does not say."""
         return Recipe(preprocess_of(self.plan), self.plan.input, self._limits)
 
     def pixels(self, images: Sequence[Image], names: Sequence[str] | None = None) -> NDArray[np.uint8]:

@@ -35,7 +35,7 @@ class Query:
 
     @property
     def batch(self) -> int:
-        """How many images it has."""
+        """The number of images."""
         return len(self.array)
 
 

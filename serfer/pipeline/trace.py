@@ -1,4 +1,4 @@
-"""Where queries spent their time, as a file for chrome://tracing and ui.perfetto.dev (docs/how-to/trace.md).
+"""A trace of queries as a file for chrome://tracing and ui.perfetto.dev (docs/how-to/trace.md).
 
     driver           queries      | split | stage-0 ................................... | stage-1 ... | merge |
                      invocations          | queue | invoke ............................ |
@@ -58,7 +58,7 @@ class TracedQuery:
 
 @dataclass(frozen=True)
 class Span:
-    """What took from `start` to `end`, in whole microseconds since the trace began, and what stands inside it.
+    """A span from `start` to `end`, in whole microseconds since the trace began, and the spans inside it.
 
     `arrow` is the number of the arrow that begins ("s") or ends ("f") here.
     """

@@ -35,7 +35,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verification:
-    """How a plan's answers compare, input by input."""
+    """The differences of a plan's answers, input by input."""
 
     rows: tuple[Compared, ...]
 

@@ -34,7 +34,7 @@ class Warmer(Protocol):
 
 @dataclass(frozen=True)
 class Warmth:
-    """What became of a function's warm-up: how many environments were asked for, are warm, and were started for it.
+    """The result of a function's warm-up: how many environments were asked for, are warm, and were started for it.
 
     `slowest_start_ms` is the longest of those starts; `problem` says why a request failed, where one did.
     """

@@ -1,4 +1,4 @@
-"""What a plan's tasks take, query by query: measured in a local run, or made of the published figures.
+"""Times of a plan's tasks, query by query: measured in a local run, or made of the published figures.
 
 A query's tasks vary together (a machine that is slow now is slow for all of them), so whole queries are kept, a row
 each, and whole rows are drawn: quantiles of one task alone would make stages of many tasks too slow, and the slowest
@@ -82,12 +82,12 @@ class Calibration:
 
     @property
     def tiles(self) -> tuple[int, ...]:
-        """How many tasks each stage has."""
+        """The number of tasks of each stage."""
         return tuple(map(len, self.functions))
 
     @property
     def tasks(self) -> int:
-        """How many tasks a query has."""
+        """The number of tasks of a query."""
         return sum(self.tiles)
 
     @property
@@ -115,7 +115,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a calibration holds: latencies of its queries, and the median of what cold starts add, in ms."""
+    """A calibration's figures: latencies of its queries, and the median of what cold starts add, in ms."""
 
     queries: int
     tasks: int

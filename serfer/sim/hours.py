@@ -1,4 +1,4 @@
-"""Which parts of a trace are looked at query by query: its busiest hour and its median one."""
+"""The parts of a trace that are simulated query by query: its busiest hour and its median one."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Steps:
 
     @property
     def ends_s(self) -> Floats:
-        """When each step is over."""
+        """The end of each step."""
         return np.cumsum(self.durations_s)
 
     def before(self, time_s: float) -> int:

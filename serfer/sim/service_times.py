@@ -1,4 +1,4 @@
-"""How long Lambda takes for a query, as quantiles to draw from; where they come from stands with them."""
+"""Lambda's service times as quantiles to draw from, with their source."""
 
 from __future__ import annotations
 

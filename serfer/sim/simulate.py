@@ -30,7 +30,7 @@ _MAX_INSTANCES = 10_000
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """Where a load comes from: a CSV file or a generator with its parameters, and the part of it to use, in seconds."""
+    """The source of a load: a CSV file or a generator with its parameters, and the part of it to use, in seconds."""
 
     name: str
     from_s: float = 0.0
@@ -57,7 +57,7 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a policy is run: it decides every `period_s`; the dollars of any hour are at most `max_usd_per_hour`.
+    """Options of a policy's run: it decides every `period_s`; the dollars of any hour are at most `max_usd_per_hour`.
 
     `kind` names the instance type to use, None for the first; `spot` pays its spot price. Without
     `overflow` Lambda is not used: queries beyond the instances' capacity are late, or refused where none serves, and
@@ -160,7 +160,7 @@ class PolicyRun:
 
 @dataclass(frozen=True, eq=False)
 class DetailedRun:
-    """How windows of a load are simulated query by query: Lambda's service times and the windows' length.
+    """The options of simulation query by query: Lambda's service times and the windows' length.
 
     With `tasks`, Lambda's queries are simulated task by task.
     """

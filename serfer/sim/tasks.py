@@ -103,7 +103,7 @@ class LambdaSimulator:
 
     @property
     def in_flight(self) -> int:
-        """How many queries are under way."""
+        """The number of queries in flight."""
         return self._in_flight
 
     def start(self, now: float) -> None:

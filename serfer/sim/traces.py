@@ -43,12 +43,12 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """The duration in seconds."""
         return float(self.durations_s.sum())
 
     @property
     def queries(self) -> float:
-        """How many queries come on average."""
+        """The mean number of queries."""
         return float(self.durations_s @ self.rates)
 
     @property
@@ -63,7 +63,7 @@ class Trace:
 
     @property
     def starts_s(self) -> Floats:
-        """When each row begins, and when the last one ends: (rows + 1,)."""
+        """The start of each row, and the end of the last one: (rows + 1,)."""
         return np.concatenate(([0.0], np.cumsum(self.durations_s)))
 
     def scaled(self, factor: float) -> Trace:

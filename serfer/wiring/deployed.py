@@ -75,7 +75,7 @@ class Deployment:
 
     @property
     def advice(self) -> str:
-        """What to do where its store does not answer from here."""
+        """The advice where its store does not answer from here."""
         if not schemes(self.store) & _CACHES:
             return f"it is the store of the stack {self.stack}"
         asking = f"ask its service, {self.url}, instead (serfer.Client)" if self.url else "ask its service instead"

@@ -1,4 +1,4 @@
-"""What is put together on this machine: plans of the zoo, and the local Lambda service with functions of plans.
+"""Local assembly: plans of the zoo, and the local Lambda service with functions of plans.
 
 Apart from open_pipeline.py, because a driver in AWS has neither the splitter nor local parts in its package.
 """

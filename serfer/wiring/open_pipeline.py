@@ -120,7 +120,7 @@ def _opened(opening: _Opening) -> Pipeline:
 
 @dataclass(frozen=True)
 class _Opening:
-    """What a pipeline is put together from."""
+    """The parts of a pipeline."""
 
     plan: Plan
     directory: Path

@@ -1,4 +1,4 @@
-"""What a user chooses for a pipeline, and which of it goes together."""
+"""A user's choices for a pipeline, and their valid combinations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage import check_known, schemes
 INLINE = ("planned", "always", "never")
 WORKERS = ("inprocess", "local", "aws")
 TASK_TIMEOUT_S = 60.0
-"""What a stage's function may take for a task."""
+"""The time limit of a stage's function for a task."""
 DRIVERS = ("push", "poll", "stepfunctions", "stepfunctions-express")
 
 

@@ -1,4 +1,4 @@
-"""What the URL of a Redis server or cluster says, as the options of redis-py's connection pool."""
+"""The URL of a Redis server or cluster as the options of redis-py's connection pool."""
 
 import re
 from typing import Any

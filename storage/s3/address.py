@@ -1,4 +1,4 @@
-"""Where an S3 store is: its URL taken apart, and the address that botocore's own rules give its bucket."""
+"""The address of an S3 store: its URL taken apart, and the address that botocore's own rules give its bucket."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _FORM = "write s3://BUCKET/PREFIX[?region=REGION][&endpoint=URL]"
 
 @dataclass(frozen=True)
 class Target:
-    """What a store's URL says; `prefix` is empty or ends with a slash."""
+    """The parts of a store's URL; `prefix` is empty or ends with a slash."""
 
     bucket: str
     prefix: str

@@ -18,7 +18,7 @@ _SERVER = 500
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What S3 means by some codes or, where it gives none that we know, by some statuses."""
+    """The meanings of some codes of S3 or, where it gives none that we know, by some statuses."""
 
     error: type[SerferError]
     text: str

@@ -1,4 +1,4 @@
-"""What keeps a bucket clean, since S3 knows no time to live for a key: a list of what is old, and a lifecycle rule."""
+"""Clean-up of a bucket, since S3 has no time to live of a key: a list of old objects, and a lifecycle rule."""
 
 from collections.abc import Iterator
 from datetime import datetime

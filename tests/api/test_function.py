@@ -188,7 +188,7 @@ class TestEvents:
         code, headers, body = call(*event_parts)
         problem = json.loads(body)
         assert (code, headers["content-type"], problem["status"]) == (status, "application/problem+json", status)
-        assert problem["request_id"] == headers["x-event_parts-id"]
+        assert problem["request_id"] == headers["x-request-id"]
 
     def test_problems_are_not_in_base64(self, function):
         assert not function(rest("GET", "/nowhere"), None)["isBase64Encoded"]

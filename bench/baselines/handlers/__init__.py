@@ -1,1 +1,1 @@
-"""What runs inside the baselines' functions; beside a worker's own dependencies it needs nothing."""
+"""Code of the baselines' functions; it needs only a worker's own dependencies."""

@@ -1,4 +1,4 @@
-"""What SerFer's driver and workers leave in the store: tensors, or views of tensors that keep all of their storage.
+"""Objects of SerFer's driver and workers in the store: tensors, or views of tensors that keep all of their storage.
 
     4 bytes    msgpack                                          padding   raw
     length  |  for each tensor: its shape, and the view's bounds  |  ...  |  float32, one tensor after the other
@@ -44,7 +44,7 @@ class View:
 
     @property
     def array(self) -> Array:
-        """What the view shows."""
+        """The array that the view shows."""
         return self.whole[tuple(slice(*span) for span in self.bounds)]
 
     def alone(self) -> View:

@@ -1,1 +1,1 @@
-"""Who may ask: API keys with their quotas, and the hosts that a request may name."""
+"""Authentication: API keys with their quotas, and the hosts that a request may name."""

@@ -1,4 +1,4 @@
-"""Which host names a service without API keys answers to, so that web pages cannot use it through a visitor's browser.
+"""Host names that a service without API keys answers to, so that web pages cannot use it through a visitor's browser.
 
 Two requests of browsers are refused: those of another site's page, which the Origin header names, and those to a name
 whose owner has pointed it at this machine (DNS rebinding), which the Host header names. An IP address as Host is no

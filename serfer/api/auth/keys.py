@@ -90,7 +90,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Client:
-    """Whose key a request brought."""
+    """The client of a request's key."""
 
     name: str
     requests_per_minute: int | None = None

@@ -35,7 +35,7 @@ _LONGEST_ERROR = 64 * 1024
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """How many decoders there are, how many requests may wait for one, and what a request's images take together."""
+    """Limits: the number of decoders, of requests that wait for one, and of a request's pixels and processor time."""
 
     processes: int = 2
     waiting: int = 80

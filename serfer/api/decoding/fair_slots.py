@@ -42,7 +42,7 @@ class FairSlots:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a slot."""
+        """The number of requests that wait for a slot."""
         return sum(map(len, self._lines.values()))
 
     def expected_s(self, client: str) -> float:

@@ -1,1 +1,1 @@
-"""What starts the service: a daemon, a Lambda function, an instance."""
+"""Entry points of the service: a daemon, a Lambda function, an instance."""

@@ -1,4 +1,4 @@
-"""What a driver in AWS serves, and how, by its settings."""
+"""Configuration of a driver in AWS, by its settings."""
 
 from __future__ import annotations
 

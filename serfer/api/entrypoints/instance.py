@@ -34,7 +34,7 @@ _NO_BOUND = 10_000  # queries: the engine refuses by time, and memory for bodies
 
 @dataclass(frozen=True)
 class Idle:
-    """When an instance ends by itself: after `seconds` without a request.
+    """The idle shutdown of an instance: after `seconds` without a request.
 
     Before, `release` is called, in a thread, and says whether it may.
     """

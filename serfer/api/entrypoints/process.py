@@ -1,4 +1,4 @@
-"""What processes that run from packed dependencies share: their options, and that all their output is JSON lines.
+"""Shared by processes that run from packed dependencies: their options, and that all their output is JSON lines.
 
 They import nothing that only the command line needs.
 """

@@ -24,7 +24,7 @@ from serfer.wiring.open_pipeline import open_pipeline
 
 @dataclass(frozen=True)
 class Opening:
-    """How every model is opened, as for `serfer.open`; `routing` is the first one's alone."""
+    """The options of every model, as for `serfer.open`; `routing` is the first one's alone."""
 
     store: str | None = None
     workers: str | None = None
@@ -37,7 +37,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen; port 0 is any free one."""
+    """The address to listen at; port 0 is any free one."""
 
     host: str
     port: int

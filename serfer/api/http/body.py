@@ -16,7 +16,7 @@ from serfer.api.http.problems import Problem
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """What one request may bring: bytes of its body, images in it, seconds until all of it has arrived.
+    """Limits of one request: bytes of its body, images in it, seconds until all of it has arrived.
 
     How many pixels an image may have is checked where it is decoded (`serfer.images.ImageLimits`).
     """

@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, and in how many pieces, before a decoder sees it.
+"""An image file's format by its first bytes, and its number of pieces, before a decoder sees it.
 
 A decoder takes time for every piece, however small. Each scan of a progressive JPEG goes over all pixels once more, and
 an empty one has 61 bytes: 100 kB can keep it busy for a minute and a half at 40 megapixels. A file of nothing but empty

@@ -1,4 +1,4 @@
-"""What is wrong with a request, as problem details for the client (RFC 9457): one line each, no traces."""
+"""Errors of a request, as problem details for the client (RFC 9457): one line each, no traces."""
 
 from __future__ import annotations
 

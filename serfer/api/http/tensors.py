@@ -81,7 +81,7 @@ class Inference:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes, in any one of the forms, for 1 to `most` images, and gives."""
+    """A model's inputs, of which a request has one, for 1 to `most` images, and its output."""
 
     takes: Sequence[TensorForm]
     gives: TensorForm

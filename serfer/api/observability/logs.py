@@ -1,4 +1,4 @@
-"""What an operator reads: one JSON object a line, or text where a person watches.
+"""Logs for the operator: one JSON object a line, or text where a person watches.
 
 Nothing of a client's is written: no name of a file, no key, no query string, no header. A line about a failure of ours
 has the error's own words; one about a client's mistake, and a bug's traceback, have its class alone, as their words may

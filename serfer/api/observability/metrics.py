@@ -1,4 +1,4 @@
-"""What Prometheus reads at GET /metrics; docs/reference/metrics.md lists every name.
+"""Prometheus metrics at GET /metrics; docs/reference/metrics.md lists every name.
 
 Labels have few values, none of them a client's: routes are templates, models those that are served, and whatever else
 is "other". So clients cannot create series, and no name, key or image is in one.

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a pool of instances; docs/reference/metrics.md lists every name."""
+"""Prometheus metrics of a pool of instances; docs/reference/metrics.md lists every name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found out about a request while it is answered: for its log line, its metrics and its trace."""
+"""The record of a request while it is answered: for its log line, its metrics and its trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a query's time went, task by task, and how far one is that still runs."""
+"""The timeline of a query, task by task, and the progress of one that still runs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the service answers at each path."""
+"""The routes of the service."""

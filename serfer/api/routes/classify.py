@@ -45,7 +45,7 @@ _MS_PER_S = 1000
 
 @dataclass(frozen=True)
 class Classifying:
-    """What the routes share: the service, its limits, what was answered before, and the default deadline."""
+    """Shared by the routes: the service, its limits, what was answered before, and the default deadline."""
 
     service: Service
     limits: ApiLimits

@@ -53,7 +53,7 @@ _INFER: Final = {"requestBody": request_body({"application/json": InferenceReque
 
 @dataclass(frozen=True)
 class Inferring:
-    """What the routes share: the service, its limits, and the default deadline.
+    """Shared by the routes: the service, its limits, and the default deadline.
 
     `decoding` is held while a large request is decoded: decoded, it takes several times its bytes.
     """

@@ -1,4 +1,4 @@
-"""What /openapi.json says of the routes beyond what FastAPI reads off them: bodies, headers, errors."""
+"""Additions to /openapi.json beyond what FastAPI derives from the routes: bodies, headers, errors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the commands share: options, the plan they mean, how they print, and how the program ends."""
+"""Shared by the commands: options, the plan they mean, how they print, and how the program ends."""

@@ -1,4 +1,4 @@
-"""How commands print text, sizes and tables on a terminal."""
+"""Text, sizes and tables on a terminal."""
 
 from __future__ import annotations
 

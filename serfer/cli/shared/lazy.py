@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 Commands = Mapping[str, tuple[str, str]]
-"""Where each command is, as `module:attribute`, and what it does in one line, in the order of the help."""
+"""The place of each command, as `module:attribute`, and what it does in one line, in the order of the help."""
 Panels = Mapping[str, Sequence[str]]
 """The names of the commands in each section of the help."""
 

@@ -1,4 +1,4 @@
-"""What the commands of `serfer` and of `serfer bench` share: their options, the plan they mean, how they print."""
+"""Shared by the commands of `serfer` and `serfer bench`: their options, the plan they mean, how they print."""
 
 from __future__ import annotations
 

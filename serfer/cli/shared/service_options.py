@@ -1,4 +1,4 @@
-"""What the commands that serve over HTTP share: their options, the models they mean, their hosts and logs."""
+"""Shared by the commands that serve over HTTP: their options, the models they mean, their hosts and logs."""
 
 from __future__ import annotations
 

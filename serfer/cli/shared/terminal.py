@@ -1,4 +1,4 @@
-"""Where commands print, and every way in which the program can end."""
+"""Terminal output of commands, and every way in which the program can end."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class RobustnessBudget:
 
     @property
     def plain(self) -> Bools:
-        """Which levels the work-function algorithm has on."""
+        """The levels that the work-function algorithm has on."""
         return np.array(self._work_function.on, np.bool_)
 
     @property

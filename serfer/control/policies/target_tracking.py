@@ -15,7 +15,7 @@ _COOLDOWN_S: Final = 300.0
 
 
 class TargetTracking:
-    """As many instances as keep each at half its capacity over the last minute; at least one, one step a cooldown."""
+    """Keeps instances at half their capacity over the last minute; at least one, one step a cooldown."""
 
     name = "target-tracking"
 

@@ -13,7 +13,7 @@ from serfer.core.errors import InputError, UsageError
 from serfer.core.structure import Bounds, structure, unstructure
 
 STORES = ("redis", "s3", "valkey", "redis+s3", "valkey+s3")
-"""What lies between stages: one store, or one and an object store, between which each stage's output chooses."""
+"""Stores between stages: one, or one and an object store, of which each stage's output goes to either."""
 
 
 Whole = Annotated[int, Bounds(1)]
@@ -24,7 +24,7 @@ Price = Annotated[float, Bounds(0.0)]
 
 @dataclass(frozen=True)
 class LambdaFacts:
-    """What Lambda allows and charges; units stand in `aws.toml` beside each value."""
+    """Lambda's limits and prices; units stand in `aws.toml` beside each value."""
 
     memory_min: Whole
     memory_max: Whole
@@ -52,7 +52,7 @@ class LambdaFacts:
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """How fast a store answers a worker, and what it charges; units stand in `aws.toml` beside each value."""
+    """A store's latency for a worker, and its prices; units stand in `aws.toml` beside each value."""
 
     request_latency: Positive
     range_latency: Positive
@@ -64,7 +64,7 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class ServiceFacts:
-    """What else a deployment has and uses, and a stack's limits; units stand in `aws.toml` beside each value."""
+    """The other services of a deployment, and a stack's limits; units stand in `aws.toml` beside each value."""
 
     price_api_request: Price
     price_balancer_hour: Price
@@ -109,7 +109,7 @@ class ServiceFacts:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value comes from: its unit, when it was read ("2026-11"), and a tag: D, B, M, S, K, or U for a user's."""
+    """The source of a value: its unit, when it was read ("2026-11"), and a tag: D, B, M, S, K, or U for a user's."""
 
     unit: str
     date: str
@@ -118,7 +118,7 @@ class Source:
 
 @dataclass(frozen=True)
 class AwsFacts:
-    """What a plan may run on.
+    """Limits and prices of AWS.
 
     `instances` are dollars an hour by instance type, `zones` the ids of the zones that have S3 Express One Zone by
     region, `regions_without` the regions that lack a feature, by feature. `sources` say where each value comes from,

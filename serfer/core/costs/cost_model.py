@@ -28,7 +28,7 @@ from serfer.core.units import MS_PER_S
 DISPATCH_SECONDS = 2.8e-4
 """A driver's processor time to sign and send one invocation, as measured on the development machine."""
 TASK_SECONDS = 4e-4
-"""What a task takes besides reading, computing and writing: decoding, encoding, the runtime's loop. Measured there."""
+"""Seconds of a task besides reading, computing and writing: decoding, encoding, the runtime's loop. Measured there."""
 CARRY_RATE = 7.5e7
 """Bytes a second that a driver takes out of answers or puts into payloads: base64 in JSON, signing. ADR 9."""
 CODEC_RATE = 4e7
@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Platform:
-    """Where a plan runs: Lambda, and the store between its stages, perhaps with a second one for large objects.
+    """The platform of a plan: Lambda, and the store between its stages, perhaps with a second one for large objects.
 
     `cold_share` is how many of the invocations find no warm environment; a cold one takes as long as it takes to start
     a process and to load the function's weights.
@@ -69,7 +69,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the tasks of a stage do with a store, arrays as StageLoad has them; `ranges` are byte ranges read."""
+    """Store traffic of a stage's tasks, arrays as StageLoad has them; `ranges` are byte ranges read."""
 
     bytes_read: Floats
     ranges: Floats
@@ -91,7 +91,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What the tasks of a stage do for one query: arrays with a value for each task, or what broadcasts to that.
+    """The work of a stage's tasks for one query: arrays with a value for each task, or what broadcasts to that.
 
     `serial_s` and `parallel_s` are compute on one vCPU, the part that more vCPUs do not speed up and the part that they
     do. Bytes are read from and written to the store, or carried by the driver; `ranges` are byte ranges read. `objects`
@@ -110,12 +110,12 @@ class StageLoad:
 
     @property
     def tasks(self) -> int:
-        """How many tasks the stage has."""
+        """The number of tasks of the stage."""
         return int(self.parallel_s.shape[-1])
 
     @property
     def stored(self) -> Traffic:
-        """What the tasks do with the store."""
+        """The tasks' store traffic."""
         return Traffic(self.bytes_read, self.ranges, self.bytes_written)
 
     def through(self, platform: Platform) -> list[tuple[Traffic, StoreFacts]]:
@@ -243,7 +243,7 @@ def _convolved(one: Floats, other: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class StagePrice:
-    """What one query costs in a stage: expected seconds, dollars, what its tasks are billed for, and bytes they move.
+    """The cost of one query in a stage: expected seconds, dollars, what its tasks are billed for, and bytes they move.
 
     `usd` has each task's time rounded up to the millisecond, `billed_s` has not; bytes are read from and written to all
     stores, `bytes_carried` ride along with the driver.
@@ -262,7 +262,7 @@ class StagePrice:
 
 @dataclass(frozen=True)
 class PlanPrice:
-    """What one query costs, by stage, and the distribution of its latency."""
+    """The cost of one query, by stage, and the distribution of its latency."""
 
     stages: tuple[StagePrice, ...]
     latency: Latency

@@ -1,4 +1,4 @@
-"""What operators cost on one vCPU: coefficients fitted to measurements, added up along a task (INFless, section 3.3).
+"""Operator costs on one vCPU: coefficients fitted to measurements, added up along a task (INFless, section 3.3).
 
 An operator's time is the sum of its counts (multiply-accumulates, elements read, calls of the innermost loop, ...)
 times the coefficients of its kind. A coefficient is never negative and every count grows with the region, so a larger
@@ -30,7 +30,7 @@ FORMAT = 1
 BLOCK = 16
 """Channels that ONNX Runtime keeps together (AVX-512)."""
 SAFETY = 0.1
-"""What INFless adds to its predictions, so that objectives are kept though predictions are not exact (section 3.3)."""
+"""INFless's margin on its predictions, so that objectives are kept despite prediction errors (section 3.3)."""
 _SETS = 4  # blocks of output channels that the innermost loop of a convolution computes at once
 _NEAR = 1 << 17  # elements that stay in the second-level cache on the way to the next operator
 _NEAR_WEIGHTS = 1 << 20  # weights that are still in some cache when the next query comes
@@ -63,7 +63,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one operator does for one image on one region; sizes in elements, `rows` and `cols` those of its output.
+    """The work of one operator for one image on one region; sizes in elements, `rows` and `cols` those of its output.
 
     `taps` is the window's area, `edges` how many columns of the output have windows that leave the map. `bounded` and
     `curved` are the elements of the result that go through an activation inside the operator, one that compares or one
@@ -184,7 +184,7 @@ Measure = Annotated[float, Bounds(0.0)]
 
 @dataclass(frozen=True)
 class Profile:
-    """What each count of a kind costs in nanoseconds, how much of its time more threads divide, and the fit.
+    """The nanoseconds of each count of a kind, how much of its time more threads divide, and the fit.
 
     It was fitted to `samples` measurements, from which it is off by `error` (median, a share).
     """

@@ -1,4 +1,4 @@
-"""What a plan costs, by the one cost model (cost_model.py): a query, a burst, and a month without queries."""
+"""Prices of a plan, by the one cost model (cost_model.py): a query, a burst, and a month without queries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Where and how a plan runs: None means as the plan says.
+    """The circumstances of a plan's runs: None means as the plan says.
 
     `cold_share` is the share of invocations that find no warm environment, `burst` a number of queries.
     """
@@ -39,7 +39,7 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Prices:
-    """What a plan costs over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
+    """The prices of a plan over one kind of store or two: `query` as circumstances are, `cold` where nothing was warm.
 
     `standing_usd` is what a month costs in which no query comes.
     """

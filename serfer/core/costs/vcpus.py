@@ -1,4 +1,4 @@
-"""What a function's memory gives it in processors: the one rule, for predictions and for workers.
+"""Processors of a function by its memory: the one rule, for predictions and for workers.
 
 Lambda gives processor time in proportion to memory: at `memory_per_vcpu` MB (1769) "the equivalent of one vCPU (one
 vCPU-second of credits per second)" (AWS Lambda Developer Guide, Configure Lambda function memory). So 3000 MB are 1.7

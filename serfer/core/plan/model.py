@@ -115,7 +115,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a tile reads from tile `tile` of stage `stage` before it."""
+    """The region that a tile reads from tile `tile` of stage `stage` before it."""
 
     stage: int
     tile: int
@@ -255,7 +255,7 @@ class DeploymentOption:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What a plan competed with: `stages` as text for people, predicted milliseconds and dollars of a warm query.
+    """An alternative of a plan: `stages` as text for people, predicted milliseconds and dollars of a warm query.
 
     `fits` says that its functions keep the package limit, `chosen` that it is this plan.
     """
@@ -270,7 +270,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class PackageLimit:
-    """What a function's package may take unzipped, and how much of it is code and dependencies; bytes."""
+    """The limit of a function's unzipped package, and how much of it is code and dependencies; bytes."""
 
     package: int
     dependencies: int

@@ -1,4 +1,4 @@
-"""How an image becomes a network's input, and what an image may be."""
+"""Preprocessing of an image, and limits of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST, _MOST = 1e-9, 1e9  # float32 adds, multiplies and divides these without 
 
 @dataclass(frozen=True, slots=True)
 class Preprocess:
-    """How an image becomes the input: resize its shorter side, crop the centre, then (x * scale - mean) / std.
+    """The preprocessing of an image: resize its shorter side, crop the centre, then (x * scale - mean) / std.
 
     `mean` and `std` are per channel, in the order of `channels` ("RGB", "BGR", or "L" for grey), after scaling.
     `resize` is in pixels; None stretches the whole image to the input's size instead. Raises PlanError for values that
@@ -54,7 +54,7 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What is accepted: bytes of the file, and pixels of what it decodes to."""
+    """Limits of an image: bytes of the file, and pixels that it decodes to."""
 
     max_bytes: int = 64 * 1024 * 1024
     max_pixels: int = 100_000_000

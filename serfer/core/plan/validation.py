@@ -1,4 +1,4 @@
-"""What every plan must satisfy, checked before anything is allocated or indexed by its numbers."""
+"""Invariants of every plan, checked before anything is allocated or indexed by its numbers."""
 
 from __future__ import annotations
 

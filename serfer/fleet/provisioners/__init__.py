@@ -1,1 +1,1 @@
-"""Where instances come from: processes of this machine, given addresses, an Auto Scaling group."""
+"""Provisioners of instances: processes of this machine, given addresses, an Auto Scaling group."""

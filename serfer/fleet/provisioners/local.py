@@ -28,7 +28,7 @@ from serfer.fleet.provisioners.processes import Identity, launch
 from serfer.fleet.provisioners.provisioner import Member
 
 END_S = 30.0
-"""How long a process that is to end may take, before it is killed."""
+"""Seconds that a process has to end before it is killed."""
 _MAX_BYTES = 64 * 1024
 _MOST_LOG_BYTES = 4 << 20
 _SHOWN = 300

@@ -1,4 +1,4 @@
-"""What AWS keeps at /var/runtime/bootstrap: the first code of a worker's process.
+"""The counterpart of AWS's /var/runtime/bootstrap: the first code of a worker's process.
 
 Run by path with nothing but the standard library in reach, and with the environment variables that Lambda defines:
 

@@ -39,7 +39,7 @@ _NOT_YOURS = b'{"errorType":"InvalidRequestID","errorMessage":"that invocation i
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an invocation ended: its payload, the errorType if it failed, the log's tail if that was asked for."""
+    """The outcome of an invocation: its payload, the errorType if it failed, the log's tail if that was asked for."""
 
     payload: bytes
     error: str = ""
@@ -59,7 +59,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What an environment needs from the service, and what it reports to it."""
+    """The interface between an environment and its service."""
 
     facts: LambdaFacts
     runtimes: Mapping[Path, Path]  # by interpreter: what holds awslambdaric

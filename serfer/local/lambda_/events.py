@@ -13,7 +13,7 @@ Sleep = Callable[[float], Awaitable[object]]
 
 @dataclass(frozen=True)
 class EventPolicy:
-    """How often and for how long an event is tried, in seconds; the defaults are Lambda's."""
+    """The retries of an event: their number and time, in seconds; the defaults are Lambda's."""
 
     retry_delays: tuple[float, ...] = (60.0, 120.0)  # after each function error
     throttle_delay: float = 1.0  # after the first throttled try, doubled after each

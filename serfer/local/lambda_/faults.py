@@ -1,4 +1,4 @@
-"""What the local Lambda service does wrong on purpose, and the count of what it did: for tests and the chaos suite.
+"""Injected faults of the local Lambda service, and its counters: for tests and the chaos suite.
 
 AWS does all of it now and then: it refuses invocations of an account that has too many, delivers an event more than
 once, and gives a function a machine with a noisy neighbour.
@@ -17,7 +17,7 @@ from serfer.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Faults:
-    """Which faults a service injects.
+    """The faults that a service injects.
 
     `throttle` is the share of invocations that are refused with 429. With `twice` every event is delivered twice, and
     twice as many invocations have room, so that a doubled one displaces no other. One environment in `slow_one_in` (0:
@@ -44,7 +44,7 @@ class Faults:
 
 @dataclass(slots=True)
 class Counts:
-    """What a service did since it was made.
+    """Counters of a service since it was made.
 
     `invocations` are those that an environment took, by function; `failed` of them ended with an error. `refused` found
     no room, `throttled` were refused by a fault. `events` were accepted, `doubled` of them delivered twice. `slowed`

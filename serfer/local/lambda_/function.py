@@ -28,7 +28,7 @@ _PATIENCE_S = 20.0
 
 @dataclass(frozen=True)
 class FunctionConfig:
-    """What CreateFunction takes; memory in MiB, timeout in seconds, `handler` as "module.attribute".
+    """The parameters of CreateFunction; memory in MiB, timeout in seconds, `handler` as "module.attribute".
 
     `layers` are directories whose python/ AWS mounts at /opt/python, the first one in front; `python` is another
     interpreter than the one that runs the service.

@@ -1,4 +1,4 @@
-"""What a worker writes, and what Lambda adds to it."""
+"""A worker's log, with the lines that Lambda adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection over loopback (sock_diag(7), inet_diag).
+"""The owner of the process at the other end of a connection over loopback (sock_diag(7), inet_diag).
 
 The kernel is asked for the one socket with the connection's two addresses, which takes 20 us whatever else is open;
 /proc/net/tcp takes 12 ms, as it walks a table made for half a million. Standard library only: it runs in other virtual

@@ -48,7 +48,7 @@ class EnvironmentPool:
 
     @property
     def environments(self) -> int:
-        """How many environments live, idle ones too."""
+        """The number of live environments, idle ones too."""
         return sum(not environment.dead for environment in self._all)
 
     def dispatch(self, function: FunctionConfig, invocation: Invocation) -> bool:

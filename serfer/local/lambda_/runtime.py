@@ -1,4 +1,4 @@
-"""What AWS installs in an execution environment besides the function: its runtime client and its variables."""
+"""The parts of an execution environment that AWS installs: its runtime client and its variables."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class LambdaService:
 
     @property
     def environments(self) -> int:
-        """How many environments live, idle ones too."""
+        """The number of live environments, idle ones too."""
         return self._pool.environments
 
     async def start(self) -> None:

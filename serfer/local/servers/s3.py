@@ -82,7 +82,7 @@ class S3Server(LocalServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to set for a process that should use this server, by whatever AWS library."""
+        """The environment variables with which any AWS library uses this server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": self._key,

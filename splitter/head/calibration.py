@@ -206,7 +206,7 @@ def _check_enough(folder: Path, files_of: dict[int, list[Path]], labels: Sequenc
         )
     count = sum(map(len, files_of.values()))
     if count < LEAST_IMAGES:
-        raise InputError(f"{folder} has {count} images: give at least {LEAST_IMAGES}, any fewer measure nothing")
+        raise InputError(f"{folder} has {count} images: give at least {LEAST_IMAGES}, fewer measure nothing")
 
 
 def _check_memory(folder: Path, count: int, shape: Shape) -> None:

@@ -130,7 +130,7 @@ def _from_module(module: Any, example: Array, name: str, weights: str) -> tuple[
     import torch  # noqa: PLC0415 - slow to import, and ONNX files need none of it
 
     if not isinstance(module, torch.nn.Module):
-        raise ModelError(f"{name} is {type(module).__name__}, no torch.nn.Module")
+        raise ModelError(f"{name} is {type(module).__name__}, not a torch.nn.Module")
     module = module.eval()
 
     def answer(batch: Array) -> Any:  # noqa: ANN401 - any type that the user's module returns
@@ -260,7 +260,7 @@ def _from_file(path: Path, example: Array | None) -> tuple[Source, Array]:
         raise ModelError(f"{path} is not an ONNX model: {why}") from error
     opset = max((item.version for item in model.proto.opset_import if item.domain in ("", "ai.onnx")), default=0)
     if opset > onnx.defs.onnx_opset_version():
-        raise ModelError(f"{path} has opset {opset}, which nothing here knows: export it with opset {OPSET}")
+        raise ModelError(f"{path} has opset {opset}, which is not supported: export it with opset {OPSET}")
     if opset < MIN_OPSET:
         model = _upgraded(path, model, opset)
     _check_batch(path, model)

@@ -113,11 +113,11 @@ def _check_reading(path: Path, source: Source, expected: Array, batch: Array, ro
     if _agrees(deviation, rounding):
         return
     if not difference(source.run(batch), expected).exact:
-        raise ModelError("the model answers the same images otherwise each time: an operator depends on chance")
+        raise ModelError("the model answers the same images differently each time: an operator is random")
     how = f"by {deviation.error:.2g} of its range, or in its first class, before anything is split"
     if _agrees(difference(_one_by_one(run, batch), _one_by_one(source.run, batch)), rounding):
         raise ModelError(
-            f"the model answers a batch of {len(batch)} images otherwise than each image by itself, {how}: an operator "
+            f"the model answers a batch of {len(batch)} images differently from single images, {how}: an operator "
             "mixes the images of a batch or depends on their number"
         )
     if source.exported:

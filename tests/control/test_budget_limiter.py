@@ -1,4 +1,4 @@
-"""A ceiling binds in every hour, wherever it begins, and in none is it lower than it has to be."""
+"""The ceiling holds in every hour, wherever it begins, and all of it can be spent."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""When there is money again."""
+"""The wait until spending is allowed again."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""One queue in virtual time: what is promised is kept, nothing late is computed, waiting for company does not pay."""
+"""One queue in virtual time: admitted queries are in time, late ones are not computed, and windows do not pay."""
 
 import random
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What each break-even rule would have cost is what it costs when it is run by itself."""
+"""The tracked cost of each break-even rule equals its cost when run alone."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The two ends, and policies by their names."""
+"""The two fixed policies, and policies by name."""
 
 import pytest
 from hypothesis import given, settings

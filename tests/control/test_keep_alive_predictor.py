@@ -1,4 +1,4 @@
-"""What a level's windows do once they have seen bursts: boot in time, keep on while it pays, and else nothing."""
+"""Predictions after several bursts: boot in time, keep on while it pays, and stay off otherwise."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Shares of lengths and chances at each tick are what counting gives."""
+"""Histograms of lengths and the hazards computed from them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What no rule without foresight can beat on MMPP at M, as docs/explanation/policies.md has it."""
+"""The bound for rules without foresight on MMPP at M, as in docs/explanation/policies.md."""
 
 import math
 import tomllib

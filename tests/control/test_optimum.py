@@ -1,4 +1,4 @@
-"""The optimum is the least over all schedules, and nothing about how a load is written down changes it."""
+"""The optimum is the least over all schedules, and does not depend on how a load is split into rows."""
 
 from itertools import pairwise, product
 

@@ -1,4 +1,4 @@
-"""Where queries go, and why: instances that answer in time, then Lambda, then instances that are late, never money."""
+"""Routing decisions: instances that answer in time, then Lambda, then late instances, never above the ceiling."""
 
 import math
 

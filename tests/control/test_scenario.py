@@ -1,4 +1,4 @@
-"""Scenarios as they are written down: read as meant, or refused with the key that is wrong."""
+"""Scenario files are read, or refused with the wrong key."""
 
 import re
 import tomllib

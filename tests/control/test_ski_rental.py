@@ -1,4 +1,4 @@
-"""The plain rule costs at most 3 - 2/c times the best schedule, and there are loads on which it costs that much."""
+"""The plain rule costs at most 3 - 2/c times the best schedule, and the bound is tight."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Target tracking as others offer it: half load, the last minute, one step a cooldown."""
+"""Target tracking as in cloud services: half load, the last minute, one step a cooldown."""
 
 from itertools import pairwise
 

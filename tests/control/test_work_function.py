@@ -1,4 +1,4 @@
-"""The gap is the difference of the two work functions, and levels switch where it arrives at an end."""
+"""The gap is the difference of the two work functions, and levels switch at its bounds."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""What is late is learnt, and duplicates stay few."""
+"""The threshold for late tasks is learned, and duplicates are bounded."""
 
 from hypothesis import given
 from hypothesis import strategies as st

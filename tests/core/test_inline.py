@@ -1,4 +1,4 @@
-"""Which stages ride along: what a plan wants, within what payloads take."""
+"""Inline stages: those of the plan, within the limit of payloads."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What memory gives in processors: one rule for every prediction, and for the threads that workers start."""
+"""vCPUs of a memory size: one rule for every prediction, and for the threads that workers start."""
 
 import math
 from dataclasses import replace

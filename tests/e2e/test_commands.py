@@ -1,4 +1,4 @@
-"""The command line, where all is well."""
+"""The command line without errors."""
 
 import json
 import shutil

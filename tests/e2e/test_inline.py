@@ -1,4 +1,4 @@
-"""Stages whose output rides along: the same answer as through the store, and nothing in the store."""
+"""Inline stages: the same answer as through the store, and nothing in the store."""
 
 import shutil
 from collections import Counter

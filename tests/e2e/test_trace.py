@@ -1,4 +1,4 @@
-"""`serfer classify --trace`, and a trace of queries that were under way together."""
+"""`serfer classify --trace`, and a trace of concurrent queries."""
 
 import json
 

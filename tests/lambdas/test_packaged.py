@@ -1,4 +1,4 @@
-"""What a stage's function is made of."""
+"""The contents of a stage's function."""
 
 import grimp
 

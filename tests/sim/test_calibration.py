@@ -1,4 +1,4 @@
-"""Calibrations: measured from queries that ran, written, read back, and refused where something is wrong."""
+"""Calibrations: measured from queries that ran, written, read back, and refused where invalid."""
 
 import json
 

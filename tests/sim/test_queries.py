@@ -1,4 +1,4 @@
-"""Query by query: nothing is lost, batches and boots are as they should be, and Lambda's environments stay warm."""
+"""Query by query: no query is lost, batches and boots take their time, and Lambda's environments stay warm."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Task by task: the run machine under a virtual clock agrees with the drawn times, and loses nothing."""
+"""Task by task: the run machine under a virtual clock agrees with the drawn times, and loses no query."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Traces: what files say, cuts, and both scalings, as shared/scenarios defines them."""
+"""Traces: reading of files, cuts, and both scalings, as shared/scenarios defines them."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What split() promises: exact and complete, or one clear error and nothing left behind."""
+"""split() writes an exact and complete plan, or raises one clear error and leaves nothing behind."""
 
 import os
 
@@ -192,7 +192,7 @@ def test_a_file_that_fixes_an_impossible_size_is_refused(home, height, width):
 
 @pytest.mark.parametrize("model", [42, None, object(), {"a": 1}])
 def test_an_object_that_is_not_a_module_is_refused(model, example, home):
-    with pytest.raises(ModelError, match=r"no torch\.nn\.Module"):
+    with pytest.raises(ModelError, match=r"not a torch\.nn\.Module"):
         split(model, example, home / "plan")
 
 
@@ -225,7 +225,7 @@ def test_a_factory_in_a_file_is_called(example, home):
     [
         ("boom", "boom failed: ValueError: no weights here"),
         ("absent", "absent failed: AttributeError"),
-        ("nothing", r"NoneType, no torch\.nn\.Module"),
+        ("nothing", r"NoneType, not a torch\.nn\.Module"),
         ("value", "value failed: TypeError"),
     ],
 )
@@ -289,10 +289,10 @@ def noisy(torch, layer, x):
     ("forward", "message"),
     [
         (lambda torch, layer, x: layer(torch.nn.AvgPool2d(1, divisor_override=5)(x).flatten(1)), "as exported to ONNX"),
-        (noisy, "depends on chance"),
+        (noisy, "operator is random"),
         (lambda torch, layer, x: torch.log(layer(x.flatten(1)) - 1000), r"own answer .* is not finite"),
     ],
-    ids=["exported wrongly", "depends on chance", "answers NaN"],
+    ids=["exported wrongly", "operator is random", "answers NaN"],
 )
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -1,4 +1,4 @@
-"""A folder of labelled images: what is read is what lies there, in one order, and what is wrong is named."""
+"""A folder of labelled images is read completely, in one order, and errors name the file."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What exporters compute at run time although it is constant, and what they write in a roundabout way."""
+"""Constants that exporters compute at run time, and their indirect forms of operators."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Files that describe a network of the user's own: what they say is what the plan does, and mistakes are named."""
+"""Files that describe a user's network: plans follow them, and mistakes are named."""
 
 import io
 import json

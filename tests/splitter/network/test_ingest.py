@@ -1,4 +1,4 @@
-"""What cannot be spread runs in one task; what cannot run like that either is refused by name."""
+"""Operators that cannot be spread run in one task; operators that cannot run at all are refused by name."""
 
 import numpy as np
 import onnx

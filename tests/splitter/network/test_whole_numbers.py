@@ -1,4 +1,4 @@
-"""Networks in 8 bits (QuantizeLinear, DequantizeLinear): tiles answer as the whole does, bit by bit."""
+"""Networks in 8 bits (QuantizeLinear, DequantizeLinear): tiles equal the whole bit for bit."""
 
 import numpy as np
 import onnx

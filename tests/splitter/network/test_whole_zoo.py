@@ -1,4 +1,4 @@
-"""Every network that the zoo knows: its entry, its weights, and its answers when it is split."""
+"""Every network of the zoo: its entry, its weights, and its answers when it is split."""
 
 import shutil
 import tempfile

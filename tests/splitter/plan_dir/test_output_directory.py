@@ -1,4 +1,4 @@
-"""Where a plan directory may appear: what lies there is replaced only if it is a plan and nothing else."""
+"""Output directories: an existing directory is replaced only if it is a plan and nothing else."""
 
 import errno
 import json

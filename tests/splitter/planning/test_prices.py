@@ -1,4 +1,4 @@
-"""One cost model: what a finished plan costs is what the planner thought that it would."""
+"""One cost model: the price of a finished plan equals the prediction of the planner."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The best plan is the best: the search against every chain that there is, on small networks drawn at random."""
+"""The search against an enumeration of all chains, on small random networks."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Operators that leave rows and columns alone, wherever those are: element by element, along channels, transposed."""
+"""Operators that keep rows and columns, on any axes: element by element, along channels, transposed."""
 
 import numpy as np
 import pytest

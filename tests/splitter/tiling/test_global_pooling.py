@@ -1,4 +1,4 @@
-"""Global pooling by partial sums: each tile hands on one value for each channel, and nothing else is lost."""
+"""Global pooling by partial sums: each tile passes on one value for each channel, and results are exact."""
 
 import numpy as np
 import pytest

@@ -30,7 +30,7 @@ from serfer.api.observability.metrics import Metrics, ServiceMetrics
 from serfer.api.observability.pool_metrics import PoolMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
-from serfer.core.run import TRANSITIONS
+from serfer.core.run_machine import TRANSITIONS
 from serfer.settings import DriverSettings, Settings
 
 DOCS = Path(__file__).parent

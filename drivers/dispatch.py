@@ -20,7 +20,7 @@ from drivers.clock import Clock
 from drivers.invoker import Invoker, SharedInvoker
 from drivers.priority_semaphore import PrioritySemaphore
 from serfer.core.errors import UsageError
-from serfer.core.run import Failure
+from serfer.core.run_machine import Failure
 from serfer.core.wire import MAX_BATCH, Report, Task
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from serfer.core.report import StoreCounts
-from serfer.core.run import StageRun
+from serfer.core.run_machine import StageRun
 from serfer.core.wire import Buffer, Crop
 
 TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys expire this long after

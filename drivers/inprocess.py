@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from drivers.invoker import to_failure
 from serfer.core.errors import UsageError
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError
 
 Handler = Callable[[Task], Report]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError
 
 

@@ -23,7 +23,7 @@ from yarl import URL
 
 from drivers.invoker import to_failure
 from serfer.core.errors import InputError
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import (
     Report,
     Task,

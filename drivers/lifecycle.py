@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from drivers.driver import Answer, Overheads
 from serfer.core.errors import StoreUnavailableError
-from serfer.core.run import LOST, Retry
+from serfer.core.run_machine import LOST, Retry
 
 _Value = TypeVar("_Value")
 

@@ -1,8 +1,9 @@
 """The push driver: the return of a synchronous invocation is the completion of its task, so nothing is polled.
 
-The run machine decides (serfer/core/run.py); this file hands it events and carries out its actions: attempts to the
-dispatcher (drivers/dispatch.py), timers to the clock. drivers/tasks.py makes the tasks, drivers/lifecycle.py restarts a
-query whose data the store has lost, under another name, so that what still runs for the old one cannot interfere.
+The run machine decides (serfer/core/run_machine.py); this file passes events to it and carries out its actions:
+attempts to the dispatcher (drivers/dispatch.py), timers to the clock. drivers/tasks.py makes the tasks,
+drivers/lifecycle.py restarts a query whose data the store has lost, under another name, so that what still runs for the
+old one cannot interfere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from serfer.core.checksum import verified
 from serfer.core.hedging import LearntHedging
 from serfer.core.keys import output_key, query_id
 from serfer.core.plan import Plan
-from serfer.core.run import (
+from serfer.core.run_machine import (
     Action,
     Cancelled,
     Drop,

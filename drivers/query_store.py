@@ -11,7 +11,7 @@ from drivers.clock import LOOP_CLOCK, Clock
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.report import StoreCounts
-from serfer.core.run import Retry
+from serfer.core.run_machine import Retry
 from serfer.core.wire import Buffer
 from storage.counting import CountingStore
 from storage.store import Range, Store

@@ -1,6 +1,7 @@
 """The tasks of a query, from its plan and the reports so far: what each carries by value, and what it must answer with.
 
-Pure: it waits for nothing and changes nothing but its own records.
+Pure: it waits for nothing and changes nothing but its own records. Whether a task that failed is tried again is decided
+in serfer/core/run_machine.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from drivers.driver import TTL_MARGIN_S, RequestContext
 from serfer.core.inline import inline_stages
 from serfer.core.keys import input_key, query_keys
 from serfer.core.plan import Plan
-from serfer.core.run import Failure, FailureKind, StageRun
+from serfer.core.run_machine import Failure, FailureKind, StageRun
 from serfer.core.wire import Buffer, Crop, Report, Task
 
 ONE_SLOT = 1 << 20

@@ -15,7 +15,7 @@ from serfer.core.checksum import protect
 from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan
-from serfer.core.run import Failure
+from serfer.core.run_machine import Failure
 from serfer.core.wire import DTYPES, MAX_BATCH, Crop, Task
 from storage.store import Store
 

@@ -201,7 +201,8 @@ class Testbed:
         """Kill this many workers as `kill -9` does, those that compute first; return how many there were to kill.
 
         Workers that are still starting are spared. A task whose worker was killed waits in one of them, which computes
-        longer than any other: it would be killed again, and three failures of a task end its query (serfer.core.run).
+        longer than any other: it would be killed again, and three failures of a task end its query
+        (serfer.core.run_machine).
         """
         states = {worker: _state(worker) for worker in self._workers() if used_s([worker]) >= self._start_s}
         self._random.shuffle(workers := [*states])

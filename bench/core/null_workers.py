@@ -10,7 +10,7 @@ from serfer.core.checksum import protect
 from serfer.core.keys import output_key
 from serfer.core.plan import Plan
 from serfer.core.report import StoreCounts
-from serfer.core.run import Failure
+from serfer.core.run_machine import Failure
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Report, Task
 from serfer.pipeline.event_loop import LoopThread

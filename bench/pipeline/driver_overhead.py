@@ -26,7 +26,7 @@ from drivers.push import PushDriver
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError
 from serfer.core.plan import Plan
-from serfer.core.run import Failure
+from serfer.core.run_machine import Failure
 from serfer.core.wire import Crop, Report, Task, encode_task
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import load_plan

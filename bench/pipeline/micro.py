@@ -30,7 +30,7 @@ from serfer.core.checksum import protect
 from serfer.core.keys import output_key
 from serfer.core.plan import Plan, Stage, Tile
 from serfer.core.report import StoreCounts
-from serfer.core.run import Action, Invoke, Run, TaskDone, TaskStarted
+from serfer.core.run_machine import Action, Invoke, Run, TaskDone, TaskStarted
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
 from serfer.pipeline.query import cut_crops

@@ -26,7 +26,7 @@ from typing import Any
 from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
 from serfer.core.plan import Plan, Stage
 from serfer.core.report import StoreCounts
-from serfer.core.run import LOST, Retry
+from serfer.core.run_machine import LOST, Retry
 from serfer.core.wire import Report, encode_report
 
 MOST_STATE_BYTES = 262_144

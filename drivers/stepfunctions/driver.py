@@ -28,7 +28,7 @@ from drivers.tasks import ONE_SLOT, QueryRequest
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
 from serfer.core.keys import input_key, query_id, query_keys
 from serfer.core.plan import Plan
-from serfer.core.run import FailureKind, Retry
+from serfer.core.run_machine import FailureKind, Retry
 from serfer.core.wire import Crop
 from storage.store import Store
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from serfer.core.errors import SerferError
 from serfer.core.keys import NO_QUERY, input_key, output_key
 from serfer.core.plan import Plan
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Warmed, WarmUp
 from storage.store import Store
 

@@ -12,7 +12,7 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.plan import Plan, Stage
 from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport, StoreCounts
-from serfer.core.run import StageRun
+from serfer.core.run_machine import StageRun
 
 
 def make_report(

@@ -23,7 +23,7 @@ from typing import Any, Self
 from drivers.driver import Answer
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
-from serfer.core.run import Attempt, Failure, StageRun, TileRun
+from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.files import check_place, write_whole
 from serfer.pipeline.result import Result

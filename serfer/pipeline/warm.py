@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from serfer.core.plan import Plan
-from serfer.core.run import Failure
+from serfer.core.run_machine import Failure
 from serfer.core.wire import Warmed, WarmUp
 
 HOLD_S = 0.5

@@ -21,7 +21,7 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import CARRY_RATE, DISPATCH_SECONDS, Platform, cold_seconds, plan_load, task_seconds
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
-from serfer.core.run import Attempt
+from serfer.core.run_machine import Attempt
 from serfer.core.structure import structure, unstructure
 from serfer.core.wire import Report
 from serfer.files import read_text, write_whole

@@ -1,4 +1,4 @@
-"""Queries on Lambda task by task: the run machine of serfer/core/run.py under a virtual clock.
+"""Queries on Lambda task by task: the run machine of serfer/core/run_machine.py under a virtual clock.
 
     query ──> Run ──> Invoke ──> an environment of the task's function: warm, or new ──> TaskDone ──> Run ──> ...
                        └──> as many run as the account allows: throttled, and the run machine waits and tries again
@@ -23,7 +23,7 @@ from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.errors import LambdaUnavailableError, SerferError
 from serfer.core.report import StoreCounts
-from serfer.core.run import (
+from serfer.core.run_machine import (
     Action,
     Event,
     Failure,

@@ -21,7 +21,7 @@ from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import CACHE, INLINE, Plan
-from serfer.core.run import Retry
+from serfer.core.run_machine import Retry
 from serfer.fleet.open_pool import Routing, open_pool
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe, probes

@@ -1,4 +1,4 @@
-"""Errors of S3 servers, in one line that names the setting to change."""
+"""Errors of S3 servers, in one line that names the setting to change; a missing key is an answer (objects.py)."""
 
 import http.client
 import re

@@ -22,7 +22,7 @@ from serfer.api.entrypoints.aws_driver import models_of
 from serfer.api.entrypoints.function import Function, open_application
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import dump_plan, sealed
-from serfer.core.run import Retry
+from serfer.core.run_machine import Retry
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService

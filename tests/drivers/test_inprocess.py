@@ -6,7 +6,7 @@ import pytest
 from drivers.inprocess import InProcessInvoker
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.report import StoreCounts
-from serfer.core.run import FailureKind
+from serfer.core.run_machine import FailureKind
 from serfer.core.wire import Report, Task, TaskError
 
 PATIENCE = 10.0

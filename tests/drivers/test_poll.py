@@ -13,7 +13,7 @@ from serfer.core.checksum import protect
 from serfer.core.errors import StoreError, StoreUnavailableError, TaskFailedError
 from serfer.core.keys import output_key, reply_key
 from serfer.core.report import StoreCounts
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError, pack_result
 from storage.memory import MemoryStore
 from tests.drivers.fake_clock import FakeClock

@@ -20,7 +20,7 @@ from serfer.core.errors import (
 )
 from serfer.core.keys import input_key, output_key
 from serfer.core.report import StoreCounts
-from serfer.core.run import Failure, FailureKind, Retry
+from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
 from storage.memory import MemoryStore
 from tests.core.plans import small_plan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drivers import push
 from drivers.batching import Batching, BatchTerms
 from serfer.core.errors import DeadlineError, SerferError, TaskFailedError, UsageError
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from tests.drivers.test_push import CROPS, PATIENCE, TILES, WatchedStore, Workers, driver, written
 
 MOST = 8

@@ -30,7 +30,7 @@ from serfer.core.errors import (
 )
 from serfer.core.keys import input_key, output_key
 from serfer.core.report import StoreCounts
-from serfer.core.run import Failure, Retry
+from serfer.core.run_machine import Failure, Retry
 from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
 from serfer.pipeline.report import make_report
 from serfer.pipeline.trace import TracedQuery, trace_events

@@ -15,7 +15,7 @@ from drivers.stepfunctions.client import connect
 from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.errors import TaskFailedError
 from serfer.core.exactness import difference
-from serfer.core.run import Retry
+from serfer.core.run_machine import Retry
 from serfer.core.wire import Crop
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory

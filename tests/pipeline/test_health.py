@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from serfer.pipeline.health import Health, Probe
 from storage import open_store
 from tests.core.plans import small_plan

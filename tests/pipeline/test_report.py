@@ -7,7 +7,7 @@ import pytest
 from drivers.driver import Answer, Overheads
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.report import ImageAnswer, Prediction, StoreCounts
-from serfer.core.run import Attempt, StageRun, TileRun
+from serfer.core.run_machine import Attempt, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
 from serfer.plan_directory import load_plan

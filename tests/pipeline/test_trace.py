@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drivers.driver import Answer, Overheads
 from serfer.core.errors import InputError, UsageError
 from serfer.core.report import StoreCounts
-from serfer.core.run import Attempt, Failure, FailureKind, StageRun, TileRun
+from serfer.core.run_machine import Attempt, Failure, FailureKind, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.pipeline.trace import TracedQuery, check_trace, trace_events, write_trace
 from tests.core.plans import small_plan

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serfer.core.run import Failure, FailureKind
+from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Warmed
 from serfer.pipeline.warm import Warmth, warm
 

@@ -11,7 +11,7 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
-from serfer.core.run import Attempt, Failure, StageRun
+from serfer.core.run_machine import Attempt, Failure, StageRun
 from serfer.core.served import ServedReport, StageProgress, TaskTime, Timeline
 from serfer.core.wire import Report
 

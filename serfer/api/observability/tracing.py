@@ -21,7 +21,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from serfer.api.service import ServiceResult
-from serfer.core.run import Attempt, Failure, StageRun, TileRun
+from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun
 from serfer.core.wire import Report
 from serfer.settings import tracing_wanted
 

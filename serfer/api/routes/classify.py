@@ -34,7 +34,7 @@ from serfer.api.requests import (
 from serfer.api.routes.openapi import CLASSIFY, problems
 from serfer.api.routes.results import Results, Watch, new_job
 from serfer.api.service import Service, ServiceQuery
-from serfer.core.run import StageRun
+from serfer.core.run_machine import StageRun
 from serfer.core.served import JobStatus, ServedReport, StageProgress
 
 _MOST_CLASSES = 65_536

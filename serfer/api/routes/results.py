@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from serfer.api.http.problems import Problem, problem_of
 from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import SerferError
-from serfer.core.run import StageRun
+from serfer.core.run_machine import StageRun
 from serfer.core.served import StageProgress
 from storage.coordination import Coordination, Entry
 

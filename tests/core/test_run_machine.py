@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.core import run as run_module
+from serfer.core import run_machine
 from serfer.core.errors import (
     AlteredPieceError,
     BrokenPlanError,
@@ -22,7 +22,7 @@ from serfer.core.errors import (
     UnavailableError,
 )
 from serfer.core.report import StoreCounts
-from serfer.core.run import (
+from serfer.core.run_machine import (
     TRANSITIONS,
     Cancelled,
     Drop,
@@ -224,7 +224,7 @@ def test_without_failures_every_tile_is_invoked_exactly_once(seed, tiles):
 
 
 def test_the_diagram_is_the_table_of_transitions():
-    drawn = re.findall(r"^    ([A-Z]+) ── ([a-z ]+) ──▶ ([A-Z]+)", run_module.__doc__, re.MULTILINE)
+    drawn = re.findall(r"^    ([A-Z]+) ── ([a-z ]+) ──▶ ([A-Z]+)", run_machine.__doc__, re.MULTILINE)
     table = [
         (state.name, change.value, after.name) for state, row in TRANSITIONS.items() for change, after in row.items()
     ]

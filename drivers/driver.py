@@ -78,5 +78,5 @@ class Driver(Protocol):
         ...
 
     async def close(self) -> None:
-        """Cancel the queries that are under way, and wait until what they and others left behind is deleted."""
+        """Cancel the queries in flight, and wait until all queries' remains in the store are deleted."""
         ...

@@ -145,7 +145,7 @@ class PollInvoker:
             awaited.due = now + backoff.wait(awaited.polls + 1)
 
     async def _settle(self, due: dict[str, _Awaited]) -> None:
-        """Poll replies, and hand on those that are there."""
+        """Poll replies, and resolve those that are there."""
         exists = await asyncio.to_thread(self._store.exists, [*due])
         there = [key for key, is_there in zip(due, exists, strict=True) if is_there]
         if not there:
@@ -161,7 +161,7 @@ class PollInvoker:
         self._delete_later(there)
 
     def _delete_later(self, keys: Sequence[str]) -> None:
-        """Delete replies that were read, while their tasks go on."""
+        """Delete replies that were read, while their tasks continue."""
         deletion = asyncio.get_running_loop().create_task(delete(self._store, keys, self._retry, self._clock))
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)

@@ -49,7 +49,7 @@ class QueryStore:
         return task
 
     async def put(self, values: Mapping[str, Buffer], ttl: float) -> None:
-        """Put values by key; what has begun goes on if the caller is cancelled."""
+        """Put values by key; a started write continues if the caller is cancelled."""
 
         def put(store: Store) -> None:
             for key, value in values.items():

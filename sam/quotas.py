@@ -49,7 +49,7 @@ def check_region(options: Options, facts: AwsFacts) -> None:
     }
     if region not in known:
         near = difflib.get_close_matches(region, known, _MOST_NAMED)
-        raise UsageError(f"--region {region} is none that has Lambda{f': did you mean {near[0]}?' if near else ''}")
+        raise UsageError(f"--region {region} is not a region with Lambda{f': did you mean {near[0]}?' if near else ''}")
     for service in _services(options):
         if region not in session.get_available_regions(service, known[region]):
             raise UsageError(

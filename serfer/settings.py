@@ -133,7 +133,7 @@ class Settings(BaseSettings):
         return access
 
     def local_share(self, drivers: int = 1) -> int:
-        """Return how many local invocations each of so many drivers may have under way.
+        """Return how many local invocations each of so many drivers may have in flight.
 
         That is an equal part of SERFER_LOCAL_CONCURRENCY where it is set, else one for each core: more would take turns
         on the cores, each in an environment with a start and memory of its own.
@@ -233,7 +233,7 @@ def aws_access() -> dict[str, str]:
 
 
 def aws_region() -> str | None:
-    """Return the region that boto3 would use, or None; raises UnavailableError for a profile that there is none of."""
+    """Return the region that boto3 would use, or None; raises UnavailableError for an unknown profile."""
     from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - only deployments need botocore
     from botocore.session import Session  # noqa: PLC0415 - same
 

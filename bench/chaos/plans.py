@@ -1,4 +1,4 @@
-"""The plans of the chaos suite: every stage hands on through the store, so that faults of the store reach it."""
+"""The plans of the chaos suite: every stage passes its output through the store, so that store faults reach it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chaos_plan(model: str | None, plan: Path | None, settings: Settings, progres
 
 
 def through_store(directory: Path, settings: Settings) -> Path:
-    """Return a copy of a plan directory, in the cache, whose stages but the last hand on through the store."""
+    """Return a cached copy of a plan directory whose stages but the last pass their output through the store."""
     plan = load_plan(directory)
     last = len(plan.stages) - 1
     paths = ("inline" if number == last else "cache" for number in range(last + 1))

@@ -3,7 +3,7 @@
     here:  RemoteDriver.submit ── [number, pixels] ──▶ there: Pipeline.submit ──▶ store, Invoke API
            futures             ◀── [number, logits, budget, problem] ──
 
-A frame is its length in 4 bytes and msgpack; any number of queries may be under way.
+A frame is its length in 4 bytes and msgpack; any number of queries may be in flight.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Configuration:
 class RemoteDriver:
     """The process, which dies with the thread that makes it; one thread at a time may submit.
 
-    Raises QueryError where it does not come up.
+    Raises QueryError where it does not start.
     """
 
     def __init__(self, configuration: Configuration) -> None:

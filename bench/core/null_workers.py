@@ -59,7 +59,7 @@ class NullInvoker:
 
 
 def null_pipeline(directory: Path, settings: Settings, *, oldest_first: bool, service_s: float) -> Pipeline:
-    """Open a plan directory with the true driver and null workers; raises PlanError for one that is none."""
+    """Open a plan directory with the true driver and null workers; raises PlanError for an invalid one."""
     plan, loop = load_plan(directory), LoopThread()
     try:
         return loop.wait(_assemble(plan, settings, loop, oldest_first=oldest_first, service_s=service_s))

@@ -20,7 +20,7 @@ _END_S = 60.0
 def serving(command: str, directory: Path, options: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Run `serfer serve` or `serfer instance` on a plan directory, and yield the report that it starts with.
 
-    Raises UnavailableError where it does not come up.
+    Raises UnavailableError where it does not start.
     """
     words = [sys.executable, "-m", "serfer", command, "--plan", str(directory), "--port", "0", "--json"]
     quiet = ["--log-level", "error", "--drain-s", "0"]

@@ -86,7 +86,7 @@ class _Recorder:
 
 
 def measure(directory: Path, queries: int = 1000, progress: Progress = lambda _: None) -> DriverOverhead:
-    """Send a burst of queries at one driver; raises SerferError if the service does not come up."""
+    """Send a burst of queries at one driver; raises SerferError if the service does not start."""
     plan = load_plan(directory)
     crops = _crops(plan)
     with null_service(directory) as url:

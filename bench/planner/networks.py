@@ -187,7 +187,7 @@ def command(
     write: Annotated[Path | None, typer.Option(help="A document whose tables to write again.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Split public architectures on 2x2 tiles and say what became of each (docs/reference/networks.md); needs timm."""
+    """Split public architectures on 2x2 tiles and report the outcomes (docs/reference/networks.md); needs timm."""
     if write and only:
         raise UsageError("--write writes the whole table: leave --only out")
     networks, rows = chosen(only or []), []

@@ -114,7 +114,7 @@ class Step:
 def measure(directory: Path, experiment: Experiment, settings: Settings, progress: Progress) -> list[Step]:
     """Run the experiment with a driver of its own for a plan directory, and return its steps.
 
-    Raises UsageError for a plan that takes no images, UnavailableError where the driver does not come up.
+    Raises UsageError for a plan that takes no images, UnavailableError where the driver does not start.
     """
     plan = load_plan(directory)
     if plan.preprocess is None:

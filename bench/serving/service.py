@@ -100,7 +100,7 @@ class Testbed:
 
 
 def measure(directory: Path, settings: Settings, sizes: SampleSizes, progress: Progress) -> ServiceCost:
-    """Compare the pipeline with the service before it; raises UnavailableError where that does not come up."""
+    """Compare the pipeline with the service before it; raises UnavailableError where that does not start."""
     progress("starting the service: a Lambda service, two drivers and a balancer")
     with running_service(directory, settings) as testbed:
         return asyncio.run(_measure(testbed, sizes, progress))

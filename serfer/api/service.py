@@ -260,7 +260,7 @@ class Service:
         try:
             running = await asyncio.wrap_future(started)
         except asyncio.CancelledError:
-            started.add_done_callback(_cancel)  # what it begins must not go on
+            started.add_done_callback(_cancel)  # a started query must not continue
             raise
         return await asyncio.wrap_future(running)
 

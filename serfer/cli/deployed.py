@@ -132,7 +132,7 @@ def sweep(
 
     with open_store(store) as opened_store, status_line() as progress:
         if not isinstance(opened_store, S3Store):
-            raise UsageError("every other store lets go of what has expired by itself: give --store s3://BUCKET/PREFIX")
+            raise UsageError("every other store deletes expired values by itself: give --store s3://BUCKET/PREFIX")
         progress("looking for what has expired")
         if rule:
             opened_store.ensure_lifecycle()
@@ -144,7 +144,7 @@ def sweep(
 
 
 def _print_warmth(warmths: Sequence[Warmth]) -> None:
-    """Print what became of a warm-up, a line for each function."""
+    """Print the result of a warm-up, a line for each function."""
     table = columns("function", "asked", "warm", "started", "slowest start ms")
     for one in warmths:
         table.add_row(

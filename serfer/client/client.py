@@ -187,7 +187,7 @@ class AsyncClient:
 
 @dataclass(frozen=True)
 class Job:
-    """A query that was handed in: the service keeps its result under `id` for a while."""
+    """A submitted query: the service keeps its result under `id` for a while."""
 
     id: str
     _wire: _Wire = field(repr=False)
@@ -201,7 +201,7 @@ class Job:
         """Wait for its result, at most `timeout_s` or as long as the client's calls may take.
 
         Raises what `classify` raises, RequestRefusedError when the service keeps it no longer, and
-        ServiceDeadlineError when the time is up: it goes on, and may be asked again.
+        ServiceDeadlineError when the time is up: the job continues, and `result` may be called again.
         """
         return self._wire.run(self._conversation.result(self.id, timeout_s))
 
@@ -267,7 +267,7 @@ class _Wire:
 
 
 class _AsyncWire:
-    """Holds a conversation over httpx, and lets others go on meanwhile."""
+    """Holds a conversation over httpx, and lets other tasks run meanwhile."""
 
     def __init__(self, http: httpx.AsyncClient, sleep: Callable[[float], Awaitable[None]]) -> None:
         self.http = http

@@ -79,7 +79,7 @@ class Problem:
 class JobStatus:
     """The status of an asynchronous query: "queued", "running", "done" or "failed".
 
-    It was handed in at `created`, in seconds since 1970.
+    It was submitted at `created`, in seconds since 1970.
     """
 
     id: str

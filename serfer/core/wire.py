@@ -289,7 +289,7 @@ def decode_warmed(payload: Any) -> Warmed:  # noqa: ANN401 - whatever a function
 
 
 def pack_result(result: Report | TaskError) -> bytes:
-    """Pack what became of an event's task, for its reply key."""
+    """Pack the outcome of an event's task, for its reply key."""
     return bytes(msgpack.packb(_result_to_plain(result)))
 
 
@@ -309,7 +309,7 @@ def encode_report(report: Report) -> dict[str, str]:
 
 
 def encode_reports(results: Sequence[Report | TaskError]) -> dict[str, str]:
-    """Pack what became of a shared invocation's tasks, in their order, into a Lambda response."""
+    """Pack the outcomes of a shared invocation's tasks, in their order, into a Lambda response."""
     return {"reports": _pack([_result_to_plain(result) for result in results]).decode("ascii")}
 
 

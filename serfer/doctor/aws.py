@@ -265,7 +265,7 @@ def _reserved(build: Build, settings: StackSettings) -> int:
 
 
 def _admitted(build: Build, settings: StackSettings) -> int:
-    """Return how many driver functions a stack lets start at once; 0 where its drivers are none."""
+    """Return how many driver functions a stack lets start at once; 0 where it has none."""
     _, driver = build.resources_of(settings).get("DriverFunction", ("", {}))
     _, limits = build.resources_of(settings).get("ApiPlan", ("", {}))
     bounds = [driver.get("ReservedConcurrentExecutions"), limits.get("Throttle", {}).get("BurstLimit")]

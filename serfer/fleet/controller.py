@@ -5,7 +5,7 @@
                     └── follows: uses the published instances
 
 All drivers decide on the same load, so that the next leader continues where the previous one was. No error ends the
-loop: errors are logged, counted, and what failed is tried again. Without the store each driver goes on with the
+loop: errors are logged, counted, and failures are retried. Without the store each driver continues with the
 instances that it knows, and none are started or stopped.
 """
 
@@ -178,7 +178,7 @@ class Controller:
                 self._pool.router.policy.resume(staying)
 
     async def _wanted(self, now: float, elapsed_s: float, rate: float, on: int) -> DesiredReplicas:
-        """Decide how many instances there should be; the policy runs in a thread, since queries go on meanwhile."""
+        """Decide how many instances there should be; the policy runs in a thread, so that queries run meanwhile."""
         router = self._pool.router
         wanted = await asyncio.to_thread(router.policy.observe, elapsed_s, rate)
         return router.afford(now, elapsed_s, wanted, on)
@@ -258,7 +258,7 @@ class Controller:
         """Count a failure, and log it where it differs from the last one."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - any error: the loop that pays for instances goes on
+        except Exception as error:  # noqa: BLE001 - any error: the loop that pays for instances continues
             self.troubles[what] += 1
             line = f"{type(error).__name__}: {error}"
             if self._last_troubles.get(what) != line:

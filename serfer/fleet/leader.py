@@ -21,7 +21,7 @@ _LOOK_S = 0.1
 class Leader:
     """Acts for as long as the driver of `registry` leads; `connect` makes the client of an instance's URL.
 
-    Each driver that begins to lead makes one, which starts from the state that the previous leader published, `fleet`,
+    Each driver that becomes leader makes one, which starts from the state that the previous leader published, `fleet`,
     as of `now`.
     """
 

@@ -126,7 +126,7 @@ class RunningPool:
         return await self.pool.run(batch, deadline_s, context)
 
     async def close(self) -> None:
-        """End the controller, and let go of the instances."""
+        """Stop the controller, and detach from the instances."""
         try:
             await self.controller.close()
         finally:

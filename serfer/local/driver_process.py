@@ -71,7 +71,7 @@ class DriverProcess:
             async with asyncio.timeout(_QUIET_S):
                 await self._came_up
         except TimeoutError as error:
-            raise UnavailableError(f"{self.name} did not come up within {_QUIET_S:g} s: {self._last}") from error
+            raise UnavailableError(f"{self.name} did not start within {_QUIET_S:g} s: {self._last}") from error
 
     def drain(self) -> None:
         """Ask the process to drain and exit; it is not restarted."""

@@ -89,7 +89,7 @@ class Stack:
         }
 
     async def start(self, progress: Callable[[str], None]) -> None:
-        """Start drivers, then the balancer; raises UnavailableError where one does not come up."""
+        """Start drivers, then the balancer; raises UnavailableError where one does not start."""
         order = self._order
         progress(f"starting {order.drivers} drivers")
         await asyncio.gather(*(driver.start() for driver in self.drivers))

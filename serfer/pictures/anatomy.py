@@ -17,7 +17,7 @@ _TEN = 10
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a stage hands on, or the image, whose stage is IMAGE; `readers` are the stages that read it."""
+    """A tensor that a stage passes on, or the image, whose stage is IMAGE; `readers` are the stages that read it."""
 
     stage: int
     shape: Shape
@@ -34,7 +34,7 @@ class Tensor:
 
 
 def tensors(plan: Plan) -> list[Tensor]:
-    """Return the image and every tensor that is handed on, in the order of their stages."""
+    """Return the image and every tensor that is passed on, in the order of their stages."""
     readers: dict[tuple[int, int], list[int]] = {}
     for number, stage in enumerate(plan.stages):
         for source in stage.inputs:

@@ -107,7 +107,7 @@ class Pipeline:
         deadline_s: float = DEADLINE_S,
         context: RequestContext = NO_CONTEXT,
     ) -> Future[Result]:
-        """Start a query of what `run` takes and return its result to come, so that any number may be under way.
+        """Start a query of what `run` takes and return its result to come, so that any number may be in flight.
 
         Raises InputError at once for any other array; a query that fails ends its future with the error. Cancelling the
         future cancels the query: stages that have not begun never do.

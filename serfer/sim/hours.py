@@ -25,8 +25,8 @@ class Window:
 def windows_of(trace: Trace, seconds: float = HOUR_S) -> tuple[Window, ...]:
     """Return the busiest window, and the median one of those in which queries come; one where they are the same.
 
-    Windows follow each other from the trace's beginning; a trace shorter than one is its own. Raises UsageError for a
-    length that is none, or makes too many of them.
+    Windows follow each other from the trace's beginning; a trace shorter than one is its own. Raises UsageError for
+    an invalid length, or one that makes too many windows.
     """
     if not seconds > 0:
         raise UsageError(f"--window-s is more than 0, not {seconds:g}")

@@ -181,7 +181,7 @@ def _connect(service: str, option: str) -> tuple[Any, Credentials]:
     try:
         client = session.create_client(service, config=config)
         credentials = session.get_credentials()
-    except ValueError as error:  # of an address that is none
+    except ValueError as error:  # of an invalid address
         raise UsageError(f"{option}: {error}: correct AWS_ENDPOINT_URL_{service.upper()}") from error
     except BotoCoreError as error:
         reason = str(error).rstrip(".")

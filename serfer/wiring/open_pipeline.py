@@ -78,7 +78,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
     PlanError for a directory that is not whole or a plan that is not deployed, UsageError for a pair that cannot work,
-    UnavailableError where something does not come up; then nothing is left running.
+    UnavailableError where something does not start; then nothing is left running.
     """
     workers = workers_of(workers, stack)
     choices = Choices(

@@ -1,4 +1,4 @@
-"""Gillis's master: forks every group to its workers, computes part 0 where it holds it, joins, goes on."""
+"""Gillis's master: forks every group to its workers, computes part 0 where it holds it, joins, continues."""
 
 from __future__ import annotations
 

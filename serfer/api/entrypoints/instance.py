@@ -107,7 +107,7 @@ def serve_instance(
 async def _end_when_idle(watch: IdleWatch, idle: Idle) -> None:
     """Wait until no requests come, leave the group, and drain as after SIGTERM.
 
-    An instance that cannot leave its group goes on: the group would start another one in its place.
+    An instance that cannot leave its group continues: the group would start another one in its place.
     """
     while True:
         await watch.passed()

@@ -1,7 +1,7 @@
 """HTTP/1.1 as uvicorn speaks it, with bounds on what a request's head may be and on how long it may take.
 
 Whenever a connection waits for a request, a timer runs: uvicorn's keep-alive between two requests, ours from the
-connection's begin, or from a head's first byte, until the head is whole. One more runs while a client goes on to send a
+connection's start, or from a head's first byte, until the head is whole. One more runs while a client keeps sending a
 body that was answered already. While the application reads a body, it keeps the time itself (`serfer.api.http.body`). A
 client that does not read its answer, of which uvicorn keeps one at a time, is disconnected after as long.
 """

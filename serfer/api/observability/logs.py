@@ -133,7 +133,7 @@ class QueryLog:
 
 
 def query_fields(record: RequestRecord) -> dict[str, Any]:
-    """Return what a line says of a request's query: nothing where there was none."""
+    """Return the fields of a request's query in its log line: none where there was no query."""
     if record.answered is None:
         return {"model": record.model} if record.model else {}
     result = record.answered.result

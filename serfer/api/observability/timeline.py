@@ -19,7 +19,7 @@ _MS_PER_S = 1000
 
 
 def served_report(answered: ServiceResult, plan: Plan, facts: LambdaFacts, *, explain: bool) -> ServedReport:
-    """Return a query's report as it is handed out, its timeline counted from when the request asked to come in."""
+    """Return a query's report for the client, its timeline counted from the request's arrival at admission."""
     result = answered.result
     timeline = _timeline(answered, plan, facts) if explain else None
     known = {field.name: getattr(result.report, field.name) for field in fields(QueryReport)}

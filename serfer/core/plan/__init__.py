@@ -7,7 +7,7 @@
     │tile│tile│             │    │    │
     └────┴────┘             └────┴────┘
 
-A stage hands on one tensor, or a few where the network is cut across branches; a later stage may read what any stage
+A stage passes on one tensor, or a few where the network is cut across branches; a later stage may read what any stage
 before it wrote. A tile writes its share of all of them once, as cells in a fixed order, each followed by its checksum
 (serfer/core/checksum.py). A piece says which cells a tile reads from one tile before it, as ranges. Offsets are counted
 in elements of one image; a batch of N images multiplies them by N, while a cell has one checksum whatever N is.

@@ -14,7 +14,7 @@ IMAGE = -1
 ACTIVATIONS = ("softmax", "sigmoid", "none")
 PATHS = ("cache", "inline", "objects")
 CACHE, INLINE, OBJECTS = PATHS
-"""How a stage hands on: by way of the store, inside answers and payloads, or by way of a second store of objects."""
+"""Paths of a stage's output: through the store, inside answers and payloads, or through a second store of objects."""
 _UNTRAINED = "random"  # how the zoo says that weights are
 
 

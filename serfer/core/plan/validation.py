@@ -47,7 +47,7 @@ def check_sound(plan: Plan) -> None:
         )
     for number, stage in enumerate(plan.stages):
         if stage.path not in PATHS:
-            raise PlanError(f"plan.json's stage {number} hands on by a way that is unknown: {stage.path!r:.40}")
+            raise PlanError(f"plan.json's stage {number} has an unknown path of its output: {stage.path!r:.40}")
         _check_files(number, stage)
         _check_tiles(plan, number, stage)
     last = plan.stages[-1]

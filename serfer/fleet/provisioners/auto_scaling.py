@@ -59,7 +59,7 @@ class AutoScalingProvisioner:
         return await asyncio.to_thread(stop, name)
 
     async def close(self) -> None:
-        """Close the connections; the instances go on."""
+        """Close the connections; the instances keep running."""
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await asyncio.to_thread(client.close)
@@ -234,7 +234,7 @@ def _named(option: str, operation: str) -> Iterator[None]:
                 f"{option}: these credentials may not {operation}: allow it, or set AWS_PROFILE"
             ) from error
         raise UnavailableError(f"{option}: AWS refuses to {operation}: {code}: {message:.300}") from error
-    except (BotoCoreError, ResponseParserError, ValueError) as error:  # ValueError: an AWS_ENDPOINT_URL that is none
+    except (BotoCoreError, ResponseParserError, ValueError) as error:  # ValueError: an invalid AWS_ENDPOINT_URL
         reason = " ".join(str(error).split()).rstrip(".")
         raise UnavailableError(
             f"{option}: {reason:.300}: set AWS_DEFAULT_REGION and AWS_PROFILE, and see that AWS is reached"

@@ -24,7 +24,7 @@ class Faults:
     none) takes `slow_factor` times as long for everything its handler does. `seed` fixes which invocations are refused
     and which environments, in the order of their creation, are slow.
 
-    Raises UsageError for a share that is none.
+    Raises UsageError for an invalid share.
     """
 
     throttle: float = 0.0

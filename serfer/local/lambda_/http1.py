@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HEAD_LIMIT = 65536  # bytes of a request's line and headers
 _LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])?(:\d{1,5})?", re.ASCII)
 _PIPELINE_LIMIT = 1 << 20  # bytes read ahead of the request that is being answered
-_BARE = re.compile(r"\r(?!\n)|(?<!\r)\n")  # an end of line that is none
+_BARE = re.compile(r"\r(?!\n)|(?<!\r)\n")  # an incomplete end of line
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 
@@ -153,7 +153,7 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def send(self, reply: bytes, exchange: Exchange) -> None:
-        """Write one whole reply and go on to the next request."""
+        """Write one whole reply and continue with the next request."""
         if self._answering is not exchange or self._transport.is_closing():
             return
         self._transport.write(reply)

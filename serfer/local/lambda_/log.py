@@ -13,7 +13,7 @@ _LINE_LIMIT = 65536  # bytes after which a line without an end is passed on as i
 
 
 class LogTail:
-    """The last 4 KB that a worker wrote; whole lines go on to `on_line` as they come."""
+    """The last 4 KB that a worker wrote; whole lines are passed to `on_line` as they come."""
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
         self.last = b""

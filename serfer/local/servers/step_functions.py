@@ -47,7 +47,7 @@ class StepFunctionsServer(LocalServer):
 
     Raises:
         UsageError: the kind is unknown.
-        UnavailableError: what it needs is not installed, or does not come up, or refuses the definition.
+        UnavailableError: what it needs is not installed, or does not start, or refuses the definition.
     """
 
     READY_S, POLL_S = 60.0, 0.02

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from serfer.core.costs.sessions import set_worker_options
+from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import PlanError
 from serfer.core.plan import Function, Stage, Tile
 
@@ -74,7 +74,7 @@ class SessionCache:
             ) from error
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
-        set_worker_options(options, self._threads)
+        set_threads(options, self._threads)
         if weights:
             name = Path(function.weights.path).name
             options.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])

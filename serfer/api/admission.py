@@ -8,6 +8,8 @@
 A refusal says when there should be room: after what waits, and after the clients refused before. So
 clients that respect it come back one after the other, and not all at once. Refusals of many that do not are held back
 (`RefusalPace`), so that those who ask again at once do not take the time of those who were let in.
+
+This is a driver's; an instance refuses by predicted time, in serfer/instance/engine.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dynamic batching: a thread computes batches of the whole network while the event loop gathers the next ones.
+"""Dynamic batching and load shedding: a thread computes batches of the network while the next ones are gathered.
 
     run ──▶ in time? ──▶ normalised (a thread) ──▶ queue ──▶ choose ──▶ computed (the engine's thread) ──▶ answers
                │ no                                  ▲         │ late          │

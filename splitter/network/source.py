@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from onnx import TensorShapeProto
 from onnxscript import ir
 
+from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, Preprocess
 from splitter.network import zoo
@@ -343,6 +344,7 @@ def _runner(path: Path) -> Run:
     """Run an ONNX file as it is, one image at a time (its batch may be fixed)."""
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
+    set_threads(options, threads=0)
     options.log_severity_level = _SILENT
     options.add_session_config_entry("session.disable_quant_qdq", "1")  # its 8-bit kernels saturate on some processors
 

@@ -32,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sklearn.linear_model import LinearRegression
 
 from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, Work, counts
-from serfer.core.costs.sessions import set_worker_options
+from serfer.core.costs.sessions import set_threads
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
 from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
@@ -127,7 +127,7 @@ def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
 def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None = None) -> ort.InferenceSession:
     """Build a session with a worker's options; `events` is where it reports on operators."""
     options = ort.SessionOptions()
-    set_worker_options(options, threads)
+    set_threads(options, threads)
     if events:
         options.enable_profiling = True
         options.profile_file_prefix = str(events)

@@ -15,6 +15,7 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings
 from splitter.network.ingest import from_onnx
+from splitter.network.onnx_models import session_of
 from splitter.network.source import Source
 from splitter.plan_dir.assemble import assemble
 from splitter.plan_dir.check import run_tiles
@@ -86,6 +87,7 @@ def unsplit(model, batch):
     """Run a model as ONNX Runtime has it."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run(None, {session.get_inputs()[0].name: batch})[0]
 
@@ -123,7 +125,7 @@ def through_the_store(directory, batch):
 
 def every_answer(plan, directory, batch):
     """Return a plan's answers by every way: tile by tile on whole maps, through the store, and in one piece."""
-    whole = ort.InferenceSession(directory / plan.unsplit.path, providers=["CPUExecutionProvider"])
+    whole = session_of(directory / plan.unsplit.path)
     return {
         "tiles": run_tiles(plan, directory, batch),
         "store": through_the_store(directory, batch)[0],

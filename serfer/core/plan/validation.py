@@ -1,4 +1,7 @@
-"""Invariants of every plan, checked before anything is allocated or indexed by its numbers."""
+"""Invariants of every plan, checked before anything is allocated or indexed by its numbers.
+
+The JSON itself, its keys and types, is checked by codec.py before.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,9 @@ from hypothesis import is_hypothesis_test, settings
 # What tests start writes into pipes as it does for users: what it does not flush, nobody sees.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+# Runs share the cores: torch's threads sleep while they wait for one another, and do not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A shell's background job ignores interrupts, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

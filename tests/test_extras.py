@@ -126,7 +126,7 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("hidden", "use", "command"),
     [
-        (("onnx", "torch", "sklearn"), "from serfer import split", "pip install 'serfer[split]'"),
+        (("onnx", "torch", "sklearn"), "serfer.split('net.onnx', out=sys.argv[2])", "pip install 'serfer[split]'"),
         (("torch", "torchvision"), "serfer.split('alexnet', out=sys.argv[2])", "pip install 'serfer[split]'"),
         (("httpx",), "from serfer import Client", "pip install 'serfer[client]'"),
         (("numpy",), "from serfer import open", "pip install serfer"),

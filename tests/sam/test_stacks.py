@@ -233,7 +233,7 @@ def test_the_command_keeps_the_plan_of_a_stack_unless_it_is_to_keep_none(plans, 
         kept.append(previous_of)
         raise InputError("enough")
 
-    monkeypatch.setattr(package_module, "package", write)
+    monkeypatch.setattr("serfer.cli.package.write", write)
     arguments = ["package", str(plans[0]), "--out", str(tmp_path / "build"), "--previous-of", "shop-prod"]
     assert CliRunner().invoke(app, [*arguments, "--no-previous"]).exception.exit_code == 2
     assert kept == []

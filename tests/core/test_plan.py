@@ -300,7 +300,7 @@ NONE = Padding(0, 0, 0, 0)
         (with_stage(0, outputs=(Shape(3, 10**6, 10**6, flat=False),)), "more than"),
         (with_stage(1, path="cache"), "does not answer"),
         (with_stage(1, path="objects"), "does not answer"),
-        (with_stage(0, path="tape"), "by a way that is unknown: 'tape'"),
+        (with_stage(0, path="tape"), "unknown path of its output: 'tape'"),
         (with_tile(1, cells=()), "does not answer"),
         (with_tile(1, cells=(Cell(0, Rect(Span(0, 1), Span(0, 9))),)), "does not answer"),
         ({"limit": PackageLimit(-1, -2)}, "limit of packages"),

@@ -200,7 +200,7 @@ class Attempt:
     result: Report | Failure | None = None
 
 
-class TileState(enum.Enum):
+class TileState(enum.StrEnum):
     """The state of a tile's task."""
 
     RUNNING = "running"
@@ -210,7 +210,7 @@ class TileState(enum.Enum):
     FAILED = "failed"
 
 
-class Change(enum.Enum):
+class Change(enum.StrEnum):
     """The events that move a tile's task from one state to another."""
 
     ANSWERED = "answered"

@@ -520,6 +520,16 @@ def test_a_task_has_one_duplicate_at_most():
     assert invokes(run.handle(TimePassed(), 50.0)) == []
 
 
+def test_a_task_whose_duplicate_failed_gets_no_other_one():
+    run = hedged(tiles=(1,))
+    run.handle(TaskStarted(0, 0, 0), 0.0)
+    assert run.handle(TimePassed(), 1.0) == [Invoke(0, 0, 1)]
+    run.handle(TaskStarted(0, 0, 1), 1.0)
+    run.handle(failed(0, 0, attempt=0), 1.1)
+    assert not invokes(run.handle(TimePassed(), 5.0))
+    assert run.hedges == 1
+
+
 def test_no_duplicate_without_a_budget():
     run = hedged(tiles=(1,), budget=0)
     run.handle(TaskStarted(0, 0, 0), 0.0)

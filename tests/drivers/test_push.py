@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drivers.clock import LOOP_CLOCK
+from drivers.driver import TTL_MARGIN_S
 from drivers.push import PushDriver
 from serfer.core.backoff import Backoff
 from serfer.core.checksum import protect, verified
@@ -151,6 +152,12 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     assert (answer.overheads.retries, answer.overheads.counts) == (0, StoreCounts())
     assert len(store.ever) == 6
     assert store.keys == set()
+
+
+def test_values_outlive_the_deadline_so_that_a_late_task_still_finds_what_it_reads(store):
+    workers = Workers(store)
+    ask(workers, store, deadline_s=PATIENCE)
+    assert {task.ttl for task in workers.sent} == {PATIENCE + TTL_MARGIN_S}
 
 
 def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
